@@ -19,6 +19,7 @@ from omni_ws.service.listening.turn_judge import TurnModel
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
+from omni_ws.service.sessions.worker_group import WorkerGroup
 from omni_ws.transport.http import cors
 from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
@@ -56,9 +57,10 @@ class App:
         keys: tuple[ApiKey, ...] = (),
         *,
         turn_model: TurnModel | None = None,
+        group: WorkerGroup | None = None,
     ) -> None:
         self.config = config
-        self.sessions = SessionFactory(engine, config, keys=keys, turn_model=turn_model)
+        self.sessions = SessionFactory(engine, config, keys=keys, turn_model=turn_model, group=group)
         self.authenticator = Authenticator(keys)
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
@@ -90,7 +92,7 @@ class App:
         yield CompletionRoutes(sessions, authenticator)
         yield TranscriptionRoutes(sessions, authenticator)
         yield OperationsRoutes(sessions, authenticator)
-        yield ProfilingRoutes(self.profiling, authenticator)
+        yield ProfilingRoutes(self.profiling, authenticator, sessions.group)
         yield DemoRoutes()
 
     @property

@@ -114,7 +114,8 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.help or options.help_all:
         print(_serve_help(whole=options.help_all), end="")
         return 0
-    try:
+
+    def serve() -> int:
         loaded = load(settings, environ, options.config)
         if options.print_config:
             print(loaded.render(), end="")
@@ -125,6 +126,14 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         lan = lan_server(loaded)
         return _serve(lan.config, fetch=options.fetch, listening=lambda port: lan.tell(port, sys.stderr))
+
+    return with_usage_errors(serve)
+
+
+def with_usage_errors(serve: Callable[[], int]) -> int:
+    """What ``serve`` returns, or the exit status of a wrong configuration, which is reported."""
+    try:
+        return serve()
     except ConfigurationError as error:
         for problem in error.problems:
             _print_error(problem)
@@ -137,11 +146,19 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
         return INTERRUPTED
     check_available(config)
     configured_keys(config)
-    # Imported late, so that --help and configuration errors appear without delay.
-    from omni_ws.server import launch_server
+    # Imported late, so that --help and configuration errors appear without delay; and where there are several workers,
+    # only they need all of it.
+    if config.workers > 1:
+        from omni_ws.workers.launch import launch_workers as launch
+    else:
+        from omni_ws.server import launch_server as launch
+    return exit_status(config, lambda: launch(config, listening=listening))
 
+
+def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
+    """The exit status of a server, also where it fails to start, which is reported. Raises ConfigurationError."""
     try:
-        return launch_server(config, listening=listening)
+        return serve()
     except KeyboardInterrupt:
         return INTERRUPTED
     except OmniError as error:

@@ -28,10 +28,15 @@ QUIETED_LOGGERS: Final[dict[str, int]] = {
 class JsonFormatter(logging.Formatter):
     """Formats a record as a JSON object. ``time`` is UTC in ISO 8601; structured facts are fields of the object."""
 
+    def __init__(self, *, worker: str | None = None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
+
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            **self._worker,
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -44,8 +49,9 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Formats a record as one line with its facts appended as ``name=value``. Only a traceback adds lines."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    def __init__(self, *, worker: str | None = None) -> None:
+        name = "" if worker is None else f"{worker} "
+        super().__init__(f"%(asctime)s %(levelname)-7s {name}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # name of logging's method
         facts = "".join(f" {name}={_word(value)}" for name, value in _facts(record).items())
@@ -66,10 +72,11 @@ def _escaped(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]
 
 
-def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
-    """Sends the logs of this process to standard error."""
+def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None = None) -> None:
+    """Sends the logs of this process to standard error; lines of a ``worker`` have its name."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    form = JsonFormatter if log_format is LogFormat.JSON else TextFormatter
+    handler.setFormatter(form(worker=worker))
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
     for name, quietest in QUIETED_LOGGERS.items():
         logging.getLogger(name).setLevel(quietest)

@@ -236,17 +236,26 @@ class Metrics:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def render(self, accept: str) -> Callable[[], tuple[bytes, str]]:
-        """Collects all metrics, and returns a function that encodes them.
+        """As ``rendered``, for all metrics of this process."""
+        return rendered(self.families(), accept)
 
-        The function returns the body and its media type for the Accept header ``accept``, and may run in another
-        thread. The metrics of the default registry are included: those of the process, and those of libraries such as
-        vLLM.
+    def families(self) -> list[Metric]:
+        """Collects all metrics.
+
+        Those of the default registry are included: those of the process, and those of libraries such as vLLM.
         """
         for prepare in self.before_reading:
             prepare()
-        encode, media_type = choose_encoder(accept)
-        families = [*self.registry.collect(), *REGISTRY.collect()]
-        return lambda: (encode(_Collected(families)), media_type)
+        return [*self.registry.collect(), *REGISTRY.collect()]
+
+
+def rendered(families: Iterable[Metric], accept: str) -> Callable[[], tuple[bytes, str]]:
+    """A function that encodes metrics: it returns the body and its media type for the Accept header ``accept``.
+
+    It may run in another thread.
+    """
+    encode, media_type = choose_encoder(accept)
+    return lambda: (encode(_Collected(families)), media_type)
 
 
 class _Collected(Collector):

@@ -30,16 +30,20 @@ from omni_ws.engine_choice.local_servers import suggestions
 from omni_ws.engine_choice.turn_model import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
+from omni_ws.service.interrupting import unless
 from omni_ws.service.listening.turn_judge import TurnModel
 from omni_ws.service.observing.loop_watch import watching_loop
 from omni_ws.service.observing.observer import Observer
 from omni_ws.service.open_files import allow_connections
+from omni_ws.service.sessions.worker_group import WorkerGroup
 from omni_ws.token_service import serve_tokens
 from omni_ws.transport.http.access_log import AccessLog
 from omni_ws.transport.http.application import HttpLimits
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.front_door import front_door
 from omni_ws.transport.http.hang_up import notice_dead_networks
+from omni_ws.workers.joining import join, unreachable_socket
+from omni_ws.workers.worker import Worker
 
 if TYPE_CHECKING:
     from omni_ws.transport.grpc_salience.listener import GrpcListener
@@ -64,9 +68,13 @@ def create_app(
     keys: tuple[ApiKey, ...] = (),
     *,
     turn_model: TurnModel | None = None,
+    group: WorkerGroup | None = None,
 ) -> App:
-    """The front ends over a running engine, to be served with ``listen``. ``semantic_vad`` needs a ``turn_model``."""
-    return App(engine, config or ServerConfig(), keys, turn_model=turn_model)
+    """The front ends over a running engine, to be served with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+
+    ``group`` is that of a worker.
+    """
+    return App(engine, config or ServerConfig(), keys, turn_model=turn_model, group=group)
 
 
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
@@ -75,10 +83,27 @@ def launch_server(config: ServerConfig | None = None, *, listening: Callable[[in
     Once it can answer, ``listening`` is called with its port.
     """
     config = config or ServerConfig()
+    if config.workers > 1:
+        from omni_ws.workers.launch import launch_workers
+
+        return launch_workers(config, listening=listening)
+    return _run(config, lambda: serve(config, listening=listening))
+
+
+def run_worker(config: ServerConfig, keys: tuple[ApiKey, ...], join: Callable[[], Worker]) -> int:
+    """Serves as the worker that ``join`` returns, which is called on the event loop. Otherwise as ``launch_server``."""
+
+    async def work() -> int:
+        return await serve(config, keys=keys, worker=join())
+
+    return _run(config, work)
+
+
+def _run(config: ServerConfig, work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     if not config.on_vllm:  # which computes with as many threads as there are cores
         share_heaps(HEAPS)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(config, listening=listening))
+        return runner.run(work())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -92,8 +117,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class RunningServer:
     """A server that listens."""
 
-    def __init__(self, app: App, server: Server, connections: Connections) -> None:
+    def __init__(self, app: App, server: Server, connections: Connections, *, port: int | None = None) -> None:
+        """``port`` is given where another process listens on it."""
         self.app = app
+        self._port = port
         self._server = server
         self._connections = connections
         self._close_timeout = CLOSE_TIMEOUT_SEC
@@ -106,7 +133,7 @@ class RunningServer:
     @property
     def port(self) -> int:
         """The port that it listens on; with ``port = 0``, the one that the system chose."""
-        port: int = next(iter(self._server.sockets)).getsockname()[1]
+        port: int = next(iter(self._server.sockets)).getsockname()[1] if self._port is None else self._port
         return port
 
     async def drain(self, timeout: float) -> None:
@@ -147,8 +174,11 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def listen(app: App) -> AsyncIterator[RunningServer]:
-    """Serves ``app`` on its configured address while the block runs. Raises OSError if the port is taken."""
+async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
+    """Serves ``app`` on its configured address while the block runs. Raises OSError if the port is taken.
+
+    A ``worker`` is given its connections by the supervisor.
+    """
     config = app.config
     streaming = config.streaming_input
     http = config.http
@@ -162,31 +192,39 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         max_header_bytes=http.max_header_bytes,
         write_timeout_sec=streaming.write_timeout_sec,
     )
+    door = front_door(
+        app,
+        connections=connections,
+        limits=limits,
+        log_access=AccessLog(metrics),
+        addresses=app.sessions.addresses,
+        elsewhere=worker,
+    )
+    # Sessions have a keep-alive of their own: the library's cannot tell a silent peer from one that is not read.
+    options: dict[str, Any] = {"ping_interval": None, "close_timeout": CLOSE_TIMEOUT_SEC}
+    address: dict[str, Any]
+    if worker is None:
+        backlog = config.limits.max_connections
+        address = {"host": config.host, "port": config.port, "backlog": backlog, "ssl": _tls(config)}
+    else:
+        address = {"unix": True, "sock": unreachable_socket()}
     server = await serve_websockets(
         app.serve_websocket,
-        config.host,
-        config.port,
-        create_connection=front_door(
-            app,
-            connections=connections,
-            limits=limits,
-            log_access=AccessLog(metrics),
-            addresses=app.sessions.addresses,
-        ),
+        **address,
+        **options,
+        create_connection=door,
         compression="deflate" if streaming.permessage_deflate else None,
-        # Sessions have a keep-alive of their own: the library's cannot tell a silent peer from one that is not read.
-        ping_interval=None,
         open_timeout=http.header_timeout_sec,
-        close_timeout=CLOSE_TIMEOUT_SEC,
         server_header="omni_ws",
-        backlog=config.limits.max_connections,
-        ssl=_tls(config),
     )
-    for listening in server.sockets:
-        notice_dead_networks(listening)
     metrics.http_connections.set_function(lambda: len(connections))
     metrics.websocket_connections.set_function(lambda: len(server.all_connections))
-    running = RunningServer(app, server, connections)
+    running = RunningServer(app, server, connections, port=None if worker is None else worker.port)
+    if worker is None:
+        for listening in server.sockets:
+            notice_dead_networks(listening)
+    else:
+        join(worker, app, server, connections, door, options)
     try:
         yield running
     finally:
@@ -218,15 +256,17 @@ async def serve(
     *,
     listening: Callable[[int], object] | None = None,
     last_resort: Callable[[int], object] = os._exit,
+    keys: tuple[ApiKey, ...] | None = None,
+    worker: Worker | None = None,
 ) -> int:
     """Runs a server to its end, and returns the exit status. Once it can answer, ``listening`` is called with its port.
 
     If it does not end soon after a second signal, ``last_resort`` is called with that status, from a thread, since the
-    event loop may be blocked. Raises ConfigurationError for a configuration that cannot be served, OSError if a port is
-    taken, and EngineFailed if the engine does not start.
+    event loop may be blocked. A ``worker`` has its keys from the supervisor. Raises ConfigurationError for a
+    configuration that cannot be served, OSError if a port is taken, and EngineFailed if the engine does not start.
     """
-    configure_logging(config.log_format, config.log_level)
-    keys = configured_keys(config)
+    configure_logging(config.log_format, config.log_level, None if worker is None else worker.name)
+    keys = configured_keys(config) if keys is None else keys
     check_exposure(config)
     check_available(config)
     allow_connections(config.limits.max_connections)
@@ -234,8 +274,11 @@ async def serve(
     stop, at_once = asyncio.Event(), asyncio.Event()
     with _stopping(stop, at_once, last_resort):
         try:
-            app = create_app(engine, config, keys, turn_model=await asyncio.to_thread(load_turn_model, config))
-            await _serve_until(stop, at_once, engine, app, listening)
+            turn_model = await asyncio.to_thread(load_turn_model, config)
+            app = create_app(engine, config, keys, turn_model=turn_model, group=worker)
+            await _serve_until(stop, at_once, engine, app, listening, worker)
+            if worker is not None:
+                worker.close(app.sessions.metrics.families())
         finally:
             await engine.stop()
     return 0
@@ -247,29 +290,35 @@ async def _serve_until(
     engine: Engine,
     app: App,
     listening: Callable[[int], object] | None = None,
+    worker: Worker | None = None,
 ) -> None:
     """Serves until ``stop`` is set, then drains; ``at_once`` cuts the start and the drain short."""
     # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
-    async with tracing(app.config) as spans, listen(app) as server, serve_tokens(app) as token_service:
+    async with tracing(app.config) as spans, listen(app, worker) as server, serve_tokens(app) as token_service:
         if spans is not None:
             app.sessions.observers.add(spans, every_output=False)
         with watching_loop(app.sessions.metrics.loop_lag_seconds.observe):
             # Without a terminal nobody is there to follow a suggestion.
             suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
-            if not await _unless(stop, engine.start(), name="engine start"):
+            if not await unless(stop, engine.start(), name="engine start"):
                 return
             # Loading takes more than what was loaded.
             await asyncio.to_thread(return_freed_memory)
             app.sessions.advice = advice(engine, app.config, suggested)
             if token_service is not None:
                 token_service.begin()
-            _announce(server, engine, token_service, suggested)
+            if worker is not None:
+                await worker.begin()
+            if worker is None or worker.serial == 1:  # the others have the same to say
+                _announce(server, engine, token_service, suggested)
             if listening is not None:
                 listening(server.port)
             await stop.wait()
             logger.info("shutting down")
+            if worker is not None:
+                worker.changed()
             drains = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]
-            if not await _unless(at_once, _all(drains), name="drain"):
+            if not await unless(at_once, _all(drains), name="drain"):
                 server.hurry()
                 if token_service is not None:
                     token_service.close_timeout = AT_ONCE_SEC
@@ -294,21 +343,6 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(work)
-
-
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None], *, name: str) -> bool:
-    """Runs ``work`` to its end, or cancels it when ``event`` is set first, and returns False."""
-    working = asyncio.create_task(work, name=name)
-    interrupted = asyncio.create_task(event.wait(), name=f"signal during {name}")
-    try:
-        await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-        return working.done()
-    finally:
-        working.cancel()
-        interrupted.cancel()
-        await asyncio.gather(working, interrupted, return_exceptions=True)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ FLOORS = {
     "omni_ws.app": 6,
     "omni_ws.token_service": 6,
     "omni_ws.server": 6,
+    "omni_ws.workers": 6,
     "omni_ws.cli": 6,
     "omni_ws.logs": 6,
     "omni_ws.__main__": 6,

@@ -292,6 +292,9 @@ class ServerConfig(Section):
 
     host: Text = Field(default="127.0.0.1", description="Address to listen on.")
     port: Port = Field(default=8080, description="Port for WebSocket and HTTP; 0: any free one.")
+    workers: Count = Field(
+        default=1, le=64, description="Processes that serve the port together; each has an engine of its own."
+    )
     engine: EngineName | None = Field(
         default=None,
         description="Engine that answers requests; unset: composed of parts if one is named (`asr.use`, `llm.use`, "

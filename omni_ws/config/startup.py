@@ -50,6 +50,8 @@ def check_available(config: ServerConfig) -> None:
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     yield from engine_problems(config)
+    if config.workers > 1:
+        yield from _worker_problems(config)
     llm = config.llm.choice.name if config.composed else config.engine_name
     what = f"LLM {llm}" if config.composed else f"{llm} engine"
     if config.grpc.port is not None and any(find_spec(name) is None for name in GRPC_PACKAGES):
@@ -64,6 +66,23 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield f"tracing needs OpenTelemetry: {install_command('otel')}"
     if config.record is not None and os.name != "posix":
         yield "recording sessions (record) needs a POSIX system, where the files can be made private"
+
+
+def _worker_problems(config: ServerConfig) -> Iterator[str]:
+    """What several workers cannot do together."""
+    if os.name != "posix":
+        yield "workers above 1 need a system on which processes can pass connections to each other (Linux, macOS)"
+    if config.ssl_certfile is not None:
+        yield (
+            "workers above 1 cannot share TLS connections (ssl_certfile, --lan): terminate TLS in a proxy in front, or "
+            "serve with one worker"
+        )
+    if config.on_vllm:
+        yield (
+            "vLLM's models belong to one process: serve them with one worker on a port of their own "
+            "(omni-ws serve --engine vllm --model … --port 8001), and put workers in front of it "
+            f"(omni-ws serve --workers {config.workers} --engine remote --remote.upstreams http://127.0.0.1:8001/v1)"
+        )
 
 
 def _is_installed(module: str) -> bool:

@@ -10,6 +10,14 @@ from typing import Final
 _MEMBERSHIPS: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
+_processes = 1
+
+
+def share_cores(processes: int) -> None:
+    """Count only this process's part of the cores from now on, of so many that do the same work."""
+    global _processes
+    _processes = processes
+
 
 def cores() -> int:
     """Return how many there are, at least 1. A container or ``taskset`` may leave a process fewer than the machine has.
@@ -17,7 +25,7 @@ def cores() -> int:
     A quota of CPU time counts as so many whole cores: more threads than that would stall one another.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))))
+    return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))) // _processes)
 
 
 def _quota(memberships: Path, cgroups: Path) -> float:

@@ -37,8 +37,16 @@ class RecordingFolder:
     """At most ``max_bytes`` of recordings, none older than ``max_age`` seconds (0: of any age)."""
 
     def __init__(
-        self, path: Path, *, max_bytes: int, max_age: float, wall_clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        max_age: float,
+        wall_clock: Callable[[], float] = time.time,
+        owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
+        """``owns`` tells the names of files that this process counts and removes, where several share the folder."""
+        self._owns = owns
         self._path = path
         self._max_bytes = max_bytes
         self._max_age = max_age
@@ -60,7 +68,9 @@ class RecordingFolder:
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = self._path.stat().st_mode
-            found = sorted(entry.name for entry in self._path.iterdir() if _OURS.fullmatch(entry.name))
+            found = sorted(
+                entry.name for entry in self._path.iterdir() if _OURS.fullmatch(entry.name) and self._owns(entry.name)
+            )
         except OSError as error:
             raise ConfigurationError([f"record: {self._path}: {error.strerror}"]) from error
         if mode & _OTHERS:

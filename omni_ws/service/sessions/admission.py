@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -16,6 +15,7 @@ from omni_ws.core.daily_use import DailyUse
 from omni_ws.core.token_bucket import TokenBucket
 from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
 from omni_ws.metrics import Metrics
+from omni_ws.service.sessions.slot_counts import OwnSlotCounts, SlotCounts
 
 #: Advised to a client that waits for a slot, since nobody can predict when one becomes free.
 SLOT_RETRY_MS: Final = 1000
@@ -73,7 +73,9 @@ class Admission:
         addresses: Addresses | None = None,
         keys: Iterable[ApiKey] = (),
         daily_use: DailyUse | None = None,
+        counts: SlotCounts | None = None,
     ) -> None:
+        """``counts`` are those of the whole server, where this process is one of its workers."""
         self.max_sessions = max_sessions
         #: Names of the keys that may use priorities below 0.
         self._preferred = frozenset(key.name for key in keys if key.priority)
@@ -89,8 +91,7 @@ class Admission:
         self._taken: set[Slot] = set()
         #: Those of the slots that are lent, oldest first.
         self._lent: dict[Slot, None] = {}
-        #: The number of slots of each holder.
-        self._held: Counter[str] = Counter()
+        self._counts: SlotCounts = counts or OwnSlotCounts()
         self._requests: dict[str, TokenBucket] = {}
         self._input: dict[str, TokenBucket] = {}
         self._empty = asyncio.Event()
@@ -98,8 +99,13 @@ class Admission:
 
     @property
     def sessions(self) -> int:
-        """The number of slots taken."""
+        """The number of slots that sessions of this process have taken."""
         return len(self._taken)
+
+    @property
+    def all_sessions(self) -> int:
+        """The number of slots taken on the whole server."""
+        return self._counts.total
 
     async def wait_empty(self) -> None:
         """Wait until no slot is taken."""
@@ -122,12 +128,13 @@ class Admission:
         Raises ShuttingDown, EngineOverloaded when the server is full, and RateLimited when the holder has its share.
         """
         holder = self._holder(key, client)
-        self._check(key, holder)
-        if not many_requests:
-            self.request(key)
-        self._evict()
         slot = Slot(self, key, holder)
-        self._take(slot)
+        with self._counts.locked():
+            self._check(key, holder)
+            if not many_requests:
+                self.request(key)
+            self._evict()
+            self._take(slot)
         if lent:
             self._lent[slot] = None
         return slot
@@ -140,9 +147,10 @@ class Admission:
         """See ``Slot.keep``."""
         self._lent.pop(slot, None)
         if slot not in self._taken:
-            self._check(slot.key, slot.holder)
-            self._evict()
-            self._take(slot)
+            with self._counts.locked():
+                self._check(slot.key, slot.holder)
+                self._evict()
+                self._take(slot)
 
     def _holder(self, key: ApiKey | None, client: str) -> str | None:
         return self._addresses.counted(client) if key is None else f"key {key.name}"
@@ -150,8 +158,7 @@ class Admission:
     def _take(self, slot: Slot) -> None:
         self._taken.add(slot)
         self._empty.clear()
-        if slot.holder is not None:
-            self._held[slot.holder] += 1
+        self._counts.add(slot.holder)
 
     def release(self, slot: Slot) -> None:
         """See ``Slot.release``: a lent slot may have been evicted before."""
@@ -161,14 +168,11 @@ class Admission:
         self._taken.remove(slot)
         if not self._taken:
             self._empty.set()
-        if slot.holder is not None:
-            self._held[slot.holder] -= 1
-            if not self._held[slot.holder]:
-                del self._held[slot.holder]
+        self._counts.remove(slot.holder)
 
     def _evict(self) -> None:
         """Free a slot if none is free."""
-        if self.sessions < self.max_sessions:
+        if self._counts.total < self.max_sessions:
             return
         if self._lent:
             self.release(next(iter(self._lent)))
@@ -185,27 +189,31 @@ class Admission:
         if self.draining:
             return ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS)
         own_limit = None if key is None else key.max_sessions
-        held = 0 if holder is None else self._held[holder]
-        if own_limit is not None and held >= own_limit:
+        if own_limit is not None and holder is not None and self._counts.held(holder) >= own_limit:
             return RateLimited(
                 f"at most {own_limit} concurrent sessions per key; retry later", retry_after_ms=SLOT_RETRY_MS
             )
-        if self.sessions >= self.max_sessions and not self._lent and self.oldest_empty() is None:
+        if self._counts.total >= self.max_sessions and not self._lent and self.oldest_empty() is None:
             return EngineOverloaded(
                 f"all {self.max_sessions} sessions are in use; retry later", retry_after_ms=SLOT_RETRY_MS
             )
-        if own_limit is None and holder is not None and held >= self._share(holder):
+        if own_limit is None and holder is not None and self._is_crowded and self._has_share(holder):
+            held = self._counts.held(holder)
             whose = "this address" if key is None else "this key"
             message = f"{whose} already has its fair share of sessions ({held}); retry later"
             return RateLimited(message, retry_after_ms=SLOT_RETRY_MS)
         return None
 
-    def _share(self, holder: str) -> int:
-        """The most slots that ``holder`` may have now."""
-        if 2 * self.sessions < self.max_sessions:
-            return self.max_sessions
-        holders = len(self._held.keys() | {holder}) + 1
-        return max(1, self.max_sessions // (holders if self.known_keys is None else min(holders, self.known_keys)))
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether so many slots are taken that holders have shares."""
+        return 2 * self._counts.total >= self.max_sessions
+
+    def _has_share(self, holder: str) -> bool:
+        """Whether ``holder`` has as many slots as it may have while the server is crowded."""
+        holders = self._counts.holders(beside=holder) + 1
+        share = self.max_sessions // (holders if self.known_keys is None else min(holders, self.known_keys))
+        return self._counts.held(holder) >= max(1, share)
 
     def _refused(self, what: str, error: OmniError) -> OmniError:
         self._metrics.refused.labels(what, error.code).inc()
@@ -226,7 +234,8 @@ class Admission:
         bucket = self._requests.get(key.name)
         if bucket is None:
             capacity = max(1.0, key.requests_per_sec) if key.burst is None else key.burst
-            bucket = self._requests[key.name] = TokenBucket(rate=key.requests_per_sec, capacity=capacity, now=now)
+            bucket = self._counts.bucket("requests", key.name, rate=key.requests_per_sec, capacity=capacity, now=now)
+            self._requests[key.name] = bucket
         if wait := bucket.try_take(now=now):
             message = f"at most {key.requests_per_sec:g} requests per second for this key; retry later"
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
@@ -247,7 +256,8 @@ class Admission:
         bucket = self._input.get(key.name)
         if bucket is None:
             rate = key.input_bytes_per_sec
-            bucket = self._input[key.name] = TokenBucket(rate=rate, capacity=rate * INPUT_BURST_SEC, now=_now())
+            bucket = self._counts.bucket("input", key.name, rate=rate, capacity=rate * INPUT_BURST_SEC, now=_now())
+            self._input[key.name] = bucket
         found = bucket
         return lambda size: found.spend(size, now=_now())
 

@@ -59,11 +59,7 @@ class DailyUseFile:
     @classmethod
     def configured(cls, config: ServerConfig, keys: Iterable[ApiKey]) -> Self | None:
         """The file of a server with these keys; None if none of them has a limit of the day."""
-        limits = {
-            key.name: DailyLimits(key.tokens_per_day, key.audio_seconds_per_day)
-            for key in keys
-            if key.tokens_per_day is not None or key.audio_seconds_per_day is not None
-        }
+        limits = daily_limits(keys)
         if not limits:
             return None
         return cls(config.auth.usage_file or user_cache_folder() / "usage.json", DailyUse(limits))
@@ -114,6 +110,15 @@ class DailyUseFile:
         if self._changed:
             await self._write()
         os.close(self._lock)
+
+
+def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
+    """The limits of those keys that have any, by their names."""
+    return {
+        key.name: DailyLimits(key.tokens_per_day, key.audio_seconds_per_day)
+        for key in keys
+        if key.tokens_per_day is not None or key.audio_seconds_per_day is not None
+    }
 
 
 def _locked(path: Path) -> int:

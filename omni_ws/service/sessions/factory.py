@@ -18,6 +18,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.daily_use import DailyUse
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import Engine, EngineState
@@ -43,8 +44,10 @@ from omni_ws.service.observing.log_lines import write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.observing.session_log import SessionLog
 from omni_ws.service.sessions.admission import Admission
-from omni_ws.service.sessions.daily_use_file import DailyUseFile
+from omni_ws.service.sessions.daily_use_file import DailyUseFile, daily_limits
 from omni_ws.service.sessions.daily_use_observer import DailyUseObserver
+from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts
+from omni_ws.service.sessions.worker_group import WorkerGroup
 
 logger = logging.getLogger("omni_ws.model")
 
@@ -95,7 +98,10 @@ class SessionFactory:
         keys: Iterable[ApiKey] = (),
         speech_workers: SpeechWorkers | None = None,
         turn_model: TurnModel | None = None,
+        group: WorkerGroup | None = None,
     ) -> None:
+        """``group`` is that of a worker, whose limits are counted together with the others."""
+        self.group = group
         self.engine = engine
         #: What new sessions are told would make the parts better.
         self.advice: str | None = None
@@ -104,13 +110,19 @@ class SessionFactory:
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics, judge=judge)
         self.config = config
         self.addresses = Addresses(config.trusted_proxies)
-        self.daily_use_file = DailyUseFile.configured(config, keys := tuple(keys))
+        keys = tuple(keys)
+        #: None where the supervisor of the workers keeps it.
+        self.daily_use_file = None if group else DailyUseFile.configured(config, keys)
+        daily_use: DailyUse | None = self.daily_use_file.use if self.daily_use_file else None
+        if group is not None and (limits := daily_limits(keys)):
+            daily_use = SharedDailyUse(limits, group.counts)
         self.admission = Admission(
             max_sessions=config.limits.max_sessions,
             metrics=self.metrics,
             addresses=self.addresses,
             keys=keys,
-            daily_use=self.daily_use_file.use if self.daily_use_file else None,
+            daily_use=daily_use,
+            counts=None if group is None else SharedSlotCounts(group.counts, group.row),
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._stand_ins = StandInLog()
@@ -119,7 +131,7 @@ class SessionFactory:
         self.observers.add(
             Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
         )
-        if self.daily_use_file is not None:
+        if daily_use is not None:
             self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
         #: The open conversations.
         self.conversations: WeakSet[Conversation] = WeakSet()
@@ -249,7 +261,13 @@ class SessionFactory:
     def _new_id(self) -> str:
         """Return an id for a session. It begins with the ``replica_id``, by which a load balancer finds the replica."""
         replica = self.config.replica_id
-        return new_id(f"{replica}_sess_" if replica else "sess_")
+        worker = f"{self.worker}_" if self.group else ""
+        return new_id(f"{replica}_{worker}sess_" if replica else f"{worker}sess_")
+
+    @property
+    def worker(self) -> str | None:
+        """The name of this worker, by which ids lead the others to it; None where there are no others."""
+        return None if self.group is None else self.group.name
 
     def _rules(
         self, output_formats: frozenset[AudioEncoding], *, any_model: bool, single_request: bool

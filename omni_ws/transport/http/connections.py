@@ -7,6 +7,7 @@ waits for every transport: the HTTP connections must be drained before it is cal
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from omni_ws.errors import OmniError
@@ -48,6 +49,8 @@ class Connections:
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._draining = False
+        #: Called when a connection came or went.
+        self.changed: Callable[[], None] = lambda: None
 
     @property
     def draining(self) -> bool:
@@ -66,6 +69,7 @@ class Connections:
         """Register a connection that was accepted."""
         self._open.add(connection)
         self._none_left.clear()
+        self.changed()
 
     def is_full(self, *, upgraded: int) -> bool:
         """Whether the last connection is one too many, next to ``upgraded`` ones."""
@@ -82,6 +86,7 @@ class Connections:
         self._turned_away.discard(connection)
         if not self._open:
             self._none_left.set()
+        self.changed()
 
     def close_idle(self) -> None:
         """Start to drain: connections between two requests close now, the others after their response."""

@@ -15,12 +15,14 @@ the library is pinned, and tests/transport/http/test_front_door_contract.py chec
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import functools
+import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import h11
 from websockets.asyncio.server import Server, ServerConnection
@@ -47,6 +49,24 @@ _LISTS: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
     ("Sec-WebSocket-Extensions", parse_extension),
 )
 _FIELD_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+#: When to look again whether the response before has left, so that the connection can be passed on.
+_LOOK_AGAIN_SEC: Final = 0.02
+
+
+class Elsewhere(Protocol):
+    """The other processes that serve the same port."""
+
+    @property
+    def connections_elsewhere(self) -> int:
+        """Their open connections."""
+        ...
+
+    def destination(self, target: bytes) -> int | None:
+        """Which of them has to serve a request for ``target``; None where it is served here."""
+        ...
+
+    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
+        """Give an open connection to one of them: its file descriptor, and what was read of it."""
 
 
 class FrontDoor(HttpConnection):
@@ -66,6 +86,7 @@ class FrontDoor(HttpConnection):
         limits: HttpLimits | None = None,
         log_access: LogAccess = discard_record,
         addresses: Addresses | None = None,
+        elsewhere: Elsewhere | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -78,10 +99,60 @@ class FrontDoor(HttpConnection):
         self._given_protocol = protocol
         self._server = server
         self._options = options
+        self._elsewhere = elsewhere
+        #: What another process read of the connection, and whether that process passed it on to this one.
+        self._received_elsewhere = b""
+        self._passed_on = False
 
     @property
     def upgraded_connections(self) -> int:
-        return len(self._server.all_connections)
+        elsewhere = 0 if self._elsewhere is None else self._elsewhere.connections_elsewhere
+        return len(self._server.all_connections) + elsewhere
+
+    def received_elsewhere(self, data: bytes, *, passed_on: bool) -> None:
+        """What another process has read of the connection that is about to be made.
+
+        The first request of one that was ``passed_on`` is served here in any case.
+        """
+        self._received_elsewhere = data
+        self._passed_on = passed_on
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._received_elsewhere:
+            self._transport.pause_reading()  # what was read before comes first
+            self._loop.call_soon(self._receive_first)
+
+    def _receive_first(self) -> None:
+        data, self._received_elsewhere = self._received_elsewhere, b""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.data_received(data)
+
+    def _receive_head(self, event: h11.Request) -> None:
+        serial = None
+        if self._elsewhere is not None and not self._passed_on:
+            serial = self._elsewhere.destination(event.target)
+        self._passed_on = False
+        if serial is None:
+            super()._receive_head(event)
+            return
+        received = b"%b %b HTTP/%b\r\n" % (event.method, event.target, event.http_version)
+        received += _fields(event) + b"\r\n" + self._http.trailing_data[0]
+        self.release()
+        self._transport.pause_reading()
+        self._pass_on(serial, received)
+
+    def _pass_on(self, serial: int, received: bytes) -> None:
+        """Give the connection away, once the response before has left. The system keeps it open meanwhile."""
+        if self._elsewhere is None or self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size():
+            self._loop.call_later(_LOOK_AGAIN_SEC, self._pass_on, serial, received)
+            return
+        descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+        self._elsewhere.pass_on(serial, descriptor, received)
+        self._transport.abort()  # which closes this process's descriptor alone
 
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
         """Hand the transport over to a WebSocket connection, with the head and the bytes that followed it."""
@@ -91,8 +162,7 @@ class FrontDoor(HttpConnection):
             raise InvalidFrame("a WebSocket requires both directions of the connection; the client has closed one")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
         self._log_access(AccessRecord(request.method, decision.route, 101, client=request.client))
-        head = b"GET %b HTTP/1.1\r\n" % event.target
-        head += b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())
+        head = b"GET %b HTTP/1.1\r\n" % event.target + _fields(event)
         trailing = self._http.trailing_data[0]
         self.release()
         self._transport.set_protocol(connection)
@@ -123,10 +193,12 @@ def front_door(
     limits: HttpLimits | None = None,
     log_access: LogAccess = discard_record,
     addresses: Addresses | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> type[ServerConnection]:
     """Return the ``create_connection`` argument of ``serve``.
 
-    ``log_access`` is called with the record of every request; ``addresses`` knows the trusted proxies.
+    ``log_access`` is called with the record of every request; ``addresses`` knows the trusted proxies; ``elsewhere``
+    the other processes of the server.
     """
     door: Callable[..., FrontDoor] = functools.partial(
         FrontDoor,
@@ -135,9 +207,14 @@ def front_door(
         limits=limits,
         log_access=log_access,
         addresses=addresses,
+        elsewhere=elsewhere,
     )
     # websockets documents a wrapper or a subclass of ServerConnection, and annotates the latter only.
     return cast("type[ServerConnection]", door)
+
+
+def _fields(event: h11.Request) -> bytes:
+    return b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())
 
 
 def check_handshake(event: h11.Request, request: HttpRequest) -> None:

@@ -11,12 +11,13 @@ import orjson
 
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.worker_group import KNOW_SECRET
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import read_json_object
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets
+from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets, digest_of
 from omni_ws.transport.realtime.commands import abilities_of
 from omni_ws.wire.client_secret_body import read_client_secret
 from omni_ws.wire.realtime_session import merged_session, session_config, session_object
@@ -33,6 +34,13 @@ class ClientSecretRoutes(FrontEnd):
         self._sessions = sessions
         self._authenticator = authenticator
         self._secrets = secrets
+        if sessions.group is not None:
+            sessions.group.on(KNOW_SECRET, self._know)
+
+    async def _know(self, made: tuple[int, bytes, ClientSecret]) -> None:
+        """Another worker has made a secret, which is good until this Unix time."""
+        expires_at, digest, secret = made
+        self._secrets.keep(digest, secret, until=asyncio.get_running_loop().time() + expires_at - time.time())
 
     def register(self, router: Router) -> None:
         if self._sessions.config.streaming_input.enabled:
@@ -53,6 +61,8 @@ class ClientSecretRoutes(FrontEnd):
         now = asyncio.get_running_loop().time()
         value = self._secrets.create(secret, lifetime=body.lifetime, now=now)
         expires_at = int(time.time()) + body.lifetime
+        if (group := self._sessions.group) is not None:
+            await group.ask_others(KNOW_SECRET, (expires_at, digest_of(value), secret))
         await exchange.respond_json(
             200, {"value": value, "expires_at": expires_at, "session": shown}, [("Cache-Control", "no-store")]
         )

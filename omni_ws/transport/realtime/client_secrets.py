@@ -62,17 +62,21 @@ class ClientSecrets:
                 retry_after_ms=int(1000 * wait) + 1,
             )
         value = PREFIX + secrets.token_hex(16)
-        digest = _digest(value)
-        outstanding.secrets[digest] = secret
-        outstanding.session_bytes = size
-        heapq.heappush(outstanding.expiries, (now + lifetime, digest))
+        self.keep(digest_of(value), secret, until=now + lifetime)
         return value
+
+    def keep(self, digest: bytes, secret: ClientSecret, *, until: float) -> None:
+        """Know a secret that was made by another worker of the server, by its digest."""
+        outstanding = self._by_key.setdefault(key_name(secret.key), _Outstanding())
+        outstanding.secrets[digest] = secret
+        outstanding.session_bytes += len(secret.session)
+        heapq.heappush(outstanding.expiries, (until, digest))
 
     def find(self, value: str | None, now: float) -> ClientSecret | None:
         """The secret with this value; None where there is none, or it has expired."""
         if value is None or not value.startswith(PREFIX):
             return None
-        digest = _digest(value)
+        digest = digest_of(value)
         for outstanding in self._by_key.values():
             outstanding.drop_expired(now)
             if (found := outstanding.secrets.get(digest)) is not None:
@@ -80,5 +84,6 @@ class ClientSecrets:
         return None
 
 
-def _digest(value: str) -> bytes:
+def digest_of(value: str) -> bytes:
+    """By what a secret is known."""
     return hashlib.sha256(value.encode("latin-1")).digest()

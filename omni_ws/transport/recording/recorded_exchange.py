@@ -38,7 +38,9 @@ class HttpRecordings:
     Such sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last request.
     """
 
-    def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float) -> None:
+    def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float, worker: str | None = None) -> None:
+        """``worker`` is the name of this process, where several share the folder."""
+        self._names = "http_" if worker is None else f"{worker}_http_"
         self._recorder = recorder
         self._sessions_path = sessions_path
         self._idle_sec = idle_sec
@@ -51,9 +53,9 @@ class HttpRecordings:
         session: _Session | None = None
         recording: SessionRecording | None = None
         if request.method == "POST" and request.path in _SINGLE:
-            recording = self._recorder.begin("http", key=name, name=new_id("http_"))
+            recording = self._recorder.begin("http", key=name, name=new_id(self._names))
         elif request.method == "POST" and request.path == self._sessions_path:
-            recording = self._recorder.begin("session", key=name, name=new_id("http_"))
+            recording = self._recorder.begin("session", key=name, name=new_id(self._names))
         elif request.path.startswith(self._sessions_path + "/"):
             session = self._find(request.segments[3], name)
             recording = None if session is None else session.recording

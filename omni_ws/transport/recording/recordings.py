@@ -24,14 +24,21 @@ class Recordings:
         """None where nothing is to be recorded. Raises ConfigurationError for a folder that cannot be used."""
         if config.record is None:
             return None
-        folder = RecordingFolder(config.record, max_bytes=config.record_max_bytes, max_age=config.record_max_age_sec)
+        group = sessions.group
+        folder = RecordingFolder(
+            config.record,
+            max_bytes=config.record_max_bytes,
+            max_age=config.record_max_age_sec,
+            owns=(lambda name: True) if group is None else group.owns_file,
+        )
         folder.prepare()
         choice = RecordingChoice(
             fraction=config.record_fraction, keys=frozenset(config.record_keys), payloads=config.record_payloads
         )
         recorder = Recorder(folder, engine=sessions.engine.name, model=lambda: sessions.model.names[0], choice=choice)
         idle_sec = config.streaming_input.session_timeout_sec
-        return cls(recorder, HttpRecordings(recorder, sessions_path=sessions_path, idle_sec=idle_sec))
+        http = HttpRecordings(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
+        return cls(recorder, http)
 
     async def close(self) -> None:
         """End all recordings, and write what waits. Called when nothing is served any more."""

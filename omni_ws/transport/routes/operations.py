@@ -12,6 +12,7 @@ from omni_ws import __version__
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import ModelNotFound
+from omni_ws.metrics import rendered
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
@@ -37,7 +38,7 @@ class OperationsRoutes(FrontEnd):
     async def health(self, exchange: HttpExchange) -> None:
         """Respond with 200 where the server takes new sessions, else with 503; the body tells the state."""
         status = self._status()
-        engine = self._sessions.engine
+        engine, group = self._sessions.engine, self._sessions.group
         parts = parts_of(engine).items()  # their hosts are for those alone who may talk
         await exchange.respond_json(
             200 if status == "ok" else 503,
@@ -46,10 +47,11 @@ class OperationsRoutes(FrontEnd):
                 "engine": engine.name,
                 "parts": {role: part and {"name": part.name, "model": part.model} for role, part in parts},
                 "model": self._sessions.model.names[0],
-                "sessions": self._sessions.admission.sessions,
+                "sessions": self._sessions.admission.all_sessions,
                 "stages": list(engine.capabilities.stages) or [engine.name],
-                "request_states": {"running": engine.active_requests},
+                "request_states": {"running": engine.active_requests if group is None else group.engine_requests},
                 "version": __version__,
+                **({} if group is None else {"workers": {"ready": group.ready, "wanted": group.wanted}}),
             },
             () if status == "ok" else [("Retry-After", "1")],
         )
@@ -58,7 +60,9 @@ class OperationsRoutes(FrontEnd):
         """Respond with the metrics, in the exposition format that ``Accept`` prefers."""
         self._authenticator.authenticate(exchange.request)
         accept = ",".join(exchange.request.headers.get_all("accept"))
-        text, media_type = await asyncio.to_thread(self._sessions.metrics.render(accept))
+        group, own = self._sessions.group, self._sessions.metrics
+        render = own.render(accept) if group is None else rendered(await group.all_metrics(own.families()), accept)
+        text, media_type = await asyncio.to_thread(render)
         await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
 
     async def models(self, exchange: HttpExchange) -> None:
@@ -86,6 +90,9 @@ class OperationsRoutes(FrontEnd):
         """The state of the server: draining, or that of its engine."""
         if self._sessions.admission.draining:
             return "draining"
+        group = self._sessions.group
+        if group is not None and group.ready:  # one that is not restarts, and gets no new sessions
+            return "ok" if group.counts.started else "starting"
         return {
             EngineState.STARTING: "starting",
             EngineState.OK: "ok",

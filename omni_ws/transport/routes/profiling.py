@@ -6,12 +6,16 @@ They need the key of an administrator; where no keys are configured, a client on
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.startup import is_loopback
 from omni_ws.errors import InvalidValue, Unauthenticated
-from omni_ws.service.observing.profiling import ProfileRequest, Profiling
+from omni_ws.service.observing.profiling import FinishedProfile, ProfileRequest, Profiling
+from omni_ws.service.sessions.worker_group import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.front_end import FrontEnd
@@ -29,9 +33,17 @@ _FORWARDING: Final = ("forwarded", "x-forwarded-for")
 class ProfilingRoutes(FrontEnd):
     """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them."""
 
-    def __init__(self, profiling: Profiling, authenticator: Authenticator) -> None:
+    def __init__(self, profiling: Profiling, authenticator: Authenticator, group: WorkerGroup | None = None) -> None:
         self._profiling = profiling
         self._authenticator = authenticator
+        self._group = group
+        if group is not None:
+            group.on(START_PROFILE, self._start_too)
+            group.on(STOP_PROFILE, profiling.stop)
+
+    async def _start_too(self, asked: ProfileRequest) -> tuple[Path, ...]:
+        """Start the profile that another worker has started. Returns the files of this one."""
+        return (await self._profiling.start(asked)).recorder.paths
 
     def register(self, router: Router) -> None:
         router.add("POST", "/start_profile", self.start_profile)
@@ -53,6 +65,8 @@ class ProfilingRoutes(FrontEnd):
         fields = await self._fields(exchange)
         run_id = _run_id(fields)
         finished = await self._profiling.stop(run_id)
+        if self._group is not None:
+            finished = _together([finished, *await self._group.ask_others(STOP_PROFILE, run_id)])
         report: dict[str, Any] = {"run_id": run_id, "stopped": finished is not None}
         if finished is not None:
             report |= {
@@ -64,19 +78,22 @@ class ProfilingRoutes(FrontEnd):
         await exchange.respond_json(200, report)
 
     async def _start(self, exchange: HttpExchange, fields: dict[str, Any], *, trace: bool) -> None:
-        running = await self._profiling.start(
-            ProfileRequest(
-                run_id=_run_id(fields),
-                event_dir=_text(fields, "event_dir"),
-                trace_path_template=_text(fields, "trace_path_template"),
-                trace=trace,
-            )
+        asked = ProfileRequest(
+            run_id=_run_id(fields),
+            event_dir=_text(fields, "event_dir"),
+            trace_path_template=_text(fields, "trace_path_template"),
+            trace=trace,
         )
+        running = await self._profiling.start(asked)
+        paths = running.recorder.paths
+        if self._group is not None:
+            others = await self._group.ask_others(START_PROFILE, replace(asked, run_id=running.run_id))
+            paths = (*paths, *chain.from_iterable(filter(None, others)))
         await exchange.respond_json(
             200,
             {
                 "run_id": running.run_id,
-                **_event_files(running.recorder.paths),
+                **_event_files(paths),
                 "enable_torch": running.template is not None,
                 "trace_path_template": None if running.template is None else str(running.template),
             },
@@ -99,6 +116,19 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
             raise Unauthenticated("profiling requires an API key with admin = true")
     elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDING):
         raise Unauthenticated("without API keys, profiling is only allowed from the server's own machine")
+
+
+def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:
+    """What the workers of a server report of the profile that they stopped; None if none of them had it."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    return FinishedProfile(
+        found[0].run_id,
+        tuple(chain.from_iterable(part.event_files for part in found)),
+        sum(part.dropped_events for part in found),
+        tuple(chain.from_iterable(part.traces for part in found)),
+    )
 
 
 def _event_files(paths: tuple[Path, ...]) -> dict[str, Any]:

@@ -89,7 +89,8 @@ class WebrtcCalls(LiveFrontEnd):
         except BaseException:
             session.end(None)
             raise
-        call_id = new_id("rtc_")
+        worker = self._sessions.worker
+        call_id = new_id(f"rtc_{worker}_" if worker else "rtc_")
         task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
         self._calls[call_id] = _Running(key_name(caller.key), session, task)
         task.add_done_callback(lambda ended: self._calls.pop(call_id))

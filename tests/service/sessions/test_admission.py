@@ -36,7 +36,7 @@ def test_slots_of_a_key() -> None:
         assert admission.sessions == 4
     with admission.session(one):
         assert admission.sessions == 1
-    assert admission._held == {}
+    assert admission.all_sessions == 0
 
 
 def test_draining() -> None:
@@ -83,7 +83,7 @@ def test_a_holder_has_a_share_above_half_occupancy() -> None:
         take("127.0.0.1")
         with pytest.raises(EngineOverloaded):
             take("")
-    assert admission._held == {}
+    assert admission.all_sessions == 0
     with contextlib.ExitStack() as slots:
         for _ in range(4):
             take("198.51.100.1")
@@ -137,9 +137,9 @@ def test_a_lent_slot_that_was_taken_back_is_not_given_back_twice() -> None:
     admission = Admission(max_sessions=1)
     with admission.session(key("one", None), lent=True):
         with admission.session(key("two", None)):
-            assert (admission.sessions, admission._held) == (1, {"key two": 1})
-        assert (admission.sessions, admission._held) == (0, {})
-    assert (admission.sessions, admission._held) == (0, {})
+            assert (admission.sessions, admission.all_sessions) == (1, 1)
+        assert (admission.sessions, admission.all_sessions) == (0, 0)
+    assert (admission.sessions, admission.all_sessions) == (0, 0)
 
 
 def test_a_refused_request_costs_no_other_its_slot() -> None:

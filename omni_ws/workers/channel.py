@@ -1,0 +1,193 @@
+"""ProcessChannel: messages between the supervisor and a worker, over a Unix socket; some carry an open connection."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import pickle
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import Any, Final
+
+#: Kind, whether a descriptor comes with it, number, and size of the payload.
+_HEAD: Final = struct.Struct("!B?QI")
+_READ_BYTES: Final = 256 * 1024
+#: Descriptors that one read may bring.
+_READ_DESCRIPTORS: Final = 64
+
+
+class MessageKind(IntEnum):
+    """What a message says. ``number`` and ``payload`` are those of the message."""
+
+    #: To a worker: the settings with which it starts (payload).
+    START = auto()
+    #: To a worker: serve this connection, of which these bytes were read. Number: 1 if another worker passed it on.
+    CONNECTION = auto()
+    #: From a worker: the worker with this number (0: any other) has to serve this connection.
+    PASS_ON = auto()
+    #: To a worker: another takes its place; finish what is open, and pass on what is new.
+    RETIRE = auto()
+    #: From a worker: it serves connections, whatever its engine does.
+    LISTENING = auto()
+    #: From a worker: its engine has started.
+    READY = auto()
+    #: From a worker: ask all others (payload), and answer under this number.
+    QUESTION = auto()
+    #: To a worker: the answers (payload) to its question with this number.
+    ANSWERS = auto()
+    #: To a worker: a question (payload), to be answered under this number.
+    ASKED = auto()
+    #: From a worker: its answer (payload) to the question with this number.
+    REPLY = auto()
+    #: From a worker that ends: the last state of its metrics (payload).
+    LAST_METRICS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMessage:
+    """A message that has arrived. Whoever gets it owns its ``descriptor``."""
+
+    kind: MessageKind
+    number: int = 0
+    payload: bytes = b""
+    descriptor: int | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    data: memoryview[int]
+    descriptor: int | None
+
+
+class ProcessChannel:
+    """One end. ``received`` is called with each message, and ``closed`` once the other end is gone.
+
+    What cannot be sent yet waits here; ``waiting`` says how many messages do. ``on_room`` is called when none is left.
+    """
+
+    def __init__(
+        self, end: socket.socket, *, received: Callable[[WorkerMessage], None], closed: Callable[[], None]
+    ) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._received = received
+        self._closed = closed
+        self._loop = asyncio.get_running_loop()
+        self._input = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._output: deque[_Waiting] = deque()
+        self._open = True
+        self.on_room: Callable[[], None] = lambda: None
+        self._loop.add_reader(end.fileno(), self._read)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._output)
+
+    def send(self, kind: MessageKind, number: int = 0, payload: bytes = b"", *, descriptor: int | None = None) -> None:
+        """Send a message. Takes ``descriptor`` over: it is closed here once it is sent, or when it cannot be."""
+        if not self._open:
+            if descriptor is not None:
+                os.close(descriptor)
+            return
+        head = _HEAD.pack(kind, descriptor is not None, number, len(payload))
+        self._output.append(_Waiting(memoryview(head + payload), descriptor))
+        if len(self._output) == 1:
+            self._write()
+
+    def finish(self) -> None:
+        """Send what waits, however long that takes, and close. Blocks."""
+        if self._open:
+            self._socket.setblocking(True)
+            self._write()
+            self.close()
+
+    def close(self) -> None:
+        """Send no more, and close what is on its way. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        for descriptor in (*self._descriptors, *(one.descriptor for one in self._output)):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptors.clear()
+        self._output.clear()
+
+    def _write(self) -> None:
+        while self._output:
+            first = self._output[0]
+            try:
+                sent = self._socket.sendmsg([first.data], _rights(first.descriptor))
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._socket.fileno(), self._write)
+                return
+            except OSError:
+                self._lose()
+                return
+            if first.descriptor is not None:  # it is sent with the first byte
+                os.close(first.descriptor)
+                first.descriptor = None
+            first.data = first.data[sent:]
+            if not first.data:
+                self._output.popleft()
+        self._loop.remove_writer(self._socket.fileno())
+        self.on_room()
+
+    def _read(self) -> None:
+        room = socket.CMSG_SPACE(_READ_DESCRIPTORS * array.array("i").itemsize)
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, room)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found = array.array("i")
+                found.frombytes(content[: len(content) - len(content) % found.itemsize])
+                self._descriptors.extend(found)
+        if not data:
+            self._lose()
+            return
+        self._input += data
+        while self._open and len(self._input) >= _HEAD.size:
+            kind_number, has_descriptor, number, size = _HEAD.unpack_from(self._input)
+            end = _HEAD.size + size
+            if len(self._input) < end:
+                return
+            payload = bytes(self._input[_HEAD.size : end])
+            del self._input[:end]
+            descriptor = self._descriptors.popleft() if has_descriptor else None
+            self._received(WorkerMessage(MessageKind(kind_number), number, payload, descriptor))
+
+    def _lose(self) -> None:
+        self.close()
+        self._closed()
+
+
+def first_payload(end: socket.socket) -> Any:
+    """Wait for the first message on a socket that has no channel yet, and return the object in it. Blocks."""
+    size = _HEAD.unpack(_exactly(end, _HEAD.size))[3]
+    return pickle.loads(_exactly(end, size))
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        read = end.recv(size - len(found))
+        if not read:
+            raise EOFError("the supervisor has gone")
+        found += read
+    return bytes(found)
+
+
+def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
+    return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]

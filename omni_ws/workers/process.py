@@ -1,0 +1,37 @@
+"""The program of a worker's process: ``python -m omni_ws.workers.process CHANNEL COUNTS`` with two open descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from omni_ws.cli import exit_status, with_usage_errors
+from omni_ws.engine.cores import share_cores
+from omni_ws.server import run_worker
+from omni_ws.workers.channel import first_payload
+from omni_ws.workers.start import WorkerStart, shared_counts
+from omni_ws.workers.worker import Worker
+
+
+def main(arguments: list[str]) -> int:
+    """Serves as one of the workers, and returns the exit status."""
+    channel, counts = map(int, arguments)
+    for descriptor in (channel, counts):
+        os.set_inheritable(descriptor, False)
+    end = socket.socket(fileno=channel)
+    start: WorkerStart = first_payload(end)
+    share_cores(start.wanted)
+    with open(counts, "r+b", buffering=0) as file:
+        shared = shared_counts(file, start.config, start.keys, start.wanted)
+
+        def serve() -> int:
+            return run_worker(start.config, start.keys, lambda: Worker(start, shared, end))
+
+        return with_usage_errors(lambda: exit_status(start.config, serve))
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)

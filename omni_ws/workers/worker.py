@@ -1,0 +1,176 @@
+"""Worker: one process of a server that consists of several, and its way to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import re
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from prometheus_client.metrics_core import Metric
+
+from omni_ws.service.failure import unexpected
+from omni_ws.service.sessions.shared_counts import SharedCounts, WorkerState
+from omni_ws.service.sessions.worker_group import METRICS, WorkerGroup
+from omni_ws.transport.http.front_door import FrontDoor
+from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage
+from omni_ws.workers.metrics_sum import as_families, as_metrics, summed
+from omni_ws.workers.start import WorkerStart
+
+logger = logging.getLogger(__name__)
+
+#: The id of a session or call in the target of a request, with the number of its worker.
+_ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_)?[0-9a-f]{24}(?![A-Za-z0-9])")
+#: How often a worker notes what it does, where no event says that it has changed.
+NOTE_INTERVAL_SEC: Final = 0.25
+
+
+class Worker(WorkerGroup):
+    """This process as one of the workers. The supervisor is at the other end of its channel."""
+
+    def __init__(self, start: WorkerStart, counts: SharedCounts, end: socket.socket) -> None:
+        super().__init__(start.serial, start.wanted, counts, counts.rows[start.row])
+        self.port = start.port
+        self._told = start.told
+        self._loop = asyncio.get_running_loop()
+        self._make: Callable[[], FrontDoor] | None = None
+        self._note: Callable[[], None] = lambda: None
+        self._timer: asyncio.TimerHandle | None = None
+        self._retiring = False
+        self._questions: dict[int, asyncio.Future[list[Any]]] = {}
+        self._asked = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._channel = ProcessChannel(end, received=self._receive, closed=self._abandoned)
+
+    # serving
+
+    def serve(self, make: Callable[[], FrontDoor], note: Callable[[], tuple[WorkerState, int, int, int]]) -> None:
+        """Take connections from now on, each for a protocol of ``make``.
+
+        ``note`` returns the state, the open connections, the WebSockets and the requests in the engine.
+        """
+
+        def write() -> None:
+            state, connections, websockets, requests = note()
+            if self._retiring:
+                state = WorkerState.DRAINING
+            self.row.note(state=state, connections=connections, websockets=websockets, engine_requests=requests)
+
+        self._make, self._note = make, write
+        self._tick()
+        self._channel.send(MessageKind.LISTENING)
+
+    def changed(self) -> None:
+        """Note at once what the worker does."""
+        self._note()
+
+    def _tick(self) -> None:
+        self._note()
+        self._timer = self._loop.call_later(NOTE_INTERVAL_SEC, self._tick)
+
+    async def begin(self) -> None:
+        """The engine has started: learn what the other workers were told, and be given new connections."""
+        for question, argument in self._told:
+            await self._handlers[question](argument)
+        self._note()
+        self._channel.send(MessageKind.READY)
+
+    def close(self, own: list[Metric]) -> None:
+        """Report the last state of the metrics; nothing is received any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._channel.send(MessageKind.LAST_METRICS, payload=pickle.dumps(as_families(own)))
+        self._channel.finish()
+
+    # connections
+
+    def destination(self, target: bytes) -> int | None:
+        """Which worker has to serve a request for ``target``: 0 for any other; None for this one."""
+        found = _ID.search(target)
+        if found is None:
+            return 0 if self._retiring else None
+        serial = int(found[1])
+        if serial == self.serial or not any(row.serial == serial for row in self.counts.rows):
+            return None
+        return serial
+
+    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
+        """Give an open connection away, by its file descriptor, with the bytes that were read of it."""
+        self._channel.send(MessageKind.PASS_ON, serial, received, descriptor=connection)
+
+    def _take(self, message: WorkerMessage) -> None:
+        make = self._make
+        if message.descriptor is None or make is None:
+            return
+        connection = socket.socket(fileno=message.descriptor)
+
+        def protocol() -> FrontDoor:
+            door = make()
+            door.received_elsewhere(message.payload, passed_on=message.number == 1)
+            return door
+
+        self._run(self._serve_connection(connection, protocol))
+
+    async def _serve_connection(self, connection: socket.socket, protocol: Callable[[], FrontDoor]) -> None:
+        try:
+            await self._loop.connect_accepted_socket(protocol, connection)
+        except OSError:  # the client has gone
+            connection.close()
+        finally:  # from now on it counts among the open ones
+            self.row.receive()
+
+    # messages
+
+    def _receive(self, message: WorkerMessage) -> None:
+        match message.kind:
+            case MessageKind.CONNECTION:
+                self._take(message)
+            case MessageKind.RETIRE:
+                self._retiring = True
+                self._note()
+                os.kill(os.getpid(), signal.SIGTERM)
+            case MessageKind.ASKED:
+                question, argument = pickle.loads(message.payload)
+                self._run(self._reply(message.number, question, argument))
+            case MessageKind.ANSWERS:
+                waiting = self._questions.pop(message.number, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(pickle.loads(message.payload))
+
+    async def _reply(self, number: int, question: str, argument: Any) -> None:
+        try:
+            answer = await self._handlers[question](argument)
+        except Exception as error:
+            logger.error("%s", unexpected(error, where=f"the question {question} of another worker").message)
+            answer = None
+        self._channel.send(MessageKind.REPLY, number, pickle.dumps(answer))
+
+    async def ask_others(self, question: str, argument: Any = None) -> list[Any]:
+        self._asked += 1
+        waiting = self._questions[self._asked] = self._loop.create_future()
+        self._channel.send(MessageKind.QUESTION, self._asked, pickle.dumps((question, argument)))
+        answers: list[Any] = await waiting
+        return answers
+
+    async def all_metrics(self, own: list[Metric]) -> list[Metric]:
+        families = as_families(own)
+        others = await self.ask_others(METRICS, families)
+        return as_metrics(summed([families, *filter(None, others)]))
+
+    def _abandoned(self) -> None:
+        """The supervisor is gone: without it there are no more connections, so this worker ends, too."""
+        logger.error("the supervisor has gone")
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_result([])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _run(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

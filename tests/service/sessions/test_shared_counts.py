@@ -1,0 +1,141 @@
+"""What workers count together: limits of sessions, rates and amounts of a day, at the limit and past it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.addresses import Addresses
+from omni_ws.core.daily_use import DAY_SEC, DailyLimits, UsedToday
+from omni_ws.errors import EngineOverloaded, RateLimited
+from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.sessions.shared_counts import SharedCounts, SharedDailyUse, SharedSlotCounts, WorkerRow
+
+NAMES = ("one", "two")
+
+
+@pytest.fixture
+def file() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as found:
+        yield found
+
+
+class Side:
+    """A worker, with a mapping of its own of the same file."""
+
+    def __init__(self, file: IO[bytes], serial: int, *, max_sessions: int = 4) -> None:
+        self.counts = SharedCounts(file, rows=3, slots=max_sessions, keys=NAMES)
+        self.row: WorkerRow = self.counts.take_row(serial)
+        slots = SharedSlotCounts(self.counts, self.row)
+        self.admission = Admission(max_sessions=max_sessions, addresses=Addresses(()), counts=slots)
+
+
+def key(name: str, **limits: float) -> ApiKey:
+    return ApiKey(name=name, key_sha256=digest(name), **limits)  # type: ignore[arg-type]
+
+
+def take(side: Side, of: ApiKey | None = None, client: str = "") -> None:
+    side.admission.take(of, client=client, many_requests=True)
+
+
+def test_slots_are_those_of_the_server(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    for side in (a, b, a):
+        take(side)
+    last = b.admission.take(None, many_requests=True)
+    for side in (a, b):
+        assert side.admission.all_sessions == 4
+        with pytest.raises(EngineOverloaded):
+            take(side)
+    last.release()
+    last.release()
+    take(a)
+    assert (a.admission.sessions, b.admission.sessions, b.admission.all_sessions) == (3, 1, 4)
+
+
+def test_slots_of_a_key_are_those_of_the_server(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    limited = key("one", max_sessions=2)
+    take(a, limited)
+    held = b.admission.take(limited, many_requests=True)
+    for side in (a, b):
+        with pytest.raises(RateLimited):
+            take(side, limited)
+    take(b, key("two"))
+    held.release()
+    take(a, limited)
+
+
+def test_shares_count_the_holders_of_all_workers(file: IO[bytes]) -> None:
+    a, b = Side(file, 1, max_sessions=6), Side(file, 2, max_sessions=6)
+    for side, client in ((a, "192.0.2.1"), (b, "192.0.2.1"), (a, "192.0.2.2")):
+        take(side, client=client)
+    for side in (a, b):  # three holders, with one to come: two slots each
+        with pytest.raises(RateLimited):
+            take(side, client="192.0.2.1")
+    take(b, client="192.0.2.2")
+
+
+def test_what_a_dead_worker_held_is_free(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    for side in (a, a, a, b):
+        take(side)
+    with pytest.raises(EngineOverloaded):
+        take(b)
+    b.counts.free(b.counts.rows[a.row.index])
+    for _ in range(3):
+        take(b)
+    with pytest.raises(EngineOverloaded):
+        take(b)
+
+
+def test_there_are_only_so_many_rows(file: IO[bytes]) -> None:
+    counts = SharedCounts(file, rows=1, slots=1, keys=())
+    counts.take_row(1)
+    with pytest.raises(RuntimeError):
+        counts.take_row(2)
+
+
+async def test_a_rate_is_that_of_the_server(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    rated = key("one", requests_per_sec=0.001, burst=3)
+    for side in (a, b, a):
+        side.admission.request(rated)
+    for side in (a, b):
+        with pytest.raises(RateLimited):
+            side.admission.request(rated)
+
+
+async def test_the_pace_of_input_is_that_of_the_server(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    rated = key("two", input_bytes_per_sec=1000)
+    paces = [side.admission.input_pace(rated) for side in (a, b)]
+    waits = [pace(500) for pace in paces if pace is not None]
+    assert waits == [0, 0]
+    assert [pace(1000) > 0.5 for pace in paces if pace is not None] == [True, True]
+
+
+def test_the_amounts_of_a_day_are_those_of_the_server(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    uses = [SharedDailyUse({"one": DailyLimits(tokens=10)}, side.counts) for side in (a, b)]
+    now = 20_000.5 * DAY_SEC
+    uses[0].add("one", tokens=4, audio_ms=70, now=now)
+    uses[1].add("one", tokens=5, audio_ms=0, now=now)
+    uses[1].add("two", tokens=5, audio_ms=0, now=now)
+    assert [use.refusal("one", now) for use in uses] == [None, None]
+    uses[0].add("one", tokens=1, audio_ms=0, now=now)
+    assert [use.refusal("one", now) is None for use in uses] == [False, False]
+    assert b.counts.daily() == (20_000, {"one": UsedToday(10, 70)})
+    assert uses[1].refusal("one", now + DAY_SEC) is None
+
+
+def test_what_was_used_before_counts(file: IO[bytes]) -> None:
+    side = Side(file, 1)
+    side.counts.set_daily(7, {"one": UsedToday(10, 0), "gone": UsedToday(1, 1)})
+    use = SharedDailyUse({"one": DailyLimits(tokens=10)}, side.counts)
+    assert use.refusal("one", 7.5 * DAY_SEC) is not None
+    assert use.refusal("two", 7.5 * DAY_SEC) is None

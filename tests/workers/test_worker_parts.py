@@ -1,0 +1,123 @@
+"""The parts of workers that need no process: the sum of metrics, the channel, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from omni_ws.config import ConfigurationError, check_available
+from omni_ws.config.model import ServerConfig
+from omni_ws.metrics import Metrics, rendered
+from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage
+from omni_ws.workers.metrics_sum import Family, as_families, as_metrics, growing, summed
+
+
+def families(sessions: int, requests: int, up: int) -> list[Family]:
+    metrics = Metrics()
+    metrics.sessions_active.set(sessions)
+    metrics.sessions_limit.set(7)
+    metrics.engine_up.labels("fake").set(up)
+    for _ in range(requests):
+        metrics.requests.labels("http", "stop", "").inc()
+        metrics.first_output_seconds.labels("http").observe(0.2)
+    return as_families(metrics.registry.collect())
+
+
+def shown(found: list[Family]) -> str:
+    text, _ = rendered(as_metrics(found), "")()
+    return text.decode()
+
+
+def test_amounts_add_up_and_states_do_not() -> None:
+    text = shown(summed([families(1, 2, 1), families(3, 4, 0)]))
+    for line in (
+        "omni_ws_sessions_active 4.0",
+        "omni_ws_sessions_limit 7.0",
+        'omni_ws_engine_up{engine="fake"} 0.0',
+        'omni_ws_requests_total{code="",finish_reason="stop",origin="http"} 6.0',
+        'omni_ws_time_to_first_output_seconds_bucket{le="0.15",origin="http"} 0.0',
+        'omni_ws_time_to_first_output_seconds_bucket{le="0.2",origin="http"} 6.0',
+        'omni_ws_time_to_first_output_seconds_count{origin="http"} 6.0',
+    ):
+        assert f"{line}\n" in text
+    assert text.count("# TYPE omni_ws_sessions_active gauge") == 1
+
+
+def test_what_an_ended_worker_counted_stays_and_what_it_had_does_not() -> None:
+    text = shown(summed([families(1, 2, 1), growing(families(3, 4, 0))]))
+    assert "omni_ws_sessions_active 1.0\n" in text
+    assert 'omni_ws_engine_up{engine="fake"} 1.0\n' in text
+    assert 'omni_ws_requests_total{code="",finish_reason="stop",origin="http"} 6.0\n' in text
+
+
+async def test_messages_and_connections_arrive_whole_and_in_order() -> None:
+    """Far more than the socket holds at once, in both directions of time: large, small, with a file and without."""
+    ours, theirs = socket.socketpair()
+    found: list[WorkerMessage] = []
+    complete, room, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def received(message: WorkerMessage) -> None:
+        found.append(message)
+        if message.kind is MessageKind.READY:
+            complete.set()
+
+    sender = ProcessChannel(ours, received=lambda message: None, closed=lambda: None)
+    sender.on_room = room.set
+    receiver = ProcessChannel(theirs, received=received, closed=gone.set)
+    names = []
+    for number in range(300):
+        descriptor = None
+        if number % 3 == 0:
+            descriptor, writing = os.pipe()
+            os.write(writing, b"%d" % number)
+            os.close(writing)
+        names.append((number, descriptor is not None))
+        sender.send(MessageKind.CONNECTION, number, b"x" * (number * 100), descriptor=descriptor)
+    assert sender.waiting
+    sender.send(MessageKind.READY)
+    await complete.wait()
+    await room.wait()
+    assert [(one.number, one.descriptor is not None) for one in found[:-1]] == names
+    for one in found[:-1]:
+        assert len(one.payload) == one.number * 100
+        if one.descriptor is not None:
+            assert os.read(one.descriptor, 9) == b"%d" % one.number
+            os.close(one.descriptor)
+    sender.close()
+    await gone.wait()
+    receiver.close()
+
+
+async def test_a_connection_that_cannot_be_sent_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    gone = asyncio.Event()
+    channel = ProcessChannel(ours, received=lambda message: None, closed=gone.set)
+    for _ in range(2):  # the first finds out
+        reading, writing = os.pipe()
+        channel.send(MessageKind.CONNECTION, descriptor=writing)
+        assert os.read(reading, 1) == b""
+        os.close(reading)
+    await gone.wait()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"engine": "fake", "ssl_certfile": Path("cert.pem")}, "terminate TLS in a proxy"),
+        ({"engine": "vllm", "vllm": {"model": "m"}}, "--engine remote --remote.upstreams"),
+        ({"llm": {"use": "vllm:m"}}, "--engine remote --remote.upstreams"),
+    ],
+)
+def test_what_workers_cannot_share_is_refused(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check_available(ServerConfig(workers=2, **fields))  # type: ignore[arg-type]
+    assert any(named in problem for problem in refused.value.problems)
+    with pytest.raises(ValueError, match="workers"):
+        ServerConfig(workers=0)
+    with pytest.raises(ValueError, match="workers"):
+        ServerConfig(workers=65)

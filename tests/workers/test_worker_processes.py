@@ -1,0 +1,230 @@
+"""Two workers behind one port, as processes: what finds its worker, what is counted together, and who survives what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from support.native_client import NativeClient, RawWebSocket, native_client
+from support.raw_http import RawClient, raw_client, request, websocket_upgrade
+from support.worker_server import WorkerServer, worker_server
+from websockets.exceptions import ConnectionClosed
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+SESSIONS = "/v1/streaming_input/sessions"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[WorkerServer]:
+    """A server for the tests that leave its workers alone."""
+    with worker_server("--limits.max-sessions", "4", "--streaming-input.resume-grace-sec", "30") as server:
+        yield server
+
+
+async def mode_b_session(client: RawClient) -> str:
+    """Opens a session on the worker that serves this connection."""
+    await client.send(request("POST", SESSIONS, body=b'{"chunks": [{"modality": "text", "text": "to be continued"}]}'))
+    answer = await client.response()
+    assert answer.status == 201
+    session_id: str = answer.json()["session_id"]
+    return session_id
+
+
+async def delete(server: WorkerServer, *ids: str) -> None:
+    for one in ids:
+        async with raw_client(server.port) as client:
+            await client.send(request("DELETE", f"{SESSIONS}/{one}", "Connection: close"))
+            assert (await client.response()).status == 204
+
+
+def worker_of(session_id: str) -> str:
+    return session_id.partition("_")[0]
+
+
+@asynccontextmanager
+async def two_workers(server: WorkerServer) -> AsyncIterator[tuple[RawClient, RawClient, str, str]]:
+    """A connection to each worker, and a session that was opened by each.
+
+    A worker may still count connections that were closed just now, so that the other one gets several in a row.
+    """
+    async with AsyncExitStack() as stack:
+        found: dict[str, tuple[RawClient, str]] = {}
+        while len(found) < 2:
+            client = await stack.enter_async_context(raw_client(server.port))
+            session_id = await mode_b_session(client)
+            if worker_of(session_id) in found:
+                await delete(server, session_id)
+            else:
+                found[worker_of(session_id)] = client, session_id
+        (first, one), (second, other) = found.values()
+        assert found.keys() == {"w1", "w2"}
+        yield first, second, one, other
+
+
+async def test_requests_of_a_session_find_its_worker_from_any_connection(shared: WorkerServer) -> None:
+    async with two_workers(shared) as (first, second, one, other):
+        # The connection goes to the other worker with the request, and back with the next one, body and all.
+        for wanted in (other, one, other):
+            body = b'{"chunks": [{"modality": "text", "text": " and on"}]}'
+            await first.send(request("PATCH", f"{SESSIONS}/{wanted}", body=body))
+            answer = await first.response()
+            assert (answer.status, answer.json()["session_id"]) == (202, wanted)
+        # Pipelined behind a request for this worker, and in two pieces.
+        whole = request("GET", f"{SESSIONS}/{one}") + request("GET", f"{SESSIONS}/{other}")
+        await second.send(whole[:-20])
+        assert (await second.response()).json()["session_id"] == one
+        await second.send(whole[-20:])
+        assert (await second.response()).json()["session_id"] == other
+        await delete(shared, one, other)
+
+
+async def test_a_session_of_no_worker_is_not_found(shared: WorkerServer) -> None:
+    for worker in ("w1", "w2", "w9", "w999999999"):
+        answer = await shared.get(f"{SESSIONS}/{worker}_sess_{'0' * 24}")
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_a_websocket_resumes_through_the_other_worker(shared: WorkerServer) -> None:
+    async with two_workers(shared) as (first, second, *ids):
+        async with native_client(shared) as client:  # type: ignore[arg-type]
+            await client.say("before")
+            assert (await client.answer()).text == "before"
+            created = client.created
+            client.connection.transport.abort()
+        wrong = first if worker_of(ids[0]) != worker_of(created["session_id"]) else second
+        query = f"?session_id={created['session_id']}&resume_token={created['resume_token']}"
+        await wrong.send(websocket_upgrade(f"/v1/streaming_input{query}"))
+        assert (await wrong.head())[1] == 101
+        resumed = await RawWebSocket(wrong).until("session_resumed")
+        assert resumed["session_id"] == created["session_id"]
+        await delete(shared, *ids)
+        wrong.reset()
+    async with native_client(shared, query=query, greeted=False) as late:  # type: ignore[arg-type]
+        # The token is good until the server hears from the client, and ends with its connection.
+        assert (await late.receive())["type"] == "session_resumed"
+
+
+async def test_the_limit_of_sessions_is_that_of_the_server(shared: WorkerServer) -> None:
+    async with two_workers(shared) as (first, second, *ids):
+        ids += [await mode_b_session(one) for one in (first, second)]
+        assert (await shared.get("/health")).json()["sessions"] == 4
+        for client in (first, second):
+            await client.send(request("POST", SESSIONS, body=b"{}"))
+            answer = await client.response()
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_overloaded")
+        await delete(shared, ids.pop())
+        ids.append(await mode_b_session(first))
+        await delete(shared, *ids)
+    assert (await shared.get("/health")).json()["sessions"] == 0
+
+
+async def samples(server: WorkerServer) -> dict[str, float]:
+    text = (await server.get("/metrics")).body.decode()
+    return {name: float(value) for name, value in re.findall(r"(?m)^(\w+(?:\{.*\})?) (\S+)$", text)}
+
+
+async def test_the_metrics_are_those_of_all_workers(shared: WorkerServer) -> None:
+    opened = 'omni_ws_sessions_opened_total{origin="sessions"}'
+    before = await samples(shared)
+    async with two_workers(shared) as (_, _, *ids):
+        after = await samples(shared)
+        assert after[opened] - before.get(opened, 0) >= 2
+        assert (after["omni_ws_sessions_active"], after["omni_ws_sessions_limit"]) == (2, 4)
+        assert after['omni_ws_engine_up{engine="fake"}'] == 1
+        await delete(shared, *ids)
+
+
+async def says(client: NativeClient, text: str) -> str:
+    await client.say(text)
+    return (await client.answer()).text
+
+
+async def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back() -> None:
+    with worker_server() as server:
+        async with AsyncExitStack() as clients:
+            sides: dict[str, NativeClient] = {}
+            while len(sides) < 2:
+                client = await clients.enter_async_context(native_client(server))  # type: ignore[arg-type]
+                sides[worker_of(client.created["session_id"])] = client
+            dead, alive = sides["w1"], sides["w2"]
+            assert [await says(one, "one two") for one in (dead, alive)] == ["one two"] * 2
+            counted = await samples(server)
+            os.kill(server.pid_of("w1"), signal.SIGKILL)
+            with pytest.raises(ConnectionClosed):
+                await dead.receive()
+            assert await says(alive, "three") == "three"
+            query = f"?session_id={dead.created['session_id']}&resume_token={dead.created['resume_token']}"
+            async with native_client(server, query=query, greeted=False) as gone:  # type: ignore[arg-type]
+                assert (await gone.error())["code"] == "session_not_found"
+            await server.logged(r"started worker w3 ")
+            await server.logged(r"worker w3 is ready")
+            assert (await server.get("/health")).json()["workers"] == {"ready": 2, "wanted": 2}
+            async with AsyncExitStack() as stack:  # the new worker is as good as the other one
+                more = [await stack.enter_async_context(native_client(server)) for _ in range(3)]  # type: ignore[arg-type]
+                assert "w3" in {worker_of(one.created["session_id"]) for one in more}
+                assert [await says(one, "four") for one in more] == ["four"] * 3
+            ended = 'omni_ws_requests_total{code="",finish_reason="stop",origin="websocket"}'
+            assert (counted[ended], (await samples(server))[ended]) == (2, 6)
+            assert await says(alive, "five") == "five"
+        server.signal(signal.SIGTERM)
+        assert await server.ended() == 0
+
+
+class Talker:
+    """A client that says one word after the other, and says a word again only where the server refused it."""
+
+    def __init__(self, server: WorkerServer, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.said = 0
+        self.workers: set[str] = set()
+        self.stop = False
+        self.closes: list[int | None] = []
+
+    async def talk(self) -> None:
+        while not self.stop:
+            async with native_client(self.server) as client:  # type: ignore[arg-type]
+                self.workers.add(worker_of(client.created["session_id"]))
+                await self._session(client)
+
+    async def _session(self, client: NativeClient) -> None:
+        while not self.stop:
+            word = f"{self.name}{self.said}"
+            try:
+                await client.say(word)
+                answer = await client.answer()
+            except ConnectionClosed as closed:
+                self.closes.append(None if closed.rcvd is None else closed.rcvd.code)
+                return
+            if answer.errors:
+                assert {error["code"] for error in answer.errors} == {"shutting_down"}
+                assert answer.text == ""
+                return
+            assert answer.text == word, "a word was lost"
+            self.said += 1
+
+
+async def test_a_rolling_restart_under_load_loses_no_word() -> None:
+    with worker_server("--fake.first-chunk-delay-ms", "50") as server:
+        talkers = [Talker(server, name) for name in "abcdef"]
+        tasks = [asyncio.create_task(one.talk()) for one in talkers]
+        server.signal(signal.SIGHUP)
+        await server.logged("all workers have been replaced")
+        for one in talkers:
+            one.stop = True
+        await asyncio.gather(*tasks)
+        assert all(one.said for one in talkers)
+        seen = set().union(*(one.workers for one in talkers))
+        assert seen & {"w1", "w2"}
+        assert seen & {"w3", "w4"}
+        assert {code for one in talkers for code in one.closes} <= {1012}
+        assert not re.search(r"Traceback|ERROR", "".join(server.lines))
+        answer = await server.get("/health")
+        assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
