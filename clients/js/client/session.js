@@ -5,12 +5,12 @@
                              refused (a key is needed) | ended
    created   the frame       a new session, to be configured at once; `lost`: an earlier one was lost, `resent`: turns that
                              are asked again
-   resumed   the frame       the session goes on as if nothing had happened
-   frame     the frame       everything that the conversation is made of; audio as { type: "audio", samples, startMs }
+   resumed   the frame       the session was resumed; what the server lacks is sent again
+   frame     the frame       any other frame of the server, output once; audio as { type: "audio", samples, startMs, words }
    rtt       milliseconds    of a ping
 
-`onwire(direction, frame)`, where it is set, is told of every frame, "sent" or "received"; `frame` of a binary one is
-{ type, modality, bytes }. `starting` is true from when the server said that it is not ready yet until it is, or cannot be reached. */
+`onwire(direction, frame)`, where it is set, is called with every frame, "sent" or "received"; `frame` of a binary one is
+{ type, modality, end_of_input, bytes }. `starting` is true from when the server said that it is not ready yet until it is, or cannot be reached. */
 
 import { bytesOfBase64, decodeOutput, MODALITIES, parseFrame, samplesOf } from "./frames.js";
 import { Outgoing } from "./outgoing.js";

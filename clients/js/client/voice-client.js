@@ -137,7 +137,7 @@ export class VoiceClient extends EventTarget {
     this.session.sendChunk({ modality, payload, turn: this.#pageTurn });
   }
 
-  /* Silence at once, here and there. */
+  /* Stop playing, and cancel the answers on the server. */
   interrupt(exception = null) {
     const { session, speaker, conversation } = this;
     const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
@@ -148,8 +148,8 @@ export class VoiceClient extends EventTarget {
     this.#changed();
   }
 
-  /* Ask a turn's question again, in other words where `text` is given: the server forgets the turn and what came after
-     it. Resolves to whether it has. */
+  /* Send a turn's question again, or `text` in its place: the server removes the turn and all later ones from the history.
+     Resolves to whether it did. */
   async resend(turn, text = turn.user.text) {
     this.interrupt();
     const forgotten = turn.requestId === null || (await this.#truncate(turn));
@@ -158,7 +158,7 @@ export class VoiceClient extends EventTarget {
     return forgotten;
   }
 
-  /* Forget everything, here and there: a new session. */
+  /* Drop the conversation and begin a new session. */
   startAnew() {
     this.talk.stop();
     this.speaker.flush();
@@ -332,7 +332,8 @@ export class VoiceClient extends EventTarget {
     }
   }
 
-  /* Silence at once, here. What of the answer was heard is told to the server. */
+  /* Stop every answer that is awaited or under way, but that of `exception`, and flush the speaker, which then tells how
+     much of the answer was played. */
   #silence(exception) {
     for (const turn of this.conversation.turns) {
       if (turn === exception || !isOwed(turn)) continue;
@@ -370,7 +371,7 @@ export class VoiceClient extends EventTarget {
   #soundChanged() {
     const { sound, speaker, talk } = this;
     if (sound.rate !== this.#configuredRate) {
-      // Also while it is locked: what comes meanwhile is kept, and shall have the right rate.
+      // Also while the context is suspended: audio that arrives meanwhile is queued, and has to have this rate.
       this.#configuredRate = sound.rate;
       this.configure();
       speaker.attach(sound.context);

@@ -67,7 +67,7 @@ test("a connection that is cut is resumed, and what was said meanwhile arrives",
   await ask(client, "one");
   const resumed = told(client.session, "resumed");
   const answered = told(client, "answered");
-  sockets.at(-1).onclose({ code: 1006 }); // the page is told so; the server finds out by the new connection
+  sockets.at(-1).onclose({ code: 1006 }); // only the client sees a close; the server sees the new connection
   await client.write("two");
   await resumed;
   assert.equal((await answered).turn.answer.text, "two");
