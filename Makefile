@@ -182,7 +182,7 @@ serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, 
 # Third-party software for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
-test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready ## third-party clients of OpenAI's API
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready ## third-party clients of OpenAI's API, and the types and size of omni-ws
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)

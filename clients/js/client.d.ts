@@ -17,6 +17,12 @@ export interface Capabilities {
   [name: string]: unknown;
 }
 
+/* A JSON frame of the protocol; its type says which fields it has. */
+export interface Frame {
+  type: string;
+  [name: string]: any;
+}
+
 /* Fields of session_config. */
 export type SessionConfig = Record<string, unknown>;
 
@@ -152,7 +158,7 @@ export interface SessionEvents {
   state: { state: string; again?: boolean; seconds?: number; reason?: string; notice?: { error?: ServerError } | null };
   created: { session_id: string; model: string; capabilities: Capabilities; lost: boolean; resent: Set<number>; [name: string]: unknown };
   resumed: { session_id: string; next_sequence_id: number; replayed: number };
-  frame: { type: string; [name: string]: any };
+  frame: Frame;
   rtt: number;
 }
 
@@ -164,7 +170,7 @@ export class Session {
   readonly ready: boolean;
   readonly bufferedBytes: number;
   readonly unacknowledged: number;
-  onwire: ((direction: "sent" | "received", frame: { type: string; [name: string]: any }) => void) | null;
+  onwire: ((direction: "sent" | "received", frame: Frame) => void) | null;
   open(): void;
   close(): void;
   startAnew(): void;
@@ -204,7 +210,7 @@ export class Conversation {
   settled(): Promise<void>;
   keepSound(turn: Turn, side: "user" | "server", samples: Int16Array): void;
   lose(resent: Set<number>): void;
-  apply(frame: { type: string; [name: string]: any }): Turn | null;
+  apply(frame: Frame): Turn | null;
 }
 
 export function isOwed(turn: Turn): boolean;
@@ -308,6 +314,7 @@ export class Outgoing {
 }
 
 export class FrameError extends Error {
+  constructor(message: string);
   readonly code: string;
 }
 
@@ -322,6 +329,6 @@ export interface NumberedChunk {
 
 export function encodeInput(chunk: NumberedChunk): Uint8Array | string;
 export function decodeOutput(buffer: ArrayBuffer): { sequenceId: number; modality: Modality; startMs: number | null; payload: Uint8Array };
-export function parseFrame(text: string): { type: string; [name: string]: any };
+export function parseFrame(text: string): Frame;
 export function samplesOf(payload: Uint8Array): Int16Array;
 export function bytesOf(samples: Int16Array): Uint8Array;

@@ -7,12 +7,14 @@ export const MAX_SEQUENCE_ID = 0xffffffff;
 
 const INPUT_CHUNK = 1;
 const OUTPUT_CHUNK = 2;
+/** @type {("" | import("../client.js").Modality)[]} */
 export const MODALITIES = ["", "text", "audio", "video", "image"];
 const FLAG_END = 1;
 const FLAG_TIMESTAMP = 2;
 
 /* A frame that is not one; `code` is the protocol's name for it. */
 export class FrameError extends Error {
+  /** @param {string} message */
   constructor(message) {
     super(message);
     this.name = "FrameError";
@@ -22,6 +24,7 @@ export class FrameError extends Error {
 
 /* One input chunk as a binary frame, or, where it is the result of the tool call `toolCallId`, as JSON, since only that can
    say so. `payload` is a Uint8Array; `timestampMs` null means that there is none. */
+/** @param {import("../client.js").NumberedChunk} chunk */
 export function encodeInput({ sequenceId, modality, payload, endOfInput = false, timestampMs = null, toolCallId = null }) {
   if (toolCallId !== null) {
     const text = new TextDecoder().decode(payload);
@@ -46,6 +49,7 @@ export function encodeInput({ sequenceId, modality, payload, endOfInput = false,
 }
 
 /* One binary frame of the server: { sequenceId, modality, startMs, payload }; the payload is a view, not a copy. */
+/** @param {ArrayBuffer} buffer */
 export function decodeOutput(buffer) {
   if (buffer.byteLength < HEADER_BYTES) throw new FrameError("a binary frame is shorter than its header");
   const header = new DataView(buffer);
@@ -64,6 +68,7 @@ export function decodeOutput(buffer) {
 }
 
 /* One text frame of the server: an object that has a type. */
+/** @param {string} text @returns {import("../client.js").Frame} */
 export function parseFrame(text) {
   let frame;
   try {
@@ -78,6 +83,7 @@ export function parseFrame(text) {
 }
 
 /* The samples of a pcm16 payload, little-endian on every machine; half a sample at its end is left out. */
+/** @param {Uint8Array} payload */
 export function samplesOf(payload) {
   const count = payload.byteLength >> 1;
   const view = new DataView(payload.buffer, payload.byteOffset, count * 2);
@@ -87,6 +93,7 @@ export function samplesOf(payload) {
 }
 
 /* The bytes of samples, little-endian on every machine. */
+/** @param {Int16Array} samples */
 export function bytesOf(samples) {
   const bytes = new Uint8Array(samples.length * 2);
   const view = new DataView(bytes.buffer);
@@ -95,6 +102,7 @@ export function bytesOf(samples) {
 }
 
 /* The bytes of a payload in a JSON frame. */
+/** @param {string} text */
 export function bytesOfBase64(text) {
   const binary = atob(text);
   const bytes = new Uint8Array(binary.length);

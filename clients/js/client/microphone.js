@@ -4,7 +4,9 @@
    lost    the device went away, or another program took it */
 
 export class Microphone extends EventTarget {
+  /** @type {MediaStream | null} */
   #stream = null;
+  /** @type {AudioNode[]} */
   #nodes = [];
 
   get isOpen() {
@@ -12,6 +14,7 @@ export class Microphone extends EventTarget {
   }
 
   /* What the browser really gave: deviceId, echoCancellation and so on. */
+  /** @returns {MediaTrackSettings} */
   get settings() {
     return this.#stream?.getAudioTracks()[0]?.getSettings() ?? {};
   }
@@ -23,11 +26,13 @@ export class Microphone extends EventTarget {
   }
 
   /* Raises the DOMException of getUserMedia, or an Error named InsecureContext where a page may not ask at all. */
+  /** @param {AudioContext} context @param {import("../client.js").MicrophoneChoice} choice */
   async open(context, { deviceId = "", echoCancellation = true, noiseSuppression = true, autoGainControl = true }) {
     this.close();
     if (!navigator.mediaDevices?.getUserMedia) {
       throw Object.assign(new Error("this page may not use a microphone"), { name: "InsecureContext" });
     }
+    /** @type {MediaTrackConstraints} */
     const wanted = { channelCount: 1, echoCancellation, noiseSuppression, autoGainControl };
     // A device that is not there any more is no reason to stay silent: any other will do.
     if (deviceId) wanted.deviceId = { ideal: deviceId };
@@ -48,6 +53,7 @@ export class Microphone extends EventTarget {
   }
 
   /* A muted microphone gives silence, so that the server's clock goes on. */
+  /** @param {boolean} muted */
   set muted(muted) {
     for (const track of this.#stream?.getAudioTracks() ?? []) track.enabled = !muted;
   }
@@ -55,7 +61,7 @@ export class Microphone extends EventTarget {
   close() {
     for (const node of this.#nodes) {
       node.disconnect();
-      if (node.port) node.port.onmessage = null;
+      if (node instanceof AudioWorkletNode) node.port.onmessage = null;
     }
     for (const track of this.#stream?.getTracks() ?? []) {
       track.onended = null;

@@ -10,9 +10,12 @@ export const MAX_KEPT_BYTES = 24 * 1024 * 1024;
 export class Outgoing {
   #next = 0;
   #acknowledged = 0;
+  /** @type {(import("../client.js").NumberedChunk & { turn: number | null })[]} */
   #kept = [];
   #keptBytes = 0;
+  /** @type {Set<number | null>} */
   #begun = new Set();
+  /** @type {Set<number | null>} */
   #answered = new Set();
 
   constructor(maxBytes = MAX_KEPT_BYTES) {
@@ -29,11 +32,13 @@ export class Outgoing {
   }
 
   /* Whether another chunk of this many bytes may be added. */
+  /** @param {number} bytes */
   hasRoom(bytes) {
     return this.#keptBytes + bytes <= this.maxBytes;
   }
 
   /* The frame of a new chunk. `turn` is the number of the page's own turn, or null for an open microphone. */
+  /** @param {import("../client.js").InputChunk} chunk */
   add({ modality, payload, endOfInput = false, turn = null, toolCallId = null }) {
     const chunk = { sequenceId: this.#next++, modality, payload, endOfInput, turn, toolCallId };
     this.#kept.push(chunk);
@@ -42,23 +47,27 @@ export class Outgoing {
     return encodeInput(chunk);
   }
 
+  /** @param {number | null} turn */
   hasBegun(turn) {
     return this.#begun.has(turn);
   }
 
   /* The server has everything below `next`. */
+  /** @param {number} next */
   acknowledge(next) {
     this.#acknowledged = Math.max(this.#acknowledged, next);
     this.#drop();
   }
 
   /* The answer to a turn began, or nobody wants one any more. */
+  /** @param {number | null} turn */
   answered(turn) {
     this.#answered.add(turn);
     this.#drop();
   }
 
   /* The session goes on where the server has `next`: the frames that it lacks. */
+  /** @param {number} next */
   resume(next) {
     this.acknowledge(next);
     return this.#kept.filter((chunk) => chunk.sequenceId >= next).map(encodeInput);
@@ -67,20 +76,24 @@ export class Outgoing {
   /* A new session that knows nothing: the frames of every turn that was not answered, under new numbers, and how many
      turns those are. What an open microphone said is gone, and so are the results of calls that it did not make. */
   restart() {
-    const asksAgain = ({ turn, toolCallId }) => turn !== null && toolCallId === null && !this.#answered.has(turn);
-    this.#kept = this.#kept.filter(asksAgain);
+    /** @type {Set<number>} */
+    const turns = new Set();
+    this.#kept = this.#kept.filter(({ turn, toolCallId }) => {
+      if (turn === null || toolCallId !== null || this.#answered.has(turn)) return false;
+      turns.add(turn);
+      return true;
+    });
     this.#kept.forEach((chunk, place) => (chunk.sequenceId = place));
     this.#next = this.#kept.length;
     this.#acknowledged = 0;
     this.#keptBytes = this.#kept.reduce((sum, chunk) => sum + chunk.payload.byteLength, 0);
-    return { frames: this.#kept.map(encodeInput), turns: new Set(this.#kept.map((chunk) => chunk.turn)) };
+    return { frames: this.#kept.map(encodeInput), turns };
   }
 
   #drop() {
-    const needed = ({ sequenceId, turn }) =>
-      sequenceId >= this.#acknowledged || (turn !== null && !this.#answered.has(turn));
     this.#kept = this.#kept.filter((chunk) => {
-      if (needed(chunk)) return true;
+      const { sequenceId, turn } = chunk;
+      if (sequenceId >= this.#acknowledged || (turn !== null && !this.#answered.has(turn))) return true;
       this.#keptBytes -= chunk.payload.byteLength;
       return false;
     });

@@ -6,20 +6,24 @@ const CAMERA_SIDE = 640;
 const QUALITY = 0.82;
 
 /* A file of a person: { payload, url }. Raises an Error where it is no picture that this browser can read. */
+/** @param {Blob} file */
 export async function readImage(file) {
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    throw new Error(`${file.name || "This"} is no picture that the browser can read.`);
+    const name = file instanceof File && file.name ? file.name : "This";
+    throw new Error(`${name} is no picture that the browser can read.`);
   }
   return toJpeg(bitmap, bitmap.width, bitmap.height, LONGEST_SIDE);
 }
 
 export class Camera {
+  /** @type {MediaStream | null} */
   #stream = null;
   #video;
 
+  /** @param {HTMLVideoElement} video */
   constructor(video) {
     this.#video = video;
   }
@@ -45,6 +49,7 @@ export class Camera {
 
   /* What it sees now, as JPEG bytes. It is drawn at once, and dropped where its turn is over before it is encoded:
      a picture that comes late would open a turn of its own. */
+  /** @param {() => boolean} stillWanted */
   async frame(stillWanted) {
     const { videoWidth, videoHeight } = this.#video;
     if (videoWidth === 0) return null;
@@ -54,10 +59,12 @@ export class Camera {
   }
 }
 
+/** @param {CanvasImageSource} source @param {number} width @param {number} height @param {number} longest */
 async function toJpeg(source, width, height, longest) {
   const scale = Math.min(1, longest / Math.max(width, height, 1));
   const canvas = new OffscreenCanvas(Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale)));
   const pen = canvas.getContext("2d");
+  if (!pen) throw new Error("the browser cannot draw a picture");
   pen.fillStyle = "#fff"; // JPEG has no transparency
   pen.fillRect(0, 0, canvas.width, canvas.height);
   pen.drawImage(source, 0, 0, canvas.width, canvas.height);

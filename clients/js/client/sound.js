@@ -8,13 +8,18 @@ const USUAL_RATE = 48000;
 const START_MS = 10_000;
 /* Where the sound goes through PulseAudio or PipeWire, asking a context of Firefox for its latency can lock the page and
    the audio thread against each other for good. There the usual one is taken. */
-const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(globalThis.navigator?.userAgent);
+const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(globalThis.navigator?.userAgent ?? "");
 const USUAL_LATENCY_SECONDS = 0.04;
 
 const WORKLETS = ["capture-worklet.js", "playback-worklet.js"];
 
+/** Browsers that can play elsewhere have more than the standard library knows.
+ @typedef {AudioContext & { sinkId?: string, setSinkId?: (id: string) => Promise<void> }} OutputContext */
+
 export class Sound extends EventTarget {
+  /** @type {OutputContext | null} */
   #context = null;
+  /** @type {Promise<unknown> | null} */
   #loading = null;
   #missing = [...WORKLETS];
   #failures = 0;
@@ -49,12 +54,12 @@ export class Sound extends EventTarget {
       // Whoever is told may use the worklets.
       context.onstatechange = () => this.#load().then(() => this.#tell(), () => {});
       // Browsers with only one kind of session at a time would silence the speaker while the microphone is open.
-      if (navigator.audioSession) navigator.audioSession.type = "play-and-record";
+      if ("audioSession" in navigator) Object.assign(/** @type {object} */ (navigator.audioSession), { type: "play-and-record" });
     }
-    if (this.locked) this.#context.resume().catch(() => {});
+    this.revive();
     await this.#load();
     this.#tell();
-    return this.#context;
+    return this.#awake;
   }
 
   async #load() {
@@ -66,11 +71,12 @@ export class Sound extends EventTarget {
     throw Object.assign(new Error("the server does not give the page its sound"), { name: "SoundUnavailable" });
   }
 
+  /** @param {string} name */
   async #add(name) {
     // A worklet remembers that an address failed.
     const again = this.#failures ? `?again=${this.#failures}` : "";
     try {
-      await this.#context.audioWorklet.addModule(new URL(name + again, import.meta.url));
+      await this.#awake.audioWorklet.addModule(new URL(name + again, import.meta.url));
     } catch (error) {
       this.#failures += 1;
       throw error;
@@ -81,35 +87,42 @@ export class Sound extends EventTarget {
   /* Resolves when sound flows, as it may once there is a microphone. Raises an Error named SoundLocked where it does not:
      the browser wants to be touched, or there is no output device, without which some do not record either. */
   async running() {
-    const resumed = this.#context.resume().catch(() => {});
+    const resumed = this.#awake.resume().catch(() => {});
     await Promise.race([resumed, new Promise((late) => setTimeout(late, START_MS))]);
     if (this.locked) throw Object.assign(new Error("the browser starts no sound"), { name: "SoundLocked" });
   }
 
   /* After the page was away, or an output was unplugged. */
   revive() {
-    if (this.locked) this.#context.resume().catch(() => {});
+    if (this.locked) this.#awake.resume().catch(() => {});
   }
 
   /* `deviceId` "" is the system's own choice. */
+  /** @param {string} deviceId */
   async chooseOutput(deviceId) {
-    if (this.#context && this.canChooseOutput && (this.#context.sinkId ?? "") !== deviceId) {
-      await this.#context.setSinkId(deviceId);
-    }
+    const context = this.#context;
+    if (context?.setSinkId && (context.sinkId ?? "") !== deviceId) await context.setSinkId(deviceId);
   }
 
   /* When something at a context's time is heard, on the clock of performance.now(). */
+  /** @param {number} time */
   heardAt(time) {
-    return performance.now() + (time - this.#context.currentTime + this.#latency) * 1000;
+    return performance.now() + (time - this.#awake.currentTime + this.#latency) * 1000;
   }
 
   /* Samples that were given out and are on their way to the ear. */
   get latencySamples() {
-    return Math.round(this.#latency * this.#context.sampleRate);
+    return Math.round(this.#latency * this.#awake.sampleRate);
   }
 
   get #latency() {
-    return MAY_ASK_LATENCY ? this.#context.outputLatency || this.#context.baseLatency || 0 : USUAL_LATENCY_SECONDS;
+    return MAY_ASK_LATENCY ? this.#awake.outputLatency || this.#awake.baseLatency || 0 : USUAL_LATENCY_SECONDS;
+  }
+
+  /* The context, once `wake` has made it. */
+  get #awake() {
+    if (!this.#context) throw new Error("there is no sound before wake()");
+    return this.#context;
   }
 
   #tell() {

@@ -6,27 +6,36 @@
    level    { peak, queuedMs, underruns, targetMs }   every 20 ms or so while something sounds
    overflow { id } */
 
+/** What the audio thread tells (playback-worklet.js).
+ @typedef {{ type: string, id: number, played: number, time: number, queued: number }} Report */
+
 export class Speaker extends EventTarget {
+  /** @type {AudioWorkletNode | null} */
   #node = null;
-  #context = null;
+  #rate = 0;
   #sound;
+  /** @type {[object, Transferable[]][]} */
   #early = [];
+  /** @type {number | null} */
   #id = null;
   #played = 0;
 
+  /** @param {import("../client.js").Sound} sound */
   constructor(sound) {
     super();
     this.#sound = sound;
   }
 
   /* Once the context is there; what came before is played now. */
+  /** @param {AudioContext} context */
   attach(context) {
     if (this.#node) return;
-    this.#context = context;
-    this.#node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0, outputChannelCount: [1] });
-    this.#node.port.onmessage = ({ data }) => this.#heard(data);
-    this.#node.connect(context.destination);
-    for (const [message, transfer] of this.#early) this.#node.port.postMessage(message, transfer);
+    this.#rate = context.sampleRate;
+    const node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0, outputChannelCount: [1] });
+    this.#node = node;
+    node.port.onmessage = ({ data }) => this.#heard(data);
+    node.connect(context.destination);
+    for (const [message, transfer] of this.#early) node.port.postMessage(message, transfer);
     this.#early = [];
   }
 
@@ -40,10 +49,12 @@ export class Speaker extends EventTarget {
   }
 
   /* `samples` (Int16Array) are given away; they begin `place` samples into the answer. */
+  /** @param {number} id @param {Int16Array} samples @param {number} place */
   play(id, samples, place) {
     this.#post({ type: "push", id, samples, place }, [samples.buffer]);
   }
 
+  /** @param {number} id */
   end(id) {
     this.#post({ type: "end", id });
   }
@@ -53,12 +64,15 @@ export class Speaker extends EventTarget {
     this.#post({ type: "flush" });
   }
 
+  /** @param {{ type: string, [name: string]: unknown }} message @param {Transferable[]} transfer */
   #post(message, transfer = []) {
     if (this.#node) this.#node.port.postMessage(message, transfer);
     else if (message.type !== "flush") this.#early.push([message, transfer]);
   }
 
+  /** @param {Report} data */
   #heard(data) {
+    /** @param {object} detail */
     const emit = (detail) => this.dispatchEvent(new CustomEvent(data.type, { detail }));
     const { id, played } = data;
     switch (data.type) {
@@ -68,19 +82,20 @@ export class Speaker extends EventTarget {
         return emit({ id, heardAt: this.#sound.heardAt(data.time) });
       case "ended":
         this.#id = null;
-        return emit({ id, playedMs: (played / this.#context.sampleRate) * 1000 });
+        return emit({ id, playedMs: (played / this.#rate) * 1000 });
       case "flushed":
         this.#id = null;
         return emit({ id, playedMs: this.#heardMs(played) });
       case "level":
         if (id !== undefined && id === this.#id) this.#played = played;
-        return emit({ ...data, queuedMs: (data.queued / this.#context.sampleRate) * 1000 });
+        return emit({ ...data, queuedMs: (data.queued / this.#rate) * 1000 });
       default:
         return emit({ id });
     }
   }
 
+  /** @param {number} samples */
   #heardMs(samples) {
-    return (Math.max(0, samples - this.#sound.latencySamples) / this.#context.sampleRate) * 1000;
+    return (Math.max(0, samples - this.#sound.latencySamples) / this.#rate) * 1000;
   }
 }
