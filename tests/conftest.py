@@ -21,7 +21,7 @@ from support.virtual_clock import VirtualClockLoop
 
 from omni_ws.logs import QUIETED_LOGGERS
 
-pytest_plugins = ["support.report", "support.uneven_schedule", "support.voices"]
+pytest_plugins = ["support.report", "support.uneven_schedule", "support.vllm_tests", "support.voices"]
 
 _BOTH_LOOPS = Path(__file__).parent / "transport"
 #: Passes of the event loop in which what was cancelled may still come to its end.

@@ -18,18 +18,6 @@ from omni_ws.engine.base import EngineOutput, EngineState, Finished, GenerationR
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.vllm.engine import VllmEngine
 
-#: For small models: one process for each, one thread, no telemetry, no look-ups, no log.
-ENVIRONMENT: Mapping[str, str] = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "CRITICAL",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "TORCH_LOGS": "-all",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-
 #: A model of any of the tests, on a machine that does other things too.
 STARTS_WITHIN_SEC = 150.0
 TEXT = frozenset({OutputModality.TEXT})

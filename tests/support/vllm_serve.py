@@ -16,7 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.vllm_engine import ENVIRONMENT, STARTS_WITHIN_SEC
+from support.vllm_engine import STARTS_WITHIN_SEC
+from support.vllm_tests import ENVIRONMENT
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.engine.remote.engine import RemoteEngine

@@ -17,11 +17,6 @@ pytestmark = pytest.mark.vllm
 FAMILIES = pytest.mark.parametrize("family", Family)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @FAMILIES
 @pytest.mark.parametrize("case", CASE)
 def test_an_answer_is_cut_or_ends_by_itself(family: Family, case: str) -> None:

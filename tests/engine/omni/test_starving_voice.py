@@ -7,7 +7,7 @@ tokens a second for Qwen3, 50 for Qwen2.5.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -45,14 +45,6 @@ ROWS, FRAMES = {Family.QWEN25: 110, Family.QWEN3: 30}, {Family.QWEN25: 140, Fami
 FIRST = {Family.QWEN25: 24, Family.QWEN3: 1}
 
 FAMILIES = pytest.mark.parametrize("family", Family)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

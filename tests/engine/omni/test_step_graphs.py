@@ -22,11 +22,6 @@ from omni_ws.engine.omni.talker_loading import load_talker  # noqa: E402
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_without_cuda_the_step_itself_is_run() -> None:
     steps: list[tuple[int, int]] = []
 

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.vllm
 FAMILIES = pytest.mark.parametrize("family", Family)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
 def no_slot_stays_taken() -> Any:
     yield

@@ -31,11 +31,6 @@ pytestmark = pytest.mark.vllm
 FAMILIES = pytest.mark.parametrize("family", Family)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def opens(family: Family, **settings: Any) -> bool:
     model = talker(family)
     try:

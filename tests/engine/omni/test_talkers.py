@@ -25,11 +25,6 @@ pytestmark = pytest.mark.vllm
 FAMILIES = pytest.mark.parametrize("family", Family)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def cut(answer: Spoken, *, seed: int, count: int = 4) -> list[TalkerItem]:
     """Prompt and answer in random pieces."""
     rng = np.random.default_rng(seed)

@@ -1,38 +1,20 @@
-"""Skips the tests that need vLLM where it is not installed; the other tests of this folder run."""
+"""Fixtures of the tests of vLLM's engines, and the environment of those that need vLLM."""
 
 from __future__ import annotations
 
 import gc
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.vllm_engine import ENVIRONMENT
+from support.vllm_tests import set_environment
 
 if TYPE_CHECKING:
     from support.vllm_serve import VllmServers
 
-# Before vLLM is imported, which reads them then.
-for _name, _value in ENVIRONMENT.items():
-    os.environ.setdefault(_name, _value)
-
-_HERE = os.path.dirname(__file__)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = find_spec("vllm") is None
-    for item in items:
-        if item.get_closest_marker("vllm") is None or not str(item.path).startswith(_HERE):
-            continue
-        # Warnings that vLLM and PyTorch raise on import are not ours.
-        item.add_marker(pytest.mark.filterwarnings("ignore"))
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(240))
-        if missing:
-            item.add_marker(pytest.mark.skip(reason="vLLM is not installed (make test-vllm)"))
+set_environment()
 
 
 @pytest.fixture(autouse=True, scope="session")
