@@ -37,7 +37,7 @@ class Network:
     delay: float = 0.02
     jitter: float = 0.0
     loss: float = 0.0
-    #: Length of an outage, which begins while somebody speaks.
+    #: Duration of an outage that begins while the caller speaks.
     outage: float = 0.0
 
 
@@ -47,7 +47,7 @@ class _Carrier:
 
     devices: tuple[int, int]
     orders: Connection
-    dice: random.Random
+    rng: random.Random
     network: Network = field(default_factory=lambda: Network(name="clean"))
     dead_until: float = 0.0
     waiting: list[tuple[float, int, int, bytes]] = field(default_factory=list)
@@ -78,10 +78,10 @@ class _Carrier:
 
     def _carry(self, packet: bytes, target: int) -> None:
         now, network = time.monotonic(), self.network
-        if now < self.dead_until or self.dice.random() < network.loss:
+        if now < self.dead_until or self.rng.random() < network.loss:
             return
         self.carried += 1
-        due = now + network.delay + self.dice.uniform(0, network.jitter)
+        due = now + network.delay + self.rng.uniform(0, network.jitter)
         heapq.heappush(self.waiting, (due, self.carried, target, packet))
 
 

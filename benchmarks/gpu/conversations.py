@@ -39,20 +39,20 @@ class Spoken:
 
 @dataclass
 class _Answer:
-    """What came from the Talker and waits for the vocoder, and how much is to be handed on next."""
+    """The codec frames of an answer that are queued for the vocoder, and the size of its next chunk."""
 
     waiting: list[NDArray[np.int64]] = field(default_factory=list)
     frames: int = 0
     chunk: int = 1
     in_work: bool = False
     ended: bool = False
-    told: bool = False
+    sent_last: bool = False
     first_sound: float | None = None
 
     def take(self, *, adaptive: bool) -> VocoderInput | None:
         """Return the next codes for the vocoder; None if it works, or is to wait for a whole chunk."""
         held = sum(len(codes) for codes in self.waiting)
-        if self.in_work or self.told or not (self.ended or held >= (self.chunk if adaptive else 1)):
+        if self.in_work or self.sent_last or not (self.ended or held >= (self.chunk if adaptive else 1)):
             return None
         codes = np.concatenate(self.waiting) if self.waiting else None
         if codes is None:
@@ -61,8 +61,8 @@ class _Answer:
         self.waiting = [codes[count:]] if count < held else []
         self.chunk = min(_LARGEST, self.chunk * _GROWTH)
         self.in_work = True
-        self.told = self.ended and not self.waiting
-        return VocoderInput(codes[:count], last=self.told)
+        self.sent_last = self.ended and not self.waiting
+        return VocoderInput(codes[:count], last=self.sent_last)
 
 
 def ask(talker: SlotTalker, shape: OmniShape, count: int, **settings: Any) -> None:
@@ -70,15 +70,15 @@ def ask(talker: SlotTalker, shape: OmniShape, count: int, **settings: Any) -> No
     begin, end = shape.prompt
     for session in range(count):
         talker.open(session, {"seed": session, **settings})
-        dice = np.random.default_rng(session)
-        tokens = np.concatenate((begin, dice.integers(0, _TOKENS, _PROMPT_TOKENS), end)).astype(np.int64)
+        rng = np.random.default_rng(session)
+        tokens = np.concatenate((begin, rng.integers(0, _TOKENS, _PROMPT_TOKENS), end)).astype(np.int64)
         talker.feed(
             session,
             PromptRows(
                 tokens,
                 np.tile(np.arange(len(tokens)), (3, 1)),
                 np.full(len(tokens), shape.family is Family.QWEN25),
-                _states(shape, len(tokens), dice),
+                _states(shape, len(tokens), rng),
             ),
         )
     while talker.busy:
@@ -88,9 +88,9 @@ def ask(talker: SlotTalker, shape: OmniShape, count: int, **settings: Any) -> No
 def answer(talker: SlotTalker, shape: OmniShape, count: int, *, frames: int) -> None:
     """Give all sessions their answers' rows at once, and leave to make ``frames`` frames."""
     for session in range(count):
-        dice = np.random.default_rng(1_000 + session)
-        tokens = dice.integers(0, _TOKENS, frames)
-        talker.feed(session, AnswerRows(tokens, _states(shape, frames, dice)))
+        rng = np.random.default_rng(1_000 + session)
+        tokens = rng.integers(0, _TOKENS, frames)
+        talker.feed(session, AnswerRows(tokens, _states(shape, frames, rng)))
         talker.feed(session, AnswerEnd())
         talker.grant(session, frames)
 
@@ -150,6 +150,6 @@ def _decodable(codes: NDArray[np.int64], shape: OmniShape) -> NDArray[np.int64]:
     return codes % 2_048 if shape.family is Family.QWEN3 else codes % 8_192
 
 
-def _states(shape: OmniShape, count: int, dice: np.random.Generator) -> NDArray[np.float32]:
+def _states(shape: OmniShape, count: int, rng: np.random.Generator) -> NDArray[np.float32]:
     rows = count if shape.family is Family.QWEN25 else 0
-    return dice.standard_normal((rows, shape.thinker_size), np.float32)
+    return rng.standard_normal((rows, shape.thinker_size), np.float32)
