@@ -27,16 +27,17 @@ from omni_ws.engine.vllm.chat_template import lacks_chat_template, read_chat_tem
 from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
+from omni_ws.engine.vllm.forced_answer import ForcedAnswer
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 from omni_ws.engine.vllm.omni_model import find_omni_model
-from omni_ws.engine.vllm.omni_reading import read_aloud
 from omni_ws.engine.vllm.omni_voice import OmniVoice, own_voice
+from omni_ws.engine.vllm.reading import ReadingStages, read_request
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.request_stages import RequestStages
 from omni_ws.engine.vllm.sampling import SAMPLING
 from omni_ws.engine.vllm.speaker import Speaker
-from omni_ws.engine.vllm.talker import Talker
+from omni_ws.engine.vllm.talker import TEXT_LINK, Talker
 from omni_ws.engine.vllm.talker_engine import TalkerEngine
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
@@ -328,7 +329,8 @@ class VllmEngine:
         check_is_heard(request)
         self._chats += 1
         try:
-            async with aclosing(read_aloud(request, voice, shared)) as outputs:
+            stages = partial(_reading_stages, request, voice, shared)
+            async with aclosing(read_request(request, stages, shared.decoding)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
@@ -367,3 +369,12 @@ class VllmEngine:
 
 def _token_bytes(model: LanguageModel) -> TokenBytes:
     return TokenBytes(model.llm.get_tokenizer())
+
+
+def _reading_stages(request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts) -> ReadingStages:
+    """Those that read with an omni model's own voice. Raises InvalidValue."""
+    talker, vocoder = voice.stages(
+        voice=request.voice, sampling=request.stage_sampling.get("talker"), parameters=request.stage_params
+    )
+    text = ForcedAnswer(parts, voice.rows, request)
+    return ReadingStages(talker, vocoder, (TEXT_LINK, *voice.links), before=(text,))

@@ -6,21 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.decoding import decode_request
-from omni_ws.engine.incident import incident
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.pipeline import pipeline
+from omni_ws.core.chunks import Modality, OutputModality, Task
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest
 from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.vllm.code2wav import Code2Wav
-from omni_ws.engine.vllm.read_aloud import ReadAloud
+from omni_ws.engine.vllm.reading import ReadingStages, read_request
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
-from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.errors import EngineFailed
 
 
 class TalkerEngine:
@@ -77,37 +74,19 @@ class TalkerEngine:
         check_is_heard(request)
         self.active_requests += 1
         try:
-            with request.media_room.share() as share:
-                async with aclosing(self._read_aloud(request, self._decoding, share)) as outputs:
-                    async for output in outputs:
-                        yield output
-        except OmniError:
-            raise
-        except Exception as error:
-            raise incident("the Talker failed", error, request_id=request.request_id) from error
+            async with aclosing(read_request(request, partial(self._stages, request), self._decoding)) as outputs:
+                async for output in outputs:
+                    yield output
         finally:
             self.active_requests -= 1
 
-    async def _read_aloud(
-        self, request: GenerationRequest, decoding: ThreadPoolExecutor, share: MediaShare
-    ) -> AsyncGenerator[EngineOutput, None]:
-        talker, code2wav = stages = self.speaker.stages(
+    def _stages(self, request: GenerationRequest) -> ReadingStages:
+        """Raises InvalidValue."""
+        talker, code2wav = self.speaker.stages(
             request.request_id,
             voice=request.voice,
             sampling=request.stage_sampling.get(Talker.name),
             parameters=request.stage_params,
             priority=request.options.priority if self.speaker.model.by_priority else 0,
         )
-
-        def usage() -> Usage:
-            audio_ms = round(code2wav.audio_ms)
-            return Usage(input_tokens=talker.prompt_tokens, output_tokens=talker.tokens, output_audio_ms=audio_ms)
-
-        request.meter.read = lambda: usage() if talker.prompt_tokens else None
-        decoded = decode_request(request, {Modality.TEXT}, executor=decoding, share=share)
-        chain = pipeline(decoded, [ReadAloud(), *stages], self.speaker.links, sink=request.sink)
-        # Leaving the pipeline cancels its stages, which abort their requests in vLLM.
-        async with aclosing(decoded), chain as outputs:
-            async for output in outputs:
-                yield output
-        yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, usage())
+        return ReadingStages(talker, code2wav, self.speaker.links)
