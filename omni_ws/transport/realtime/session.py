@@ -157,7 +157,7 @@ class RealtimeConnection(SoleConnection):
             return
         if not self._outbox:
             self._emptied.set()
-        elif not self._connection.paused:
+        elif self._connection.is_open and not self._connection.paused:
             self.output_ready()
 
     def _send(self, events: Iterable[Event]) -> None:

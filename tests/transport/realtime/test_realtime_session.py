@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -14,8 +15,9 @@ from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
 from omni_ws.audio.g711 import decode_mu_law
-from omni_ws.engine.base import AudioOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.transport.realtime.session import RealtimeConnection
 
 TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 
@@ -220,3 +222,39 @@ async def test_a_transcription_session_has_transcripts_only() -> None:
         await client.send("response.create")
         assert (await client.until("error"))["error"]["code"] == "invalid_value"
         assert not client.seen("response.created")
+
+
+async def test_output_that_can_no_longer_be_sent_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an engine takes its time to end the answer of a client that has gone."""
+    tries = 0
+    flush = RealtimeConnection._flush
+
+    def counted(connection: RealtimeConnection) -> None:
+        nonlocal tries
+        tries += 1
+        flush(connection)
+
+    monkeypatch.setattr(RealtimeConnection, "_flush", counted)
+    monkeypatch.setattr("omni_ws.transport.realtime.session.WRITE_BATCH_MESSAGES", 1)  # so that much is left
+    ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def ends_late() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await may_end.wait()
+
+    engine = ScriptedEngine((*(TextOutput("word ") for _ in range(2000)), ends_late))
+    async with live_server(engine) as server, realtime_client(server) as client:
+        await client.update(output_modalities=["text"])
+        await client.say("hello")
+        await client.send("response.create")
+        await client.until("response.output_text.delta")
+        await client.connection.close()
+        await ending.wait()
+        before = tries
+        for _ in range(100):
+            await asyncio.sleep(0)
+        may_end.set()
+        assert tries <= before + 1
