@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 
 KIND = "You are kind."
 #: The largest difference from transformers, of the largest value, in float32. Both families compute text to less than
-#: 1e-5; the random weights of Qwen2.5's encoders make a little more of rounding.
-ROUNDING = 2e-5
+#: 1e-5; the random weights of Qwen2.5's encoders make more of rounding, how much depends on the machine.
+ROUNDING = 1e-4
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=["qwen3-omni", "qwen2.5-omni"])
