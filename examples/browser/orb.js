@@ -12,6 +12,7 @@ const POINTS = 56;
 const BREAK_MS = 550;
 const RING_MS = 1500;
 const REST_FRAME_MS = 33;
+const RECENT_FRAMES = 60;
 const TURN = Math.PI * 2;
 
 /* What a state looks like: size, how much of the server's colour and of that of work, how much colour at all, the swell of
@@ -27,8 +28,8 @@ const LOOKS = {
 };
 
 export class Orb {
-  /* Milliseconds of script that the frames took: the mean of the last second or so, and how many were drawn. */
-  cost = { mean: 0, frames: 0 };
+  /* Milliseconds of script that each of the last frames took, and how many were drawn. */
+  cost = { recent: [], frames: 0 };
   #canvas;
   #pen;
   #state = "away";
@@ -94,7 +95,8 @@ export class Orb {
     this.#drawnAt = now;
     this.#draw(now);
     this.cost.frames += 1;
-    this.cost.mean += (performance.now() - begun - this.cost.mean) / Math.min(60, this.cost.frames);
+    this.cost.recent.push(performance.now() - begun);
+    if (this.cost.recent.length > RECENT_FRAMES) this.cost.recent.shift();
   }
 
   get #settled() {

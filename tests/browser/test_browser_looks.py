@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from typing import Any
 
 import pytest
@@ -146,7 +147,7 @@ async def test_the_centre_draws_quickly_and_stands_still_on_request() -> None:
         await demo.answered(turn=1)
         moving = await demo.page.evaluate(orb)
         assert moving["frames"] > still["frames"]
-        assert moving["mean"] < 4
+        assert statistics.median(moving["recent"]) < 4  # a frame may be held up by what else the machine does
 
 
 #: The levels of an answer to what was written: the server's side alone has any.
