@@ -22,9 +22,10 @@ SESSIONS = "/v1/streaming_input/sessions"
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[WorkerServer]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerServer]:
     """A server for the tests that leave its workers alone."""
-    with worker_server("--limits.max-sessions", "4", "--streaming-input.resume-grace-sec", "30") as server:
+    flags = ("--limits.max-sessions", "4", "--streaming-input.resume-grace-sec", "30")
+    with worker_server(*flags, "--profiler.root", str(tmp_path_factory.mktemp("profiles"))) as server:
         yield server
 
 
@@ -109,6 +110,19 @@ async def test_a_websocket_resumes_through_the_other_worker(shared: WorkerServer
     async with native_client(shared, query=query, greeted=False) as late:  # type: ignore[arg-type]
         # The token is good until the server hears from the client, and ends with its connection.
         assert (await late.receive())["type"] == "session_resumed"
+
+
+async def test_a_profile_is_that_of_all_workers(shared: WorkerServer) -> None:
+    async with two_workers(shared) as (first, second, *ids):
+        await first.send(request("POST", "/start_request_profile", body=b'{"run_id": "both"}'))
+        started = (await first.response()).json()
+        assert len(set(started["event_files"])) == 2
+        await second.send(request("POST", "/stop_profile", body=b'{"run_id": "both"}'))
+        stopped = (await second.response()).json()
+        assert (stopped["stopped"], sorted(stopped["event_files"])) == (True, sorted(started["event_files"]))
+        await second.send(request("POST", "/stop_profile", body=b'{"run_id": "both"}'))
+        assert (await second.response()).json()["stopped"] is False
+        await delete(shared, *ids)
 
 
 async def test_the_limit_of_sessions_is_that_of_the_server(shared: WorkerServer) -> None:
@@ -228,3 +242,17 @@ async def test_a_rolling_restart_under_load_loses_no_word() -> None:
         assert not re.search(r"Traceback|ERROR", "".join(server.lines))
         answer = await server.get("/health")
         assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
+
+
+async def test_a_client_secret_is_good_at_every_worker() -> None:
+    key = "Authorization: Bearer the-key"
+    with worker_server("--api-key", "the-key") as server:
+        async with raw_client(server.port) as maker:
+            await maker.send(request("POST", "/v1/realtime/client_secrets", key, body=b"{}"))
+            secret = (await maker.response()).json()["value"]
+            async with AsyncExitStack() as stack:
+                for value, status in ((secret, 101), (secret, 101), (secret, 101), (f"{secret}0", 401)):
+                    user = await stack.enter_async_context(raw_client(server.port))
+                    bearer = f"Authorization: Bearer {value}"
+                    await user.send(websocket_upgrade("/v1/realtime?model=local-model", bearer))
+                    assert (await user.head())[1] == status
