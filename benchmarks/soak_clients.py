@@ -25,6 +25,8 @@ HEARD: Final = "go forward ten meters"
 FRAME_BYTES: Final = 640
 #: A talker that waits longer for an answer has found a defect, whatever else happens.
 PATIENCE_SEC: Final = 90.0
+#: In which a server that had no descriptors still closes connections that it could not take.
+AFTERMATH_SEC: Final = 2.0
 
 
 @dataclass
@@ -91,8 +93,10 @@ class Talker:
         except (OSError, WebSocketException, TimeoutError) as error:
             self._tally.counts["vanished" if self.vanished else "cut"] += 1
             # A server without descriptors takes nobody new, and one that is dead serves nobody.
-            within = ("server",) if self._sent else ("server", "descriptors")
-            if not self.vanished and not self._tally.fault(*within, since=began):
+            excused = self._tally.fault("server", since=began) or (
+                not self._sent and self._tally.fault("descriptors", since=began - AFTERMATH_SEC)
+            )
+            if not self.vanished and not excused:
                 self._tally.wrong.append(f"a session ended by {error!r} after {time.monotonic() - began:.1f} s")
 
     async def _sum(self) -> None:
