@@ -52,7 +52,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside fronts check bench bench-vllm fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -117,19 +117,24 @@ test-bare: $(VENV)/.ready-to-test distribution ## some tests again, with optiona
 	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.bare_machine $(CURDIR)/$(BIN)/python -m pytest \
 	  --outcomes-of='bare machine' $(BARE_TESTS) $(ARGS)
 
+# Installs what the shell's $missing names. RUNLEVEL: services are not started.
+define FROM_DISTRIBUTION
+[ -n "$$missing" ] || exit 0; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "not installed: $$missing. Only root on Debian can install it here: some tests will be skipped" >&2; exit 0; \
+	fi; \
+	echo "installing for the tests: $$missing"; export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null || \
+	  echo "cannot install $$missing: some tests will be skipped" >&2
+endef
+
 # Programs that tests use from the system: Chromium and flite. Without one, its tests are skipped by name, and fail under
 # CI.
 distribution: $(VENV)/.ready-to-test
 	@missing=; \
 	[ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null || missing=chromium; \
 	$(BIN)/python -m omni_ws.engine.tts.voice_worker flite </dev/null | grep -q voices || missing="$${missing:+$$missing }flite"; \
-	[ -n "$$missing" ] || exit 0; \
-	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "not installed: $$missing. Only root on Debian can install it here: some tests will be skipped" >&2; exit 0; \
-	fi; \
-	echo "installing for the tests: $$missing"; export DEBIAN_FRONTEND=noninteractive; \
-	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null || \
-	  echo "cannot install $$missing: some tests will be skipped" >&2
+	$(FROM_DISTRIBUTION)
 
 # What an image installs, and nothing else: the versions and hashes of the lock, and the wheel. The bill of materials is
 # kept apart from dist/, all of which is uploaded to a package index.
@@ -182,10 +187,17 @@ serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, 
 # Third-party software for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
-test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready ## third-party clients of OpenAI's API, and the types and size of omni-ws
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready fronts ## third-party clients of OpenAI's API, the types and size of omni-ws, nginx and HAProxy
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
+
+# What deploy/ configures in front of replicas.
+fronts:
+	@missing=; for one in nginx haproxy; do \
+	  PATH="$$PATH:/usr/sbin" command -v $$one >/dev/null || missing="$${missing:+$$missing }$$one"; \
+	done; \
+	$(FROM_DISTRIBUTION)
 
 $(OUTSIDE_VENV)/.ready: requirements/outside.txt requirements/outside.lock | $(BIN)/python
 	@echo 'installing third-party clients'

@@ -77,6 +77,25 @@ def test_every_variable_is_a_setting(name: str) -> None:
     assert found <= known
 
 
+def test_manifests_of_kubernetes_fit_the_server() -> None:
+    text = (DEPLOY / "kubernetes" / "omni_ws.yaml").read_text(encoding="utf-8")
+    manifests = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    pod = manifests["StatefulSet"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    variables_set = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables_set.keys() <= {"OMNI_WS_" + "__".join(setting.path).upper() for setting in SETTINGS.values()}
+    # A service omni-ws would set OMNI_WS_PORT.
+    assert pod["enableServiceLinks"] is False
+    before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert before > container["readinessProbe"]["periodSeconds"] * container["readinessProbe"]["failureThreshold"]
+    assert pod["terminationGracePeriodSeconds"] > before + int(variables_set["OMNI_WS_DRAIN_TIMEOUT_SEC"])
+    [metric] = manifests["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in {one.name for one in Metrics().descriptions}
+    labels = manifests["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert parsed(DEPLOY / "kubernetes" / "kustomization.yaml")["resources"] == ["omni_ws.yaml"]
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_what_an_image_installs_and_fetches_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (DEPLOY / name).read_text(encoding="utf-8")

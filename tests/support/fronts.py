@@ -1,0 +1,140 @@
+"""nginx and HAProxy as ``deploy/`` configures them, and two replicas behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support.raw_http import raw_client, request
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+REPLICA_IDS = ("a", "b")
+#: What the files in ``deploy/`` call the replicas.
+_ADDRESSES = ("10.0.0.1:8080", "10.0.0.2:8080")
+
+
+def program(name: str) -> str:
+    """Where a program of the system is."""
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    if path is None:
+        pytest.skip(f"{name} is not installed (Debian: {name})")
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _rewritten(name: str, listen: str, port: int, replicas: Sequence[int]) -> str:
+    """The file of that name in ``deploy/``, with the ports of a test."""
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    for address, replica in zip(_ADDRESSES, replicas, strict=True):
+        assert address in text
+        text = text.replace(address, f"127.0.0.1:{replica}")
+    end = ";" if name == "nginx.conf" else ""
+    text, count = re.subn(rf"(?m)^(    {listen} )\S+", rf"\g<1>127.0.0.1:{port}{end}", text)
+    assert count == 1
+    return text
+
+
+def _nginx(folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
+    (folder / "omni_ws.conf").write_text(_rewritten("nginx.conf", "listen", port, replicas), encoding="utf-8")
+    paths = "".join(
+        f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;\n" if os.getuid() == 0 else ""
+    main = folder / "nginx.conf"
+    main.write_text(
+        f"{user}daemon off;\nworker_processes 2;\npid {folder}/nginx.pid;\nerror_log {folder}/error.log;\n"
+        f"events {{}}\nhttp {{\naccess_log off;\n{paths}include {folder}/omni_ws.conf;\n}}\n",
+        encoding="utf-8",
+    )
+    return [program("nginx"), "-c", str(main), "-e", str(folder / "error.log")]
+
+
+def _haproxy(folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
+    path = folder / "haproxy.cfg"
+    path.write_text(_rewritten("haproxy.cfg", "bind", port, replicas), encoding="utf-8")
+    return [program("haproxy"), "-db", "-q", "-f", str(path)]
+
+
+FRONTS: dict[str, Callable[[Path, int, Sequence[int]], list[str]]] = {"nginx": _nginx, "haproxy": _haproxy}
+
+
+@contextlib.asynccontextmanager
+async def front(kind: str, folder: Path, replicas: Sequence[int]) -> AsyncIterator[int]:
+    """The port of a front before the replicas at these ports, once it forwards."""
+    [port] = free_ports(1)
+    process = await asyncio.create_subprocess_exec(*FRONTS[kind](folder, port, replicas))
+    try:
+        await healthy(port, process)
+        yield port
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+async def healthy(port: int, process: asyncio.subprocess.Process) -> None:
+    """Returns when ``/health`` is 200, which ``process`` is to bring about."""
+    async with asyncio.timeout(60):
+        while True:
+            assert process.returncode is None, f"it ended with {process.returncode}"
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                async with raw_client(port) as client:
+                    await client.send(request("GET", "/health", "Connection: close"))
+                    if (await client.response()).status == 200:
+                        return
+
+
+class ReplicaProcess:
+    """``omni-ws serve`` over the fake engine, which is started again at the same port."""
+
+    def __init__(self, replica_id: str, port: int) -> None:
+        self.replica_id = replica_id
+        self.port = port
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--log-level", "error"),
+            *("--port", str(self.port), "--replica-id", self.replica_id),
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        await healthy(self.port, self._process)
+
+    async def drain(self) -> None:
+        """SIGTERM, and the end that must follow in good order."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(self._process.wait(), 60) == 0
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def replica_processes() -> AsyncIterator[list[ReplicaProcess]]:
+    replicas = [ReplicaProcess(*one) for one in zip(REPLICA_IDS, free_ports(len(REPLICA_IDS)), strict=True)]
+    try:
+        await asyncio.gather(*(one.start() for one in replicas))
+        yield replicas
+    finally:
+        for one in replicas:
+            await one.kill()
