@@ -40,6 +40,7 @@ from omni_ws.transport.routes.operations import OperationsRoutes
 from omni_ws.transport.routes.profiling import ProfilingRoutes
 from omni_ws.transport.routes.speech import SpeechRoutes
 from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
+from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 from omni_ws.transport.telephony.endpoint import TelephonyStreams
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
@@ -86,6 +87,7 @@ class App:
         yield ClientSecretRoutes(sessions, authenticator, secrets)
         yield WebrtcCalls(sessions, authenticator, secrets)
         yield TelephonyStreams(sessions, authenticator, recorder)
+        yield AudioSocketCalls(sessions, authenticator)
         yield ModeBRoutes(sessions, authenticator, self.registry)
         yield ChatRoutes(sessions, authenticator)
         yield SpeechRoutes(sessions, authenticator)
@@ -134,6 +136,11 @@ class App:
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
 
     # life cycle
+
+    async def open_ports(self) -> None:
+        """Opens the ports that front ends have of their own. Raises OSError if one is taken."""
+        for front_end in self.front_ends:
+            await front_end.open_ports()
 
     def drain(self, time_left: float) -> None:
         """Admits no new session, and lets open requests finish within ``time_left`` seconds."""

@@ -226,6 +226,7 @@ async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[Runnin
     else:
         join(worker, app, server, connections, door, options)
     try:
+        await app.open_ports()
         yield running
     finally:
         await running.close()

@@ -224,9 +224,21 @@ class RemoteConfig(Section):
 
 
 class TelephonyConfig(Section):
-    """Telephone calls: the media streams of a telephony gateway."""
+    """Telephone calls: the media streams of a telephony gateway, and Asterisk's AudioSocket."""
 
     enabled: bool = Field(default=False, description="Serve `/v1/telephony/media-stream`; if off, it answers 404.")
+    audiosocket_port: Port | None = Field(
+        default=None, description="TCP port for calls over AudioSocket; 0: any free one; unset: none."
+    )
+    audiosocket_host: Text = Field(
+        default="127.0.0.1",
+        description="Address to listen on for AudioSocket, which is not encrypted. Beyond this machine it needs keys: "
+        "the UUID of a call must be one.",
+    )
+    audiosocket_instructions: Text | None = Field(
+        default=None, description="`instructions` of the calls over AudioSocket."
+    )
+    audiosocket_greeting: Text | None = Field(default=None, description="`greeting` of the calls over AudioSocket.")
 
 
 class WebrtcConfig(Section):

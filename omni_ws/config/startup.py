@@ -23,15 +23,21 @@ def check_exposure(config: ServerConfig) -> None:
     Raises ConfigurationError.
     """
     has_key = config.api_key is not None or config.auth.keys_file is not None
-    if has_key or config.auth.insecure_no_auth or is_loopback(config.host):
+    if has_key or config.auth.insecure_no_auth:
         return
-    raise ConfigurationError(
-        [
-            f"refusing to listen on {config.host} without a key, where other machines could use the server: "
-            "set a key (environment variable OMNI_WS_API_KEY, --api-key, or --auth.keys-file for several), "
-            "listen on --host 127.0.0.1, or allow unauthenticated access with --insecure-no-auth"
-        ]
-    )
+    telephony = config.telephony
+    addresses = {"host": config.host}
+    if telephony.audiosocket_port is not None:
+        addresses["telephony.audiosocket-host"] = telephony.audiosocket_host
+    problems = [
+        f"refusing to listen on {host} without a key, where other machines could use the server: "
+        "set a key (environment variable OMNI_WS_API_KEY, --api-key, or --auth.keys-file for several), "
+        f"listen on --{flag} 127.0.0.1, or allow unauthenticated access with --insecure-no-auth"
+        for flag, host in addresses.items()
+        if not is_loopback(host)
+    ]
+    if problems:
+        raise ConfigurationError(problems)
 
 
 def is_loopback(host: str) -> bool:

@@ -120,7 +120,7 @@ class Conversation:
             engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
         )
         #: The request whose input is open.
-        self._receiving: Request | None = None
+        self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -177,7 +177,7 @@ class Conversation:
         events = self.stream.receive_chunk(chunk, now=now)
         if events:
             self._handle(events)
-        request = self._receiving
+        request = self.receiving
         most = MAX_WAITING_CHUNKS
         if request is not None and request.session.received.chunks > most and request.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
@@ -197,7 +197,7 @@ class Conversation:
         """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
         if (request := self.queue.find(request_id)) is None and request_id is not None:
             return  # it has ended, and input behind a gap belongs to others
-        if request is self._receiving:
+        if request is self.receiving:
             self.stream.cancel(now=self._now())
             self._stop_receiving()
         else:
@@ -206,7 +206,7 @@ class Conversation:
             self.loudspeaker.silence()
         if request is not None:
             self.queue.cancel(request)
-        if self._listener is not None and self._receiving is None:
+        if self._listener is not None and self.receiving is None:
             self._listener.cancel()
 
     def truncate_history(self, request_id: str) -> int:
@@ -233,13 +233,13 @@ class Conversation:
 
     def input_full(self) -> bool:
         """Whether the transport must stop reading until the owner's ``input_may_continue``."""
-        request = self._receiving
+        request = self.receiving
         can_be = self.stream.diverting or (request is not None and request.answering)  # the hot path
         return can_be and self._flow.is_full(request)
 
     def take_ack(self) -> InputAckFrame:
         """An acknowledgement of all input so far, with the credit for more."""
-        return self._flow.take_ack(self._receiving)
+        return self._flow.take_ack(self.receiving)
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` is due; None if never."""
@@ -297,7 +297,7 @@ class Conversation:
 
     def request_ended(self, request: Request) -> None:
         self.stream.forget(request.session)
-        if request is self._receiving:
+        if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self._stop_receiving()
@@ -327,7 +327,7 @@ class Conversation:
 
     def _handle(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
-            request = self._receiving
+            request = self.receiving
             match event:
                 case InputAppended(chunk=chunk) if request is not None:
                     request.append(chunk)
@@ -362,7 +362,7 @@ class Conversation:
         request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
             request.keep_speech(self.history, supported=self.engine.capabilities.speech_in_history)
-        self._receiving = request
+        self.receiving = request
         self.admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
@@ -414,7 +414,7 @@ class Conversation:
         """The input of a request is complete, or was empty."""
         self._flow.notify_observers()
         request.timeline.mark_input_ended()
-        if request is self._receiving:
+        if request is self.receiving:
             self._stop_receiving()
         if error is not None:
             request.fail(error)
@@ -430,7 +430,7 @@ class Conversation:
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
-        self._receiving = None
+        self.receiving = None
         self._update_order()
 
     def _update_order(self) -> None:
@@ -440,7 +440,7 @@ class Conversation:
     def _update_answering(self) -> None:
         """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
         answering = any(
-            request is not self._receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
+            request is not self.receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self.queue.requests
         )
         silence_begins = self.stream.answering and not answering

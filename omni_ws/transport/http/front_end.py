@@ -11,8 +11,9 @@ class FrontEnd:
     """Base class of everything that answers on the port.
 
     A front end overrides what applies to it; the defaults do nothing. The application calls ``register`` and
-    ``connect_gauges`` once, before the port opens, and the rest in this order as the server ends: ``drain``,
-    ``end_all``, ``wait_ended``, ``wait_closed``. A server that is closed without draining starts at ``end_all``.
+    ``connect_gauges`` once, before the port opens, ``open_ports`` once it is open, and the rest in this order as the
+    server ends: ``drain``, ``end_all``, ``wait_ended``, ``wait_closed``. A server that is closed without draining
+    starts at ``end_all``.
 
     All methods run on the event loop.
     """
@@ -22,6 +23,9 @@ class FrontEnd:
 
     def connect_gauges(self, metrics: Metrics) -> None:
         """Bind the gauges that only this front end can read."""
+
+    async def open_ports(self) -> None:
+        """Listen on ports of its own, if it has any. Raises OSError, with advice, if one is taken."""
 
     def drain(self, time_left: float) -> None:
         """Refuse new requests and let open ones finish; what is open after ``time_left`` seconds is ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.audio_format import AudioEncoding
@@ -22,13 +22,12 @@ from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.recording.recorded_connection import recorded
-from omni_ws.transport.telephony.call import PhoneCall, close_code
+from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, call_configuration
 from omni_ws.transport.telephony.messages import SAMPLE_RATE, StreamStart
 from omni_ws.transport.telephony.opening import StreamOpening
+from omni_ws.transport.telephony.stream_call import StreamCall, close_code
 
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
-#: Label of the sessions in metrics, logs and recordings.
-TELEPHONY_ORIGIN: Final = "telephony"
 #: A message of 20 ms of audio has some 300 bytes.
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 #: The custom parameter of a gateway that cannot send headers, and those that configure the session.
@@ -101,7 +100,7 @@ class TelephonyStreams(LiveFrontEnd):
             self._openings.discard(opening)
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
-        call = PhoneCall(connection, session, start.stream_sid, keep_alive=self._keep_alive)
+        call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive)
         session.attach(call)
         session.conversation.greet()
         await call.run(opening.behind)
@@ -113,7 +112,9 @@ class TelephonyStreams(LiveFrontEnd):
         key = caller.key
         session = self._live.open(key, client=caller.client)
         try:
-            session.conversation.configure(_configuration(start))
+            given = start.custom_parameters
+            fields = {name: given[name] for name in SESSION_PARAMETERS if name in given}
+            session.conversation.configure(call_configuration(_AUDIO, **fields))
         except OmniError:
             session.end(None)
             raise
@@ -143,15 +144,3 @@ class TelephonyStreams(LiveFrontEnd):
     def _refuse_openings(self, error: OmniError) -> None:
         for opening in self._openings:
             opening.refuse(error)
-
-
-def _configuration(start: StreamStart) -> dict[str, Any]:
-    """The ``session_config`` of a call: turns are detected, and audio has the format of the stream."""
-    given = start.custom_parameters
-    return {
-        "input_audio": _AUDIO,
-        "output_audio": _AUDIO,
-        "modalities": ["text", "audio"],  # the text is for the history
-        "turn_detection": {"type": "server_vad"},
-        **{name: given[name] for name in SESSION_PARAMETERS if name in given},
-    }

@@ -17,9 +17,13 @@ MAX_KEYS: Final = 32
 
 
 class PressedKeys:
-    """Collects keys, and calls ``entered`` with them: after ``#``, which is none of them, a pause, or MAX_KEYS."""
+    """Collects keys, and calls ``entered`` with them: after ``#``, which is none of them, a pause, or MAX_KEYS.
 
-    def __init__(self, entered: Callable[[str], None]) -> None:
+    ``began`` is called at the first key of an entry.
+    """
+
+    def __init__(self, began: Callable[[], None], entered: Callable[[str], None]) -> None:
+        self._began = began
         self._entered = entered
         self._loop = asyncio.get_running_loop()
         self._keys = ""
@@ -29,6 +33,8 @@ class PressedKeys:
         """A key was pressed. What is none is ignored."""
         if key not in KEYS:
             return
+        if not self._keys and key != END:
+            self._began()
         self._disarm()
         if key != END:
             self._keys += key

@@ -1,0 +1,304 @@
+"""Telephone calls over AudioSocket, over real sockets: turns, pace, interruptions, keys, limits, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
+from support.inline_workers import InlineWorkers
+from support.live_server import LiveServer, live_server
+from support.scrape import read
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.chunks import Word
+from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.errors import ShuttingDown
+from omni_ws.transport.telephony.audiosocket_link import MAX_AUDIO_BYTES
+
+ON: dict[str, Any] = {"telephony": {"audiosocket_port": 0}}
+OTHER = UUID("0b1e8e6c-3c1f-4b7c-9a55-7d3c3a5e6f01")
+KEYS = (ApiKey(name="asterisk", key_sha256=digest(str(CALL)), max_sessions=1),)
+
+
+def loud(ms: int) -> bytes:
+    return (8000 + np.arange(ms * 8) % 9973).astype("<i2").tobytes()
+
+
+def quiet(ms: int) -> bytes:
+    return (np.arange(ms * 8) % 97).astype("<i2").tobytes()
+
+
+def inline(server: LiveServer) -> LiveServer:
+    server.app.sessions.speech_workers = InlineWorkers()
+    return server
+
+
+def talk(seconds: int) -> ScriptedEngine:
+    """Ten words a second, with their audio."""
+    script: list[Any] = []
+    for second in range(seconds):
+        starts = [1000 * second + 100 * number for number in range(10)]
+        words = tuple(Word(f"word{start // 100}", start, start + 100) for start in starts)
+        script += [TextOutput("".join(f"{word.text} " for word in words))]
+        script += [AudioOutput(np.full(24_000, 0.25, np.float32), 24_000, words=words)]
+    return ScriptedEngine(script)
+
+
+async def ask(call: AsteriskCall, ms: int = 320) -> None:
+    """A turn, and the silence behind it."""
+    await call.speak(quiet(96) + loud(ms) + quiet(640))
+
+
+# answers
+
+
+@pytest.mark.virtual_clock
+async def test_a_turn_is_echoed_and_a_hang_up_ends_the_call() -> None:
+    async with live_server(**ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(400)
+        said = np.frombuffer(quiet(96) + loud(320), "<i2").astype(float)
+        heard = np.frombuffer(call.heard, "<i2").astype(float)
+        common = min(len(said), len(heard)) - 400
+        assert heard[:common] == pytest.approx(said[:common], abs=700)
+        await call.send(0x00)
+        await call.hung_up()
+        await server.check_empty()
+        assert {one["origin"] for one in read(server).labels("requests_total")} == {"telephony"}
+
+
+@pytest.mark.virtual_clock
+async def test_an_answer_comes_in_frames_of_20_ms_in_real_time() -> None:
+    async with live_server(talk(3), **ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(3000)
+        assert len(call.heard) == 16 * 3000
+        gaps = np.diff(call.times)
+        assert gaps == pytest.approx(np.full(149, 0.02), abs=0.005)
+
+
+@pytest.mark.virtual_clock
+async def test_speech_silences_the_answer_and_the_history_keeps_what_was_heard() -> None:
+    engine = talk(20)
+    async with live_server(engine, **ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(1000)
+        await call.speak(quiet(96) + loud(320))
+        await server.until(lambda: len(engine.requests) == 2 or not server.engine.active_requests)
+        await call.speak(quiet(640))
+        await server.until(lambda: len(engine.requests) == 2)
+        history = engine.requests[1].history
+        assert [message.role for message in history] == ["user", "assistant"]
+        words = history[1].text.split()
+        assert words == [f"word{number}" for number in range(len(words))]
+        assert 10 <= len(words) <= 12
+
+
+@pytest.mark.virtual_clock
+async def test_a_call_is_greeted_and_instructed_as_configured() -> None:
+    engine = talk(1)
+    settings = {"audiosocket_port": 0, "audiosocket_greeting": "Hello!", "audiosocket_instructions": "Be brief."}
+    async with live_server(engine, telephony=settings) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await call.hear(1000)
+        await ask(call)
+        await call.hear(200)
+        assert [request.task.value for request in engine.requests] == ["speech", "chat"]
+        assert engine.requests[1].instructions == "Be brief."
+
+
+# keys
+
+
+@pytest.mark.virtual_clock
+async def test_keys_are_a_turn_and_the_first_one_silences_the_answer() -> None:
+    engine = talk(20)
+    async with live_server(engine, **ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(1000)
+        await call.press("1")
+        await server.until(lambda: server.engine.active_requests == 0)
+        assert len(engine.requests) == 1
+        await call.press("2#")
+        await server.until(lambda: len(engine.requests) == 2)
+        assert engine.requests[1].history[-1].role == "assistant"
+
+
+@pytest.mark.virtual_clock
+async def test_keys_join_what_the_caller_says_meanwhile() -> None:
+    engine = talk(1)
+    async with live_server(engine, **ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await call.speak(quiet(96) + loud(640))
+        await call.press("42#")
+        await call.speak(loud(320) + quiet(640))
+        await call.hear(900)
+        assert len(engine.requests) == 1
+
+
+# who may call
+
+
+@pytest.mark.virtual_clock
+async def test_with_keys_the_uuid_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "omni_ws")
+    async with live_server(keys=KEYS, **ON) as server:
+        async with asterisk_call(inline(server)) as call:
+            await call.identify(OTHER)
+            await call.hung_up()
+        assert "this key is not known here" in caplog.text
+        assert str(OTHER) not in caplog.text
+        async with asterisk_call(server) as call:
+            await call.identify()
+            await server.until(lambda: server.sessions == 1)
+            async with asterisk_call(server) as second:  # beyond ``max_sessions``
+                await second.identify()
+                await second.hung_up()
+            await ask(call)
+            await call.hear(200)
+
+
+async def test_as_many_connections_as_the_server_takes() -> None:
+    async with live_server(**ON, limits={"max_connections": 1}) as server, asterisk_call(server) as call:
+        await call.identify()
+        await server.until(lambda: server.sessions == 1)
+        async with asterisk_call(server) as second:
+            assert await second.receive() is None
+        await call.send(0x00)
+        await call.hung_up()
+
+
+async def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"AudioSocket cannot listen on 127.0.0.1, port {port}"):
+            async with live_server(telephony={"audiosocket_port": port}):
+                pass
+
+
+async def test_it_is_off_by_default() -> None:
+    async with live_server() as server:
+        assert front_end(server).port is None
+
+
+# wrong input
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "the first frame must hold the UUID of the call"),
+        (frame(0x10, bytes(PACKET)), "the first frame must hold the UUID of the call"),
+        (frame(0x01, bytes(15)), "a frame of kind 0x01 must have 16 bytes, not 15"),
+    ],
+)
+async def test_a_call_begins_with_its_uuid(sent: bytes, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "omni_ws")
+    async with live_server(**ON) as server, asterisk_call(server) as call:
+        await call.write(sent)
+        await call.hung_up()
+        assert reason in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x10" + (MAX_AUDIO_BYTES + 2).to_bytes(2, "big"),
+        frame(0x10, bytes(PACKET + 1)),
+        frame(0x12, bytes(2 * PACKET)),
+        frame(0x03, b"12"),
+    ],
+    ids=["a frame beyond the limit", "half a sample", "another rate", "two keys"],
+)
+async def test_wrong_frames_end_the_call(sent: bytes) -> None:
+    async with live_server(**ON) as server, asterisk_call(server) as call:
+        await call.identify()
+        await server.until(lambda: server.sessions == 1)
+        await call.write(sent)
+        await call.hung_up()
+
+
+@pytest.mark.virtual_clock
+async def test_the_longest_frame_unknown_kinds_and_single_bytes() -> None:
+    async with live_server(**ON) as server, asterisk_call(inline(server)) as call:
+        await call.write(
+            b"".join([frame(0x01, CALL.bytes), frame(0x7E, b"x" * 65_535), frame(0x7F), frame(0x01, CALL.bytes)])
+        )
+        await call.send(0x10, bytes(MAX_AUDIO_BYTES))
+        for byte in frame(0x10, quiet(96)) + frame(0x03, b"x"):
+            await call.write(bytes([byte]))
+        await call.write(frame(0x7F) * 1000)
+        await ask(call)
+        await call.hear(400)
+
+
+@pytest.mark.virtual_clock
+async def test_a_connection_that_says_nothing_is_hung_up() -> None:
+    async with live_server(**ON) as server, asterisk_call(server) as call:
+        await call.write(b"\x01\x00\x10")
+        await call.hung_up()
+        assert asyncio.get_running_loop().time() == pytest.approx(10, abs=0.5)
+
+
+@pytest.mark.virtual_clock
+async def test_a_caller_who_never_reads_ends_alone() -> None:
+    """What waits for it is bounded: the engine waits, and then the call ends."""
+    unpaced = {"max_lead_ms": 1_000_000, "max_output_bytes": 65_536}
+    async with live_server(talk(600), **ON, streaming_input=unpaced) as server:
+        (listening,) = front_end(server)._server.sockets  # type: ignore[union-attr]
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # which connections inherit
+        async with asterisk_call(inline(server)) as call:
+            call.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            call.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await call.identify()
+            await ask(call)
+            await asyncio.wait(front_end(server)._calls)
+            assert 30 < asyncio.get_running_loop().time() < 200
+
+
+# the end
+
+
+async def test_a_caller_who_disconnects() -> None:
+    async with live_server(**ON) as server:
+        async with asterisk_call(server) as call:
+            await call.identify()
+            await server.until(lambda: server.sessions == 1)
+        await server.until(lambda: server.sessions == 0)
+
+
+@pytest.mark.virtual_clock
+async def test_a_draining_server_lets_an_answer_be_heard() -> None:
+    async with live_server(talk(2), **ON, still_answers=False) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(100)
+        draining = asyncio.create_task(server.running.drain(30))
+        async with asterisk_call(server) as late:
+            await late.identify()
+            await late.hung_up()
+        await call.hung_up()
+        assert len(call.heard) == 16 * 2000
+        await draining
+
+
+async def test_the_end_of_the_server_hangs_up() -> None:
+    async with live_server(**ON, still_answers=False) as server, asterisk_call(server) as call:
+        await call.identify()
+        await server.until(lambda: server.sessions == 1)
+        async with asterisk_call(server) as silent:
+            await server.until(lambda: len(front_end(server)._calls) == 2)
+            server.app.end_all(ShuttingDown("the server is shutting down"))
+            await call.hung_up()
+            await silent.hung_up()
