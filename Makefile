@@ -224,6 +224,18 @@ bench: $(VENV)/.ready-to-bench ## benchmarks against other servers
 bench-vllm: $(VLLM_VENV)/.ready ## benchmarks of the vLLM engine
 	@PYTHONPATH=tests $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks vllm $(ARGS)
 
+PEERS_VENV := .venv-peers
+.PHONY: bench-peers
+bench-peers: $(VENV)/.ready-to-bench $(PEERS_VENV)/.ready ## conversations by voice, against other servers
+	@$(BIN)/python -m benchmarks voice_servers $(ARGS)
+
+$(PEERS_VENV)/.ready: requirements/peers.txt requirements/peers.lock | $(BIN)/python
+	@echo 'installing other voice servers'
+	@$(BIN)/python -m venv $(PEERS_VENV)
+	@$(INSTALL) $(PEERS_VENV)/bin/python --requirement requirements/peers.txt \
+	  --constraint requirements/peers.lock
+	@touch $@
+
 fuzz: $(VENV)/.ready-to-fuzz ## coverage-guided fuzzing of the parsers
 	@$(BIN)/python -m fuzzing $(ARGS)
 
@@ -318,4 +330,4 @@ clean: ## remove build products and caches
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(VLLM_VENV)*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	rm -rf $(VENV) $(OUTSIDE_VENV) $(VLLM_VENV) $(GPU_VENV) .cache
+	rm -rf $(VENV) $(OUTSIDE_VENV) $(PEERS_VENV) $(VLLM_VENV) $(GPU_VENV) .cache

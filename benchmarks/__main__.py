@@ -1,6 +1,7 @@
 """``python -m benchmarks [--write] [name …] [options]`` runs all benchmarks, or the named ones with their options.
 
-With ``--write`` what one prints also replaces what the same command wrote into RESULTS.md before.
+With ``--write`` what one prints also replaces what the same command wrote into RESULTS.md before, and its tables are
+drawn.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from benchmarks.plots import draw
 from benchmarks.results import printed, write_results
 
 NAMES: Final = (
     *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
     *("composition", "turn_ends", "realtime", "workers"),
+    "sessions",
 )
 #: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser", "open_microphone", "asr", "voices", "network", "soak")
@@ -30,9 +33,12 @@ _PACKAGES_OF: Final = {
     **dict.fromkeys(("asr", "voices"), _PACKAGES_OF_SPEECH),
 }
 
+#: Needs an environment with other servers, so it runs by name only.
+BESIDE_OTHERS: Final = ("voice_servers",)
+
 
 def main(arguments: list[str]) -> int:
-    known = NAMES + ELSEWHERE
+    known = NAMES + ELSEWHERE + BESIDE_OTHERS
     writes = "--write" in arguments
     arguments = [argument for argument in arguments if argument != "--write"]
     named = [argument for argument in arguments if argument in known]
@@ -50,6 +56,7 @@ def main(arguments: list[str]) -> int:
         print(flush=True)
         if writes:
             write_results(command, text.getvalue())
+            draw()
     return 0 if met else 1
 
 

@@ -26,7 +26,14 @@ def free_port() -> int:
 @contextmanager
 def running(module: str, *arguments: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Runs ``python -m module arguments`` during the block, which starts once the port accepts connections."""
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments, "--port", str(port)])
+    with running_command(sys.executable, "-m", module, *arguments, port=port) as process:
+        yield process
+
+
+@contextmanager
+def running_command(*command: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The same of any command that takes ``--port``."""
+    process = subprocess.Popen([*command, "--port", str(port)])
     try:
         _wait_for_port(process, port)
         yield process

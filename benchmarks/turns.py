@@ -94,14 +94,14 @@ def detecting() -> None:
         print(f"| {count} | {statistics.median(times) / DETECTOR_WINDOWS / count * 1e6:.0f} µs |", flush=True)
 
 
-def load(turns: dict[str, object] | None, seconds: float) -> Outcome:
+def load(turns: dict[str, object] | None, seconds: float, *, streams: int = LISTENING_STREAMS) -> Outcome:
     port = free_port()
     config = {"type": "session_config", "start_policy": "on_end_only", "turn_detection": turns}
     with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
         wanted = Load(
             port=port,
             pid=process.pid,
-            streams=LISTENING_STREAMS,
+            streams=streams,
             seconds=seconds,
             warm_up=2,
             binary=True,
