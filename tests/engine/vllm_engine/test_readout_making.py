@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -16,9 +15,10 @@ from support.salience_server import salience_server
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readout_making import Concept, load_concepts
+from omni_ws.engine.vllm.readout_making import Concept, load_concepts, make_vectors
 from omni_ws.engine.vllm.readout_vectors import load_vectors
 from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.tools import readout_vectors
 
 PROMPTS = {
     "loud": {"positive": ["come here!", "stop!", "what a day!"], "negative": ["come here", "stop", "what a day"]},
@@ -82,17 +82,7 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     prompts.write_text(json.dumps(PROMPTS))
     given = [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
-    refusals = (
-        (["--layers", "0,2"], "layers [2]; the model has only 2"),
-        (["--layers", "1", "--out", str(model)], "is the folder of the model"),
-        (["--layers", "one"], "is not a list of layers"),
-    )
-    ended, *others = await asyncio.gather(
-        run(*command, "--layers", "0,1"), *(run(*command, *changes) for changes, _ in refusals)
-    )
-    for refused, (_, match) in zip(others, refusals, strict=True):
-        assert (refused.status, match in refused.errors) == (2, True), refused.errors
-        assert "Traceback" not in refused.errors
+    ended = await run(*command, "--layers", "0,1")
     assert ended.status == 0, ended.errors
     assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in ended.output
 
@@ -135,6 +125,25 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
             assert seen[:, index] == pytest.approx(apart[index], rel=1e-2)
 
 
+@pytest.mark.vllm
+@pytest.mark.slow
+async def test_layers_that_the_model_lacks(tmp_path: Path) -> None:
+    from support.tiny_models import ENGINE_ARGS, build_text_model
+
+    concepts = [Concept(name, tuple(one["positive"]), tuple(one["negative"])) for name, one in PROMPTS.items()]
+    model = str(build_text_model(tmp_path / "model"))
+    with pytest.raises(ConfigurationError, match=r"layers \[2\]; the model has only 2"):
+        await make_vectors(concepts, (0, 2), model=model, args=ENGINE_ARGS)
+
+
+@pytest.mark.vllm
+def test_the_folder_of_the_model_is_not_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--prompts", "any.json", "--layers", "1", "--model", str(tmp_path), "--out", str(tmp_path)]
+    assert readout_vectors.main(arguments, {}) == 2
+    assert "is the folder of the model" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -142,8 +151,10 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
         (("--prompts", "p.toml", "--layers", "1"), "--model"),
         (("--prompts", "p.toml", "--layers", "1", "--modle", "m"), "unknown flag --modle"),
         (("--prompts", "p.toml", "--layers", "-1", "--model", "m"), "layers"),
+        (("--prompts", "p.toml", "--layers", "one", "--model", "m"), "is not a list of layers"),
     ],
 )
 async def test_a_command_line_that_asks_for_nothing_known(arguments: tuple[str, ...], match: str) -> None:
     ended = await run(*arguments)
     assert (ended.status, match in ended.errors) == (2, True), ended.errors
+    assert "Traceback" not in ended.errors

@@ -23,7 +23,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.tokens import TokenGeneration
+from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, save_vectors
 from omni_ws.engine.vllm.readouts import Readouts
@@ -244,25 +244,24 @@ async def test_arguments_that_do_not_go_with_readouts(
         VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
 
 
-async def test_vectors_of_another_model_end_the_start(model: Path, tmp_path: Path) -> None:
-    cases = ((128, 2, "layers [2]"), (64, 1, "hidden size of 64"))
-    commands = [serving(model, tmp_path / str(hidden), hidden, layer) for hidden, layer, _ in cases]
-    starts = [run_command(*command, seconds=STARTS_WITHIN_SEC) for command in commands]
-    for ended, (_, _, match) in zip(await asyncio.gather(*starts), cases, strict=True):
-        assert ended.status == 2
-        assert match in ended.errors
-        assert "Traceback" not in ended.errors
+async def test_vectors_of_another_size_end_the_start(model: Path) -> None:
+    manifest = ReadoutManifest(concepts=("one",), layers=(1,), hidden_size=64, dtype="float16")
+    vectors = ReadoutVectors(manifest, (np.ones((1, 64), np.float32),))
+    engine = VllmEngine(VllmConfig(model=str(model), args=dict(ENGINE_ARGS)), readouts=Readouts(vectors))
+    with pytest.raises(ConfigurationError, match="hidden size of 64"):
+        await engine.start()
 
 
-def serving(model: Path, folder: Path, hidden: int, layer: int) -> list[str]:
-    """The command to serve with readout vectors of that size, for that layer."""
-    folder.mkdir()
-    files = folder / "readout.safetensors", folder / "readout.json"
-    save_vectors({layer: np.ones((1, hidden), np.float32)}, ["one"], *files)
+async def test_vectors_for_layers_that_are_not_there_end_the_command(model: Path, tmp_path: Path) -> None:
+    files = tmp_path / "readout.safetensors", tmp_path / "readout.json"
+    save_vectors({2: np.ones((1, 128), np.float32)}, ["one"], *files)
     arguments = ["--engine", "vllm", "--model", str(model), "--port", "0", "--grpc-port", "0"]
     arguments += [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     arguments += ["--grpc.readout-vectors", str(files[0]), "--grpc.readout-manifest", str(files[1])]
-    return [sys.executable, "-m", "omni_ws", "serve", *arguments]
+    ended = await run_command(sys.executable, "-m", "omni_ws", "serve", *arguments, seconds=STARTS_WITHIN_SEC)
+    assert ended.status == 2
+    assert "layers [2]" in ended.errors
+    assert "Traceback" not in ended.errors
 
 
 async def test_an_engine_without_readouts_is_not_made_eager(model: Path) -> None:
