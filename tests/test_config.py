@@ -344,6 +344,15 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
         check_exposure(load(["--host", host, *argv]).config)
 
 
+def test_the_port_of_audiosocket_is_held_to_the_same() -> None:
+    beyond = ["--telephony.audiosocket-host", "0.0.0.0"]
+    check_exposure(load(beyond).config)  # it listens nowhere
+    beyond += ["--telephony.audiosocket-port", "0"]
+    with pytest.raises(ConfigurationError, match="on --telephony.audiosocket-host 127.0.0.1"):
+        check_exposure(load(beyond).config)
+    check_exposure(load([*beyond, "--api-key", "k"]).config)
+
+
 @pytest.mark.parametrize(
     ("grpc", "problem"),
     [
