@@ -348,7 +348,7 @@ def test_the_port_of_audiosocket_is_held_to_the_same() -> None:
     beyond = ["--telephony.audiosocket-host", "0.0.0.0"]
     check_exposure(load(beyond).config)  # it listens nowhere
     beyond += ["--telephony.audiosocket-port", "0"]
-    with pytest.raises(ConfigurationError, match="on --telephony.audiosocket-host 127.0.0.1"):
+    with pytest.raises(ConfigurationError, match=r"on --telephony\.audiosocket-host 127\.0\.0\.1"):
         check_exposure(load(beyond).config)
     check_exposure(load([*beyond, "--api-key", "k"]).config)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from omni_ws.errors import EngineOverloaded
+from omni_ws.errors import OmniError
 
 
 class FrameReceiver(Protocol):
@@ -21,8 +21,8 @@ class FrameReceiver(Protocol):
     def resume_output(self) -> None:
         """The write buffer is below its low-water mark again."""
 
-    def input_refused(self, error: EngineOverloaded) -> None:
-        """The budget has no room for an unfinished message: no more input is received."""
+    def input_refused(self, error: OmniError) -> None:
+        """A message is too long, or the budget has no room for it: no more input is received."""
 
     def connection_closing(self) -> None:
         """Nothing can be sent any more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""

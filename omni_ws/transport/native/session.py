@@ -10,7 +10,7 @@ from typing import Final
 from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionConflict
+from omni_ws.errors import InvalidRequest, OmniError, SessionConflict
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession, LiveState
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock, Acknowledgements
@@ -203,7 +203,7 @@ class WebSocketSession:
             case _:
                 self._session.end(unexpected(error, where="the input of a session"))
 
-    def input_refused(self, error: EngineOverloaded) -> None:
+    def input_refused(self, error: OmniError) -> None:
         self._session.end(error)
 
     def _receive_control(self, frame: ClientFrame, now: float) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from websockets.frames import CloseCode
 
 from omni_ws.core.output import OutputChunk
-from omni_ws.errors import EngineOverloaded, OmniError
+from omni_ws.errors import OmniError
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
@@ -90,7 +90,7 @@ class SoleConnection(ABC):
             self._reading_paused = True
             self._connection.pause_reading(Pause.SESSION)
 
-    def input_refused(self, error: EngineOverloaded) -> None:
+    def input_refused(self, error: OmniError) -> None:
         self._session.end(error)
 
     def input_may_continue(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionTimeout
+from omni_ws.errors import InvalidValue, OmniError, SessionTimeout
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.pause import Pause
 from omni_ws.transport.telephony.messages import (
@@ -71,7 +71,7 @@ class StreamOpening:
         except OmniError as error:
             self.refuse(error)
 
-    def input_refused(self, error: EngineOverloaded) -> None:
+    def input_refused(self, error: OmniError) -> None:
         self.refuse(error)
 
     def connection_closing(self) -> None:

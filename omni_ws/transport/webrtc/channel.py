@@ -9,15 +9,19 @@ from contextlib import suppress
 from typing import Final
 
 from aiortc import InvalidStateError, RTCDataChannel, RTCPeerConnection
+from aiortc.rtcsctptransport import LOCAL_MAX_MESSAGE_SIZE
 from websockets.frames import CloseCode
 
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.errors import EngineOverloaded
+from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge
 from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.pause import Pause
 
 #: The channel of OpenAI's clients.
 LABEL: Final = "oai-events"
+#: The longest message, which the answer to an offer announces as ``max-message-size``. The library does not hold a peer
+#: to it.
+MAX_MESSAGE_BYTES: Final = LOCAL_MAX_MESSAGE_SIZE
 #: Unsent events from which on no more are written, and below which they are again.
 MAX_UNSENT_BYTES: Final = 1 << 20
 _LOW_WATER_BYTES: Final = MAX_UNSENT_BYTES // 4
@@ -27,11 +31,6 @@ MAX_UNREAD_BYTES: Final = 1 << 20
 MESSAGE_OVERHEAD_BYTES: Final = 128
 #: How long the last events may take to be sent, and the library to close.
 CLOSE_TIMEOUT_SEC: Final = 5.0
-
-
-def _cost(message: str | bytes) -> int:
-    """What it takes to keep a message."""
-    return len(message) + MESSAGE_OVERHEAD_BYTES
 
 
 class CallChannel:
@@ -48,7 +47,8 @@ class CallChannel:
         self._channel: RTCDataChannel | None = None
         self._receiver: FrameReceiver | None = None
         self._pauses = Pause.EARLY
-        self._unread: deque[str | bytes] = deque()
+        #: Messages that wait, with whether each is text.
+        self._unread: deque[tuple[bytes, bool]] = deque()
         self._unread_share = Share(budget)
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
@@ -117,9 +117,9 @@ class CallChannel:
     def resume_reading(self, reason: Pause) -> None:
         self._pauses &= ~reason
         while self._unread and not self._pauses:
-            message = self._unread.popleft()
-            self._unread_share.resize(self._unread_share.size - _cost(message))
-            self._give(message)
+            data, is_text = self._unread.popleft()
+            self._unread_share.resize(self._unread_share.size - len(data) - MESSAGE_OVERHEAD_BYTES)
+            self._give(data, is_text)
 
     def _on_channel(self, channel: RTCDataChannel) -> None:
         if channel.label != LABEL or self._channel is not None:
@@ -135,25 +135,31 @@ class CallChannel:
 
     def _on_message(self, message: str | bytes) -> None:
         self.touch()
-        self._keep_pace(len(message))
-        if not self._pauses and not self._unread:
-            self._give(message)
+        data = message.encode() if isinstance(message, str) else message
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._refuse(PayloadTooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes"))
             return
-        size = self._unread_share.size + _cost(message)
+        self._keep_pace(len(data))
+        if not self._pauses and not self._unread:
+            self._give(data, isinstance(message, str))
+            return
+        size = self._unread_share.size + len(data) + MESSAGE_OVERHEAD_BYTES
         try:
             if size > MAX_UNREAD_BYTES:
                 raise EngineOverloaded("too many events wait for the session")
             self._unread_share.resize(size)
         except EngineOverloaded as error:
-            if self._receiver is not None:
-                self._receiver.input_refused(error)
+            self._refuse(error)
             return
-        self._unread.append(message)
+        self._unread.append((data, isinstance(message, str)))
 
-    def _give(self, message: str | bytes) -> None:
+    def _give(self, data: bytes, is_text: bool) -> None:
         if self._receiver is not None:
-            data = message.encode() if isinstance(message, str) else message
-            self._receiver.receive_message(data, is_text=isinstance(message, str))
+            self._receiver.receive_message(data, is_text=is_text)
+
+    def _refuse(self, error: OmniError) -> None:
+        if self._receiver is not None:
+            self._receiver.input_refused(error)
 
     def _keep_pace(self, size: int) -> None:
         if self._input_pace is not None and (seconds := self._input_pace(size)) and not self.held_to_pace:

@@ -20,6 +20,9 @@ from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.transport.native.frame_receiver import FrameReceiver
+from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.webrtc.channel import MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
@@ -128,6 +131,56 @@ async def test_hanging_up_from_either_end() -> None:
             assert (await http.post(f"{caller.location}/hangup")).status_code == 200
             await caller.ended()
             assert server.sessions == 0
+
+
+def clear_of(size: int) -> str:
+    """An event of so many bytes."""
+    return '{"type":"input_audio_buffer.clear"}'.ljust(size)
+
+
+@pytest.mark.parametrize("past", [0, 1])
+async def test_the_longest_message(past: int) -> None:
+    async with live_server() as server, webrtc_call(server) as caller:
+        assert f"a=max-message-size:{MAX_MESSAGE_BYTES}\r\n" in caller.peer.remoteDescription.sdp
+        assert caller.peer.sctp is not None
+        caller.peer.sctp._remote_max_message_size = 0  # a caller that does not keep to it
+        caller.channel.send(clear_of(MAX_MESSAGE_BYTES + past))
+        if not past:
+            await caller.until("input_audio_buffer.cleared")
+            return
+        assert (await caller.until("error"))["error"]["code"] == "payload_too_large"
+        await caller.ended()
+        assert not caller.seen("input_audio_buffer.cleared")
+        await server.check_empty()
+
+
+async def test_messages_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCTP does not stop a sender while the session takes nothing."""
+    attach = CallChannel.attach
+
+    def attach_and_pause(self: CallChannel, receiver: FrameReceiver) -> None:
+        attach(self, receiver)
+        self.pause_reading(Pause.SESSION)
+
+    monkeypatch.setattr(CallChannel, "attach", attach_and_pause)
+    async with live_server() as server, webrtc_call(server) as caller:
+        for _ in range(8):  # of which the last has no room, for what each takes besides its text
+            caller.channel.send(clear_of(MAX_UNREAD_BYTES // 8))
+        assert (await caller.until("error"))["error"]["code"] == "engine_overloaded"
+        await caller.ended()
+        assert not caller.seen("input_audio_buffer.cleared")
+        await server.check_empty()
+
+
+async def test_channels_with_other_labels_are_closed() -> None:
+    async with live_server() as server, webrtc_call(server) as caller:
+        closed = asyncio.Event()
+        other = caller.peer.createDataChannel("other")
+        other.on("close", closed.set)
+        async with asyncio.timeout(30):
+            await closed.wait()
+        caller.send("input_audio_buffer.clear")
+        await caller.until("input_audio_buffer.cleared")
 
 
 async def test_a_caller_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
