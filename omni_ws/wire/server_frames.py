@@ -30,7 +30,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     output_modalities: list[str]
     tasks: list[str]
     voices: list[str]
-    voice_languages: dict[str, str] = msgspec.field(default_factory=dict)
+    voice_languages: dict[str, str] | UnsetType = UNSET
     speed: bool
     sampling: list[str]
     sampling_no_ops: list[str]
@@ -44,10 +44,11 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     transcripts: bool
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One part of the engine: the name of what does its work, and of its model.
 
-    ``hosts`` are the names of the other machines that the part sends its input to.
+    ``hosts`` are the names of the other machines that the part sends its input to. The frame has
+    no such field where there are none.
     """
 
     name: str

@@ -88,7 +88,7 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
     engine = ScriptedEngine(long_answer())
     recording = silence(0.5) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward")
     seen = await talked(engine, recording, tmp_path)
-    assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model, "hosts": []}
+    assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model}
     notes = [entry["message"] for entry in seen[1:3]]
     assert notes == ["heard and answered and spoken by scripted", "There is a better one."]
     kinds = [entry["type"] for entry in seen if entry["type"] in ("speech_started", "speech_stopped", "final")]

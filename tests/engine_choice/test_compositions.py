@@ -272,8 +272,8 @@ async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: p
         monkeypatch.setitem(LOCAL_PORTS, "ollama", behind.port)
         config = configured("--asr", "pocketsphinx", "--llm", "ollama", "--tts", "espeak", "--port", "0")
         async with live_server(create_engine(config)) as server, native_client(server) as client:
-            assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us", "hosts": []}
-            assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0], "hosts": []}
+            assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us"}
+            assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0]}
             assert client.created["model"] == behind.models[0]
             await client.chunk(clip_bytes("goforward"), end=True)
             answer = await client.answer()

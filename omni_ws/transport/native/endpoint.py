@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from msgspec import UNSET
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey, key_name
@@ -249,7 +250,7 @@ class StreamingInput(LiveFrontEnd):
                 output_modalities=sorted(capabilities.output_modalities),
                 tasks=sorted(capabilities.tasks - ({Task.CHAT} if capabilities.chat_refusal else set())),
                 voices=list(capabilities.voices),
-                voice_languages=dict(capabilities.voice_languages),
+                voice_languages=dict(capabilities.voice_languages) or UNSET,
                 speed=capabilities.speed,
                 sampling=sorted(capabilities.sampling),
                 sampling_no_ops=sorted(capabilities.sampling_no_ops),

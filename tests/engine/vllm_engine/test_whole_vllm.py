@@ -28,7 +28,7 @@ async def test_a_text_model_gets_ears_and_a_voice(tmp_path: Path) -> None:
     assert engine.name == "vllm"
     assert engine.capabilities.token_sessions  # known before the start, when the ports open
     async with live_server(engine) as server, native_client(server) as client:
-        assert client.created["parts"]["llm"] == {"name": "vllm", "model": "tiny-text", "hosts": []}
+        assert client.created["parts"]["llm"] == {"name": "vllm", "model": "tiny-text"}
         assert None not in client.created["parts"].values()
         assert client.created["capabilities"]["output_modalities"] == ["audio", "text", "transcript"]
         await client.configure(sampling={"max_tokens": 8}, modalities=["text"])
@@ -73,9 +73,9 @@ async def test_three_models_on_vllm_are_the_parts(tmp_path: Path) -> None:
     )
     async with live_server(create_engine(config)) as server, native_client(server) as client:
         assert client.created["parts"] == {
-            "asr": {"name": "vllm", "model": "whisper", "hosts": []},
-            "llm": {"name": "vllm", "model": "text", "hosts": []},
-            "tts": {"name": "talker", "model": "talker", "hosts": []},
+            "asr": {"name": "vllm", "model": "whisper"},
+            "llm": {"name": "vllm", "model": "text"},
+            "tts": {"name": "talker", "model": "talker"},
         }
         assert server.engine.capabilities.stages == ("asr", "thinker", "talker", "code2wav")
         await client.configure(task="speech", modalities=["audio"])
