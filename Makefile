@@ -52,7 +52,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside fronts check bench bench-vllm fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside fronts check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -225,7 +225,6 @@ bench-vllm: $(VLLM_VENV)/.ready ## benchmarks of the vLLM engine
 	@PYTHONPATH=tests $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks vllm $(ARGS)
 
 PEERS_VENV := .venv-peers
-.PHONY: bench-peers
 bench-peers: $(VENV)/.ready-to-bench $(PEERS_VENV)/.ready ## conversations by voice, against other servers
 	@$(BIN)/python -m benchmarks voice_servers $(ARGS)
 

@@ -1,7 +1,8 @@
 """Which event loop a test runs on, and what every test may ask for.
 
 Asynchronous tests run on asyncio's own loop. Those of ``tests/transport`` run on uvloop too, which is what production
-uses; those marked ``virtual_clock`` run on a loop whose time jumps (support/virtual_clock.py), and on no other.
+uses; those marked ``uvloop_only`` run on that alone, and those marked ``virtual_clock`` on a loop whose time jumps
+(support/virtual_clock.py), and on no other.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "virtual_clock: runs on an event loop whose clock jumps over idle time")
+    config.addinivalue_line("markers", "uvloop_only: long, so it runs on production's event loop alone")
 
 
 @pytest.hookimpl(trylast=True)
@@ -58,6 +60,8 @@ def pytest_collection_finish() -> None:
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     if item.get_closest_marker("virtual_clock") is not None:
         return {"virtual_clock": VirtualClockLoop}
+    if item.get_closest_marker("uvloop_only") is not None:
+        return {"uvloop": uvloop.new_event_loop}
     loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
     if _BOTH_LOOPS in item.path.parents:
         loops["uvloop"] = uvloop.new_event_loop

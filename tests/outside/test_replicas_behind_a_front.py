@@ -1,6 +1,6 @@
 """Two replicas behind nginx and HAProxy, as ``deploy/`` configures them.
 
-``make test-outside`` installs both; where one is missing, its tests are skipped.
+``make test-outside`` installs both; elsewhere, and where one is missing, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.fronts import FRONTS, REPLICA_IDS, ReplicaProcess, front, replica_processes
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, call, text
+from support.outside import tool
 from support.raw_http import chunked, raw_client, request
 
 from omni_ws.client import ClientSession, Final, Resumed, TextChunk, connect
@@ -30,6 +31,12 @@ KEEPS = {"resume_grace_sec": 30}
 USERS = 8
 #: Turns of each user between two restarts, and words of each turn.
 TURNS, WORDS = 3, 12
+
+
+@pytest.fixture(autouse=True)
+def _outside() -> None:
+    """Some are long, and need not run with all others again."""
+    tool("OUTSIDE_PYTHON")
 
 
 @pytest.fixture
