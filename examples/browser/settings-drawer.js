@@ -32,7 +32,7 @@ export class SettingsDrawer {
 
   /* What this server and its engine have to choose from. */
   offer(capabilities, { models, speakerChoice }) {
-    const { voices, voice_languages: languages, tasks } = capabilities;
+    const { voices, voice_languages: languages = {}, tasks } = capabilities;
     this.#capabilities = capabilities;
     const named = voices.map((voice) => [voice, voiceName(voice, languages[voice])]);
     const chosen = named.length ? `Default: ${named[0][1]}` : "";
