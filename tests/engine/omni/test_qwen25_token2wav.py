@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
+from support import vocoder_runs  # noqa: E402
 from support.omni_reference import OmniReference, reference  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
+from support.vocoder_runs import difference, finish, joined  # noqa: E402
 
 from omni_ws.config.error import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.items import VocoderInput, VocoderOutput  # noqa: E402
@@ -43,7 +45,6 @@ SEED = 7
 EXACT = 1e-5
 
 Codes = NDArray[np.int64]
-Sound = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -88,37 +89,11 @@ def pieces(codes: Codes, sizes: Iterable[int], *, end_apart: bool = False) -> li
     return [*items, VocoderInput(codes[:0], last=True)] if end_apart else items
 
 
-def finish(model: Qwen25Token2Wav) -> dict[int, list[VocoderOutput]]:
-    """Step until nothing is left to do; returns what each session got."""
-    made: dict[int, list[VocoderOutput]] = {}
-    while model.busy:
-        for result in model.step():
-            assert result.refused is None
-            made.setdefault(result.session, []).append(result.item)
-    return made
-
-
 def decode(
     model: Qwen25Token2Wav, items: Sequence[VocoderInput], session: int = 1, **settings: Any
 ) -> list[VocoderOutput]:
-    """Decode one answer, item by item."""
-    model.open(session, {"seed": SEED, **settings})
-    made = []
-    for item in items:
-        model.feed(session, item)
-        made += finish(model)[session]
-    model.close(session)
-    return made
-
-
-def joined(outputs: Iterable[VocoderOutput]) -> Sound:
-    return np.concatenate([output.samples for output in outputs])
-
-
-def difference(sound: Sound, expected: Sound) -> float:
-    """Return the largest, in terms of the peak."""
-    assert sound.shape == expected.shape
-    return float(np.abs(sound - expected).max() / np.abs(expected).max())
+    """Decode one answer, item by item, with the noise of ``SEED`` by default."""
+    return vocoder_runs.decode(model, items, session, **{"seed": SEED, **settings})
 
 
 @pytest.mark.parametrize("speaker", ["Chelsie", "Ethan"])

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support import tiny_code2wav
+from support.vocoder_runs import Sound, decode, difference, finish, joined
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.omni.items import VocoderInput, VocoderOutput
-from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, StepModel
+from omni_ws.engine.omni.step_model import NoSlot, RefusedInput
 
 if TYPE_CHECKING:
     from omni_ws.engine.omni.qwen3_code2wav import Qwen3Code2Wav
@@ -26,7 +27,6 @@ FRAMES = 700
 TAIL = 555
 
 Codes = NDArray[np.int64]
-Sound = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -78,37 +78,6 @@ def pieces(codes: Codes, sizes: Iterable[int]) -> list[VocoderInput]:
     return items
 
 
-def finish(model: StepModel) -> dict[int, list[VocoderOutput]]:
-    """Step until nothing is left to do; returns what each session got."""
-    made: dict[int, list[VocoderOutput]] = {}
-    while model.busy:
-        for result in model.step():
-            assert result.refused is None
-            made.setdefault(result.session, []).append(result.item)
-    return made
-
-
-def decode(model: StepModel, items: Sequence[VocoderInput], session: int = 1) -> list[VocoderOutput]:
-    """Decode one answer, item by item."""
-    model.open(session, {})
-    made = []
-    for item in items:
-        model.feed(session, item)
-        made += finish(model)[session]
-    model.close(session)
-    return made
-
-
-def joined(outputs: Iterable[VocoderOutput]) -> Sound:
-    return np.concatenate([output.samples for output in outputs])
-
-
-def error(sound: Sound, expected: Sound) -> float:
-    """Return the largest difference, in terms of the peak."""
-    assert len(sound) == len(expected)
-    return float(np.abs(sound - expected).max() / np.abs(expected).max())
-
-
 def test_the_sound_to_compare_with_is_one(whole: Sound) -> None:
     assert len(whole) == FRAMES * 1920 - TAIL
     assert 0.2 < np.abs(whole).max() < 1.0
@@ -122,7 +91,7 @@ def test_any_cuts_give_the_sound_of_one_shot(
     dice = random.Random(5)
     cut = (dice.choice((0, 1, 2, 3, 7, 20, 60)) for _ in itertools.count()) if isinstance(sizes, str) else sizes
     outputs = decode(model, pieces(codes, cut))
-    assert error(joined(outputs), whole) <= 1e-5
+    assert difference(joined(outputs), whole) <= 1e-5
     assert sum(output.frames for output in outputs) == FRAMES
 
 
@@ -142,7 +111,7 @@ def test_samples_do_not_depend_on_later_frames(model: Qwen3Code2Wav, codes: Code
     settled = 100 * 1920 - TAIL
     one, two = (joined(decode(model, pieces(some[:140], [20]))) for some in (codes, other))
     assert np.array_equal(one[:settled], two[:settled])
-    assert error(one[settled:], two[settled:]) > 0.01
+    assert difference(one[settled:], two[settled:]) > 0.01
 
 
 def test_a_batch_of_different_lengths_is_equal_to_single_sessions(module: Any) -> None:
@@ -163,7 +132,7 @@ def test_a_batch_of_different_lengths_is_equal_to_single_sessions(module: Any) -
     for session, answer in answers.items():
         alone = joined(decode(load(module), cuts[session]))
         assert np.abs(joined(made[session]) - alone).max() <= 1e-6
-        assert error(alone, one_shot(module, answer)) <= 1e-5
+        assert difference(alone, one_shot(module, answer)) <= 1e-5
 
 
 def test_sessions_with_the_same_piece_share_a_step(module: Any, codes: Codes) -> None:
@@ -216,7 +185,7 @@ def test_two_hundred_sessions_closed_anywhere_leave_all_slots(module: Any, codes
     outputs = finish(model)
     assert sorted(outputs) == [200, 201, 202, 203]
     for made in outputs.values():
-        assert error(joined(made), whole[: 40 * 1920 - TAIL]) <= 1e-5
+        assert difference(joined(made), whole[: 40 * 1920 - TAIL]) <= 1e-5
 
 
 def test_a_long_backlog_holds_nobody_up(model: Qwen3Code2Wav, codes: Codes) -> None:
@@ -249,7 +218,7 @@ def test_several_inputs_at_once_come_back_in_order(model: Qwen3Code2Wav, codes: 
         model.feed(1, item)
     outputs = finish(model)[1]
     assert [output.frames for output in outputs] == [0, 7, 0, 0, 33, 0]
-    assert error(joined(outputs), whole[: 40 * 1920 - TAIL]) <= 1e-5
+    assert difference(joined(outputs), whole[: 40 * 1920 - TAIL]) <= 1e-5
 
 
 def test_closing_frees_the_slot_at_once_and_leaves_nothing_behind(module: Any, codes: Codes, whole: Sound) -> None:
@@ -262,7 +231,7 @@ def test_closing_frees_the_slot_at_once_and_leaves_nothing_behind(module: Any, c
     model.close(1)
     model.close(1)
     assert not model.busy
-    assert error(joined(decode(model, pieces(codes[:90], [30]), session=2)), whole[: 90 * 1920 - TAIL]) <= 1e-5
+    assert difference(joined(decode(model, pieces(codes[:90], [30]), session=2)), whole[: 90 * 1920 - TAIL]) <= 1e-5
 
 
 def test_closing_one_of_a_batch_leaves_the_others_alone(module: Any, codes: Codes, whole: Sound) -> None:
@@ -276,7 +245,7 @@ def test_closing_one_of_a_batch_leaves_the_others_alone(module: Any, codes: Code
     assert made == []
     assert sorted(outputs) == [0, 2]
     for session in (0, 2):
-        assert error(joined(outputs[session]), whole[: 100 * 1920 - TAIL]) <= 1e-5
+        assert difference(joined(outputs[session]), whole[: 100 * 1920 - TAIL]) <= 1e-5
 
 
 def test_rows_that_only_fill_a_batch_change_nothing(module: Any, codes: Codes, whole: Sound) -> None:
@@ -294,7 +263,7 @@ def test_rows_that_only_fill_a_batch_change_nothing(module: Any, codes: Codes, w
         batch = torch.zeros((4, 16, end - begin), dtype=torch.int64)
         batch[1] = torch.from_numpy(codes[begin:end].T.copy())
         made.append(network(batch, rows, torch.tensor([0, begin, 0, 0]), first=not begin)[1].numpy())
-    assert error(np.concatenate(made), whole[: 40 * 1920 - TAIL]) <= 1e-5
+    assert difference(np.concatenate(made), whole[: 40 * 1920 - TAIL]) <= 1e-5
 
 
 def test_decoding_does_not_wait_for_the_device(module: Any) -> None:
@@ -324,13 +293,13 @@ def test_graphs_of_a_gpu_give_the_sound_of_the_cpu(module: Any, codes: Codes, wh
         model.open(session, {})
         model.feed(session, VocoderInput(codes[: 100 + session]))
     for session, outputs in finish(model).items():
-        assert error(joined(outputs), whole[: (100 + session) * 1920 - TAIL]) <= 1e-5
+        assert difference(joined(outputs), whole[: (100 + session) * 1920 - TAIL]) <= 1e-5
     assert model.memory_bytes > 0
 
 
 def test_warming_up_changes_nothing(model: Qwen3Code2Wav, codes: Codes, whole: Sound) -> None:
     model.warm_up()
-    assert error(joined(decode(model, pieces(codes[:50], [8]))), whole[: 50 * 1920 - TAIL]) <= 1e-5
+    assert difference(joined(decode(model, pieces(codes[:50], [8]))), whole[: 50 * 1920 - TAIL]) <= 1e-5
 
 
 def test_that_of_a_checkpoint_is_loaded() -> None:
@@ -343,7 +312,7 @@ def test_that_of_a_checkpoint_is_loaded() -> None:
     assert (facts["sample_rate"], facts["frame_ms"], facts["block"]) == (24_000, 80.0, None)
     codes = random_codes(50, seed=4)
     whole = one_shot(reference(Family.QWEN3).model.code2wav, codes)
-    assert error(joined(decode(model, pieces(codes, [1, 2, 4, 8]))), whole) <= 1e-5
+    assert difference(joined(decode(model, pieces(codes, [1, 2, 4, 8]))), whole) <= 1e-5
 
 
 def test_memory_is_what_weights_and_slots_take(module: Any) -> None:

@@ -1,0 +1,45 @@
+"""Answers through a vocoder that runs in steps, and how their sound compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.engine.omni.items import VocoderInput, VocoderOutput
+from omni_ws.engine.omni.step_model import StepModel
+
+Sound = NDArray[np.float32]
+
+
+def finish(model: StepModel) -> dict[int, list[VocoderOutput]]:
+    """Step until nothing is left to do; returns what each session got."""
+    made: dict[int, list[VocoderOutput]] = {}
+    while model.busy:
+        for result in model.step():
+            assert result.refused is None
+            made.setdefault(result.session, []).append(result.item)
+    return made
+
+
+def decode(model: StepModel, items: Sequence[VocoderInput], session: int = 1, **settings: Any) -> list[VocoderOutput]:
+    """Decode one answer, item by item."""
+    model.open(session, settings)
+    made = []
+    for item in items:
+        model.feed(session, item)
+        made += finish(model)[session]
+    model.close(session)
+    return made
+
+
+def joined(outputs: Iterable[VocoderOutput]) -> Sound:
+    return np.concatenate([output.samples for output in outputs])
+
+
+def difference(sound: Sound, expected: Sound) -> float:
+    """Return the largest, in terms of the peak."""
+    assert sound.shape == expected.shape
+    return float(np.abs(sound - expected).max() / np.abs(expected).max())
