@@ -13,19 +13,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import shutil
 import statistics
-import tempfile
-import wave
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.chromium import chromium_path, page_with_speech
 from benchmarks.server_process import free_port, running
 
-SAMPLE_RATE: Final = 16_000
-_CLIP: Final = Path(__file__).parent.parent / "tests" / "data" / "goforward.wav"
 #: Silence after the words: for turn detection, the answer and a pause.
 _PAUSE_SEC: Final = 5
 _TIMEOUT_MS: Final = 60_000
@@ -68,10 +62,7 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="three turns")
     options = parser.parse_args(arguments)
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        parser.error("Chromium is not installed")
+    path = chromium_path(parser)
     port = free_port()
     with running("omni_ws", "serve", "--engine", "embedded", port=port):
         turns = asyncio.run(_talk(path, port, 3 if options.quick else options.turns))
@@ -79,33 +70,18 @@ def main(arguments: Sequence[str]) -> bool:
 
 
 async def _talk(path: str, port: int, turns: int) -> list[dict[str, float]]:
-    from playwright.async_api import async_playwright
-
-    with tempfile.TemporaryDirectory() as folder:
-        speech = Path(folder, "speech.wav")
-        _record(speech)
-        switches = ["--no-sandbox", "--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={speech}"]
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=path, args=switches)
-            page = await (await browser.new_context(permissions=["microphone"])).new_page()
-            page.set_default_timeout(_TIMEOUT_MS)
-            await page.add_init_script(_OBSERVE)
-            await page.goto(f"http://127.0.0.1:{port}/")
-            await page.locator("body[data-state=ready]").wait_for()
-            await page.locator("#talk").click()
-            for turn in range(turns + 1):
-                await page.locator(".server[data-state=done]").nth(turn).wait_for()
-            await page.locator("body[data-state=listening]").wait_for()
-            events = await page.evaluate("observed")
-            await browser.close()
+    async with page_with_speech(path, pause_sec=_PAUSE_SEC) as page:
+        page.set_default_timeout(_TIMEOUT_MS)
+        await page.add_init_script(_OBSERVE)
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await page.locator("body[data-state=ready]").wait_for()
+        await page.locator("#talk").click()
+        for turn in range(turns + 1):
+            await page.locator(".server[data-state=done]").nth(turn).wait_for()
+        await page.locator("body[data-state=listening]").wait_for()
+        events = await page.evaluate("observed")
     # The first turn is a warm-up.
     return _turns(events)[1 : turns + 1]
-
-
-def _record(path: Path) -> None:
-    with wave.open(str(_CLIP), "rb") as clip, wave.open(str(path), "wb") as file:
-        file.setparams(clip.getparams())
-        file.writeframes(clip.readframes(clip.getnframes()) + bytes(2 * SAMPLE_RATE * _PAUSE_SEC))
 
 
 def _turns(events: Sequence[dict[str, Any]]) -> list[dict[str, float]]:

@@ -15,18 +15,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import shutil
-import tempfile
 import time
-import wave
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.chromium import chromium_path, clip_seconds, page_with_speech
 from benchmarks.server_process import child_processes, free_port, memory_mib, running
 
-_CLIP: Final = Path(__file__).parent.parent / "tests" / "data" / "goforward.wav"
 _PERIOD_SEC: Final = 15
 _MIB: Final = 1 << 20
 
@@ -76,10 +71,7 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--quick", action="store_true", help="three minutes")
     options = parser.parse_args(arguments)
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        parser.error("Chromium is not installed")
+    path = chromium_path(parser)
     port = free_port()
     with running("omni_ws", "serve", "--engine", "fake", port=port) as server:
         minutes = asyncio.run(_listen(path, port, server.pid, 3 if options.quick else options.minutes))
@@ -87,26 +79,17 @@ def main(arguments: Sequence[str]) -> bool:
 
 
 async def _listen(path: str, port: int, server: int, minutes: int) -> list[dict[str, Any]]:
-    from playwright.async_api import async_playwright
-
-    with tempfile.TemporaryDirectory() as folder:
-        speech = Path(folder, "speech.wav")
-        _record(speech)
-        switches = ["--no-sandbox", "--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={speech}"]
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=path, args=switches)
-            page = await (await browser.new_context(permissions=["microphone"])).new_page()
-            await page.goto(f"http://127.0.0.1:{port}/health")  # a document of the server without scripts
-            await page.evaluate(_TALK)
-            await page.locator("button").click()
-            await page.wait_for_function("client.state === 'listening' && seen.since !== null")
-            developer = await page.context.new_cdp_session(page)
-            began = time.monotonic()
-            found = []
-            for minute in range(minutes + 1):
-                await asyncio.sleep(max(0.0, began + 60 * minute - time.monotonic()))
-                found.append(await _look(page, developer, server))
-            await browser.close()
+    async with page_with_speech(path, pause_sec=_PERIOD_SEC - clip_seconds()) as page:
+        await page.goto(f"http://127.0.0.1:{port}/health")  # a document of the server without scripts
+        await page.evaluate(_TALK)
+        await page.locator("button").click()
+        await page.wait_for_function("client.state === 'listening' && seen.since !== null")
+        developer = await page.context.new_cdp_session(page)
+        began = time.monotonic()
+        found = []
+        for minute in range(minutes + 1):
+            await asyncio.sleep(max(0.0, began + 60 * minute - time.monotonic()))
+            found.append(await _look(page, developer, server))
     return found
 
 
@@ -124,13 +107,6 @@ async def _look(page: Any, developer: Any, server: int) -> dict[str, Any]:
         "listeners": nodes["jsEventListeners"],
         "server": memory,
     }
-
-
-def _record(path: Path) -> None:
-    with wave.open(str(_CLIP), "rb") as clip, wave.open(str(path), "wb") as file:
-        file.setparams(clip.getparams())
-        rate, length = clip.getframerate(), clip.getnframes()
-        file.writeframes(clip.readframes(length) + bytes(2 * (_PERIOD_SEC * rate - length)))
 
 
 def _report(minutes: Sequence[dict[str, Any]]) -> bool:
