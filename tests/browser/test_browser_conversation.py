@@ -135,6 +135,7 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         await demo.page.get_by_role("button", name="Change the question").first.click()
         await demo.page.locator("#text").fill("What is three plus five?")
         await demo.page.locator("#text").press("Enter")
+        await demo.page.locator(".turn", has_text="What is three plus five?").wait_for()
         assert await demo.answered() == "That makes 8."
         assert await demo.page.locator(".turn").count() == 1
         await demo.page.locator("#new").click()
