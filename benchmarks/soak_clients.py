@@ -61,7 +61,7 @@ class Talker:
     """A session of one conversation: sums by text, and a recording by audio."""
 
     def __init__(self, url: str, tally: Tally, generator: random.Random, microphone: asyncio.Lock) -> None:
-        """``microphone`` is held by the one that speaks: recognition takes much of a small machine."""
+        """``microphone`` lets one talker speak at a time: recognition takes much of a small machine."""
         self._microphone = microphone
         self._url = url
         self._tally = tally
@@ -92,7 +92,7 @@ class Talker:
             pass
         except (OSError, WebSocketException, TimeoutError) as error:
             self._tally.counts["vanished" if self.vanished else "cut"] += 1
-            # A server without descriptors takes nobody new, and one that is dead serves nobody.
+            # A server without free descriptors accepts no connection, and a dead one breaks all.
             excused = self._tally.fault("server", since=began) or (
                 not self._sent and self._tally.fault("descriptors", since=began - AFTERMATH_SEC)
             )

@@ -25,7 +25,7 @@ DESCRIPTORS: Final = 250
 #: Room for recordings and for the file with the use of keys.
 DISK: Final = "8m"
 START_SEC: Final = 120.0
-#: What the log must not have: a failure that nobody foresaw.
+#: What the log must not have: failures that the code does not handle.
 _UNFORESEEN: Final = re.compile(
     r"Traceback|never retrieved|was destroyed|was never awaited|slow callback", re.IGNORECASE
 )

@@ -159,7 +159,7 @@ def _first_audible(values: array[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SpokenTurn:
-    """A turn that was spoken. Seconds from the end of its speech; None if nobody answered it.
+    """A spoken turn. Times are seconds from the end of its speech; None without an answer.
 
     ``early``: an answer began before the speech had ended.
     """

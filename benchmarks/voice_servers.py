@@ -37,7 +37,7 @@ CLIPS: Final = ("goforward", "cards_001")
 SILENCE_MS: Final = 500
 OURS: Final = "omni_ws"
 ALONE: Final = 1
-#: Open microphones whose memory is measured, and for how long nobody speaks into them.
+#: How many silent open microphones are measured for memory, and how long each stays open.
 SILENT_SESSIONS: Final = 20
 SILENT_SEC: Final = 2.0
 #: The environment that ``make bench-peers`` makes for the others.
@@ -60,7 +60,7 @@ class Conversations:
     """What one server did in one round.
 
     CPU time is that of a second of a conversation: in the server with its processes, and in the parts that it asked.
-    Memory is that of an open microphone in which nobody speaks.
+    Memory is that of a silent open microphone.
     """
 
     alone: list[SpokenTurn]
@@ -125,7 +125,7 @@ async def talk(
 
 
 async def session_mib(server: VoiceServer, port: int, pid: int) -> float:
-    """What the server grows by for each open microphone in which nobody speaks, after the first."""
+    """What the server grows by for each silent open microphone after the first."""
     sizes: list[float] = []
     silence = [bytes(2 * round(SAMPLE_RATE * PIECE_SEC))] * round(SILENT_SEC / PIECE_SEC)
     async with AsyncExitStack() as opened:

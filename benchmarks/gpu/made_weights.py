@@ -93,7 +93,7 @@ def _talker_shapes(shape: OmniShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _as_in_files(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of a tensor; one that fuses the experts of a layer is split into those of each expert."""
+    """Yield the name and shape of a tensor, or those of each expert where it fuses the experts of a layer."""
     if not (fused := re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj", name)):
         yield name, shape
         return
