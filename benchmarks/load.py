@@ -14,6 +14,7 @@ import os
 import re
 import select
 import socket
+import statistics
 import struct
 import sys
 import time
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.server_process import scheduled_seconds
+from omni_ws.transport.native.acknowledgements import ACK_DELAY_SEC
 
 FRAME_SEC: Final = 0.02
 #: 20 ms of pcm16 at 16 kHz.
@@ -62,13 +64,15 @@ class Outcome:
     """Sum of the slices that count.
 
     The server confirmed ``frames`` in ``answers`` acknowledgements or echoes. ``counted`` is the share of all slices
-    that count.
+    that count. ``late_ms``: median, 99th percentile and maximum of how long after their time acknowledgements came,
+    in all slices; empty without acknowledgements.
     """
 
     frames: int
     answers: int
     server_cpu_sec: float
     counted: float
+    late_ms: Sequence[float]
 
     @property
     def microseconds_per_frame(self) -> float:
@@ -118,11 +122,14 @@ class Meter:
         self._begin, self._latest = now, 0.0
 
     def outcome(self) -> Outcome:
+        late = [1000 * each for stream in self._streams for each in stream.late]
+        parts = statistics.quantiles(late, n=100) if len(late) > 1 else ()
         return Outcome(
             frames=self._frames,
             answers=self._answers,
             server_cpu_sec=self._cpu,
             counted=self._counted / max(1, self._slices),
+            late_ms=(parts[49], parts[98], max(late)) if parts else (),
         )
 
 
@@ -142,6 +149,13 @@ class Stream:
         self._buffer = head.partition(b"\r\n\r\n")[2]
         self.answers = 0
         self.acknowledged = 0
+        #: When its first frame is due.
+        self.begin = 0.0
+        #: The first frame after the warm-up.
+        self.measured_from = 0
+        #: Seconds by which each acknowledgement came later than the protocol has it: ACK_DELAY_SEC after the oldest
+        #: frame that it acknowledges. Those of the warm-up are left out.
+        self.late: list[float] = []
         if load.prelude is not None:
             self.socket.sendall(masked(load.prelude.encode(), _TEXT))
             while self.answers < 2:  # session_created, session_updated
@@ -189,6 +203,9 @@ class Stream:
             raise RuntimeError(f"unexpected frame: {data[start:end]!r}")
         self.answers += 1
         if end - start < 200 and (match := _ACKNOWLEDGED.search(data, start, end)):
+            if self.acknowledged >= self.measured_from:
+                due = self.begin + self.acknowledged * FRAME_SEC + ACK_DELAY_SEC
+                self.late.append(max(0.0, time.monotonic() - due))
             self.acknowledged = int(match[1])
         elif data[start : start + 15] == b'{"type":"error"':
             raise RuntimeError(f"the server refused a frame: {data[start:end]!r}")
@@ -230,6 +247,10 @@ def run(load: Load) -> Outcome:
 
     meter = Meter(load, streams)
     begin = time.monotonic() + 0.1
+    for index, stream in enumerate(streams):
+        # Spreads the streams evenly over the 20 ms.
+        stream.begin = begin + index / load.streams * FRAME_SEC
+        stream.measured_from = measured_from
     sent = 0
     for number, frame in enumerate(frames):
         if number >= measured_from and (number - measured_from) % SLICE_ROUNDS == 0:
@@ -237,8 +258,7 @@ def run(load: Load) -> Outcome:
             if meter.enough:
                 break
         for index, stream in enumerate(streams):
-            # Spreads the streams evenly over the 20 ms.
-            due = begin + (number + index / load.streams) * FRAME_SEC
+            due = stream.begin + number * FRAME_SEC
             while (early := due - time.monotonic()) > 0:
                 for descriptor, _ in poll.poll(early if early > 0.001 else 0):
                     by_descriptor[descriptor].receive()
