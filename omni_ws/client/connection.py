@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection
@@ -30,6 +30,8 @@ BINARY: Final = Subprotocol("omni.v1+binary")
 JSON: Final = Subprotocol("omni.v1+json")
 #: Largest frame accepted from a server; many times a second of the highest audio rate in base64.
 MAX_FRAME_BYTES: Final = 64 << 20
+
+_Opened = TypeVar("_Opened")
 
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
@@ -85,17 +87,7 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedC
     Raises ConnectionFailed if no server of this protocol answers in time, or the error with which the server refuses
     the session or ``config``, such as Unauthenticated or InvalidValue.
     """
-    url = websocket_url(endpoint.url)
-    try:
-        async with asyncio.timeout(endpoint.open_timeout):
-            websocket = await _handshake(endpoint, url)
-            try:
-                return await _finish_opening(websocket, config)
-            except BaseException:
-                websocket.transport.abort()
-                raise
-    except TimeoutError:
-        raise ConnectionFailed(f"{url} did not answer within {endpoint.open_timeout:g} seconds") from None
+    return await _opened(endpoint, websocket_url(endpoint.url), lambda websocket: _finish_opening(websocket, config))
 
 
 async def resume_session(
@@ -109,16 +101,22 @@ async def resume_session(
     wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
     parts = urlsplit(websocket_url(endpoint.url))
     url = urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, wanted]))))
+    return await _opened(endpoint, url, lambda websocket: _finish_resume(websocket, config))
+
+
+async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
+    """Connects to ``url`` and does what ``finish`` does, within the time-out; otherwise the connection is closed."""
     try:
         async with asyncio.timeout(endpoint.open_timeout):
             websocket = await _handshake(endpoint, url)
             try:
-                return await _finish_resume(websocket, config)
+                return await finish(websocket)
             except BaseException:
                 websocket.transport.abort()
                 raise
     except TimeoutError:
-        raise ConnectionFailed(f"the server did not answer within {endpoint.open_timeout:g} seconds") from None
+        address = websocket_url(endpoint.url)  # not ``url``, which may have a resume token
+        raise ConnectionFailed(f"{address} did not answer within {endpoint.open_timeout:g} seconds") from None
 
 
 async def _finish_resume(

@@ -203,16 +203,6 @@ async def _next(source: AsyncIterator[str]) -> str | None:
     return await anext(source, None)
 
 
-async def clauses_of(text: str) -> AsyncGenerator[str, None]:
-    """Yield the clauses of a complete text."""
-    splitter = ClauseSplitter()
-    async for piece in CooperativePieces(text):
-        for clause in splitter.feed(piece):
-            yield clause
-    if rest := splitter.rest():
-        yield rest
-
-
 def is_speakable(clause: str) -> bool:
     """Whether the clause contains a letter or digit of any script."""
     return any(character.isalnum() for character in clause)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -77,14 +76,6 @@ class VideoObserver:
             motion = Motion.SOME
         colour = dominant_colour(self._sum / self._count)
         return VideoFacts(self._count, self._last_ms - self._first_ms, colour, motion)
-
-
-def describe_video(frames: Iterable[VideoFrame]) -> VideoFacts | None:
-    """Return the description of a whole video; None for one without frames."""
-    observer = VideoObserver()
-    for frame in frames:
-        observer.add(frame)
-    return observer.facts()
 
 
 def _square(thumbnail: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
 from omni_ws.media.video import VideoFrame
-from omni_ws.media.video_facts import Motion, VideoFacts, VideoObserver, describe_video
+from omni_ws.media.video_facts import Motion, VideoFacts, VideoObserver
+
+
+def facts_of(frames: Iterable[VideoFrame]) -> VideoFacts | None:
+    observer = VideoObserver()
+    for frame in frames:
+        observer.add(frame)
+    return observer.facts()
 
 
 def flat(
@@ -14,11 +23,11 @@ def flat(
 
 
 def test_no_frames_no_facts() -> None:
-    assert describe_video([]) is None
+    assert facts_of([]) is None
 
 
 def test_one_frame_is_still() -> None:
-    assert describe_video([VideoFrame(700, flat((200, 0, 0)))]) == VideoFacts(1, 0, "red", Motion.STILL)
+    assert facts_of([VideoFrame(700, flat((200, 0, 0)))]) == VideoFacts(1, 0, "red", Motion.STILL)
 
 
 def test_noise_is_no_motion() -> None:
@@ -27,7 +36,7 @@ def test_noise_is_no_motion() -> None:
         VideoFrame(40 * i, (flat((0, 120, 0)) + random.integers(0, 12, (48, 64, 3))).astype(np.uint8))
         for i in range(20)
     ]
-    facts = describe_video(frames)
+    facts = facts_of(frames)
     assert facts is not None
     # An image no larger than the grid keeps its full pixel noise, which stays well below motion.
     assert facts.motion in (Motion.STILL, Motion.SOME)
@@ -42,7 +51,7 @@ def test_motion_is_graded(width: int, motion: Motion) -> None:
         start = index * 24
         pixels[:, start : start + width] = 0
         frames.append(VideoFrame(index * 100, pixels))
-    facts = describe_video(frames)
+    facts = facts_of(frames)
     assert facts is not None
     assert facts.motion is motion
     assert facts.dominant_colour == "white"
