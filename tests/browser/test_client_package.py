@@ -42,6 +42,16 @@ async def test_in_node_against_the_vectors_and_the_server() -> None:
     assert re.search(r"# skipped 0\b", output), output
 
 
+async def test_npm_test_needs_no_server() -> None:
+    await node()
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
+    output = await run("env", "--unset=OMNI_WS_URL", npm, "test", cwd=PACKAGE)
+    assert re.search(r"# fail 0\b", output), output
+    assert re.search(r"# pass 3\b", output), output
+
+
 async def test_npm_packs_it_and_what_was_packed_works(tmp_path: Path) -> None:
     command = await node()
     npm = shutil.which("npm")
