@@ -27,9 +27,7 @@ ACCOUNTED = 0.93
 ROUNDS = 4
 
 
-async def test_fifty_mixed_requests_on_the_embedded_engine(
-    voice_choice: VoiceChoice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_fifty_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clip = clip_bytes("goforward")
     text = {"modalities": ["text"]}
     kinds = [
@@ -46,7 +44,10 @@ async def test_fifty_mixed_requests_on_the_embedded_engine(
     ]
     interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
     shares: list[tuple[float, float]] = []
-    async with live_server(EmbeddedEngine(EmbeddedConfig(voice=voice_choice)), profiler={"root": tmp_path}) as server:
+    # One voice is enough for stages, and every machine has this one.
+    async with live_server(
+        EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), profiler={"root": tmp_path}
+    ) as server:
         while len(shares) < ROUNDS and (not shares or min(shares[-1]) < ACCOUNTED):
             started = await post(server.port, "/start_request_profile", {"run_id": f"mixed-{len(shares)}"})
             measured = await mixed_requests.run_mixed(server, kinds, REQUESTS)
