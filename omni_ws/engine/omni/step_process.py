@@ -16,6 +16,7 @@ from typing import Any, Final
 import omni_ws
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.child_process import end_process
 from omni_ws.engine.omni.process_pipe import (
     AskOccupation,
     BrokenPipeMessage,
@@ -52,8 +53,6 @@ STABLE_AFTER_SEC: Final = 60.0
 #: How often the process is asked for a sign of life while it has sessions, and how long it may stay silent.
 WATCH_SEC: Final = 5.0
 SILENCE_SEC: Final = 60.0
-#: How long the process may take to end by itself.
-STOP_SEC: Final = 2.0
 
 _READ_BYTES: Final = 1 << 20
 
@@ -348,20 +347,7 @@ class StepProcess:
         writer, self._writer, self._reader = self._writer, None, None
         if writer is not None:
             writer.close()
-        if process is None:
-            return None
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_SEC):
-                await process.wait()
-        except TimeoutError:
-            pass
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return process.returncode
+        return None if process is None else await end_process(process, name=self.role)
 
 
 def _environment() -> dict[str, str]:

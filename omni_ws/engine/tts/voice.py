@@ -19,6 +19,7 @@ from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.child_process import end_process
 from omni_ws.engine.tts.hibari_weights import hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice, VoiceFacts
 from omni_ws.engine.tts.voice_pipe import (
@@ -41,7 +42,6 @@ WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
 #: hibari starts in a second of one core, which a busy machine takes long to give.
 START_TIMEOUT = 30.0
-STOP_TIMEOUT = 2.0
 #: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
 SILENCE_TIMEOUT = 10.0
 
@@ -310,20 +310,7 @@ class Voice:
     async def _end_process(self) -> int | None:
         """Closes the worker's input, which ends it; kills it where that does not help. Returns its exit status."""
         process, self._process, self.worker_pid = self._process, None, None
-        if process is None:
-            return None
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT):
-                await process.wait()
-        except TimeoutError:
-            log.warning("the voice worker does not end by itself and is killed")
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return process.returncode
+        return None if process is None else await end_process(process, name="voice worker")
 
     async def _read_all(self, process: asyncio.subprocess.Process) -> None:
         try:
