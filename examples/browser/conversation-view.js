@@ -1,17 +1,21 @@
 /* The conversation on the page. Only what changed is touched, and what is read stays where it is: the view follows the
-   newest line only while the reader is at the end. */
+   newest line, or the word that sounds where that stands higher, only while the reader is there. */
 
 import { duration, ofAnswer } from "./plain-words.js";
 import { showRichText } from "./rich-text.js";
 import { markSpoken, markUnheard } from "./spoken-word.js";
 
 const NEAR_END = 80;
+/* Where the line that sounds stands in the view: so much of its height from the top. */
+const SPOKEN_AT = 0.4;
 
 export class ConversationView {
   #log;
   #welcome;
   #nodes = new Map();
   #following = true;
+  #placed = 0; // where the view was put by this page, and by no reader
+  #spoken = null; // the range of the word that sounds
   #actions;
   /* Whether the server says which words were said to it. */
   transcripts = true;
@@ -22,7 +26,7 @@ export class ConversationView {
     this.#actions = actions;
     this.#welcome = welcome;
     log.addEventListener("scroll", () => {
-      this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
+      if (Math.abs(log.scrollTop - this.#placed) > 1) this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
     });
     // A message above it, the keyboard of a phone, and turning the phone take room from it.
     new ResizeObserver(() => this.#follow()).observe(log);
@@ -50,11 +54,21 @@ export class ConversationView {
   /* Mark the word that sounds at `ms` of a turn's answer; without a turn, none. */
   speak(turn, ms) {
     const nodes = turn && this.#nodes.get(turn.number);
-    markSpoken(nodes?.words, turn?.answer.words ?? [], nodes ? ms : undefined);
+    const spoken = markSpoken(nodes?.words, turn?.answer.words ?? [], nodes ? ms : undefined);
+    if (spoken || !nodes) this.#spoken = spoken; // between two words the view stays
+    if (spoken) this.#follow();
   }
 
   #follow() {
-    if (this.#following) this.#log.scrollTop = this.#log.scrollHeight;
+    if (!this.#following) return;
+    const log = this.#log;
+    const end = log.scrollHeight - log.clientHeight;
+    const line = this.#spoken?.getBoundingClientRect();
+    if (line?.height === 0) return; // its text was just written anew; the next word is near
+    const top = line ? line.top - log.getBoundingClientRect().top + log.scrollTop : Infinity;
+    const wanted = Math.max(0, Math.min(end, top - SPOKEN_AT * log.clientHeight));
+    if (Math.abs(log.scrollTop - wanted) > 1) log.scrollTop = wanted;
+    this.#placed = log.scrollTop;
   }
 
   #showUser({ you, settled, interim, images, tools }, { kind, user, answer }) {

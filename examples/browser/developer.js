@@ -165,17 +165,19 @@ function ordered(steps) {
 function waterfall(title, steps, longest) {
   const row = make("li", "");
   const bar = make("div", "bar");
-  const told = [];
+  const told = make("small");
   let before = 0;
   for (const { name, label, ms } of steps) {
     const piece = make("i", name);
     piece.style.width = `${((ms - before) / longest) * 100}%`;
     piece.title = `${label}: ${duration(ms)}`;
-    told.push(`${label} ${duration(ms)}`);
+    const step = make("b", "");
+    step.append(make("i", name), `${label} ${duration(ms)}`);
+    told.append(step, " ");
     bar.append(piece);
     before = ms;
   }
-  row.append(make("span", "", title), bar, make("small", "", told.join(" · ")));
+  row.append(make("span", "", title), bar, told);
   return row;
 }
 

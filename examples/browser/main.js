@@ -217,6 +217,7 @@ speaker.addEventListener("level", ({ detail }) => {
 speaker.addEventListener("flushed", () => {
   orb.interrupt();
   interruptedAt = performance.now();
+  showState();
   setTimeout(showState, INTERRUPTED_MS);
 });
 for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => view.speak(null));
@@ -348,6 +349,7 @@ function showState() {
   const interrupted = (state === "ready" || state === "listening") && performance.now() - interruptedAt < INTERRUPTED_MS;
   const words = trying ? STATES[client.capabilities ? "waiting" : "connecting"][1] : interrupted ? "Interrupted" : said;
   document.body.dataset.state = state;
+  document.body.toggleAttribute("data-interrupted", words === "Interrupted");
   orb.show(state);
   if (element("status").textContent !== words) element("status").textContent = words;
   const open = talk.mode === "open";

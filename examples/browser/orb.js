@@ -10,6 +10,7 @@
 
 const POINTS = 56;
 const BREAK_MS = 550;
+const STILL_BREAK_MS = 1200;
 const RING_MS = 1500;
 const REST_FRAME_MS = 33;
 const RECENT_FRAMES = 60;
@@ -38,6 +39,7 @@ export class Orb {
   #wanted = { you: 0, server: 0 };
   #rings = []; // { born, inward }
   #brokenAt = -Infinity;
+  #breaking = false;
   #drawnAt = 0;
   #phase = 0;
   #reach = 0;
@@ -86,7 +88,11 @@ export class Orb {
   #frame(now) {
     const since = now - this.#drawnAt;
     const rests = this.#state === "away" || this.#state === "muted" || this.#calm.matches;
-    if (!this.#stale && (rests ? this.#settled && now - this.#brokenAt > BREAK_MS : this.#state === "ready" && since < REST_FRAME_MS)) {
+    const breaking = now - this.#brokenAt < (this.#calm.matches ? STILL_BREAK_MS : BREAK_MS);
+    if (breaking !== this.#breaking) this.#stale = true; // also to draw the body whole again
+    this.#breaking = breaking;
+    const moves = breaking && !this.#calm.matches;
+    if (!this.#stale && !moves && (rests ? this.#settled : this.#state === "ready" && since < REST_FRAME_MS)) {
       return;
     }
     const begun = performance.now();
@@ -148,8 +154,9 @@ export class Orb {
     this.#body(radius, ink);
     if (this.#state === "busy") this.#arcs(radius, ink);
     if (this.#state === "muted") this.#strike(radius);
-    const broken = (now - this.#brokenAt) / BREAK_MS;
-    if (broken < 1 && !this.#calm.matches) this.#brokenRing(radius * (1.1 + 0.4 * broken), this.#colours.server, broken, 3);
+    if (!this.#breaking) return;
+    const broken = this.#calm.matches ? 0.4 : (now - this.#brokenAt) / BREAK_MS;
+    this.#brokenRing(radius * (1.1 + 0.4 * broken), this.#colours.server, broken, 3);
   }
 
   #body(radius, ink) {

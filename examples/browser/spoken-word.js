@@ -35,34 +35,39 @@ export function placesOf(words, text) {
   });
 }
 
-/* Mark what sounds at `ms` of an answer; `ms` undefined marks nothing. */
+/* Mark what sounds at `ms` of an answer; `ms` undefined marks nothing. The range of the word, or null. */
 export function markSpoken(node, words, ms) {
-  if (!CAN) return;
+  if (!CAN) return null;
   CSS.highlights.delete("spoken");
-  if (!node || ms === undefined) return;
+  if (!node || ms === undefined) return null;
   const found = words.findLastIndex((word) => word.start_ms <= ms);
-  if (found < 0 || words[found].end_ms + 250 < ms) return;
+  if (found < 0 || words[found].end_ms + 250 < ms) return null;
   const place = placesOf(words.slice(0, found + 1), node.textContent).at(-1);
   const range = place && rangeOf(node, ...place);
   if (range) CSS.highlights.set("spoken", new Highlight(range));
+  return range;
 }
 
 const unheard = new Map();
+const cuts = new Map();
 
-/* Fade what of a cut answer was not heard. */
+/* Fade what of a cut answer was not heard, and mark the last word that was. */
 export function markUnheard(node, words, heardMs) {
   if (!CAN) return;
   unheard.delete(node);
+  cuts.delete(node);
   if (heardMs !== null && words.length) {
     const heard = words.filter((word) => word.start_ms < heardMs);
     if (heard.length === words.length) return showUnheard();
-    const end = placesOf(heard, node.textContent).findLast((place) => place)?.[1] ?? 0;
-    const range = rangeOf(node, end, node.textContent.length);
+    const last = placesOf(heard, node.textContent).findLast((place) => place);
+    const range = rangeOf(node, last?.[1] ?? 0, node.textContent.length);
     if (range) unheard.set(node, range);
+    if (range && last) cuts.set(node, rangeOf(node, ...last));
   }
   showUnheard();
 }
 
 function showUnheard() {
   CSS.highlights.set("unheard", new Highlight(...unheard.values()));
+  CSS.highlights.set("cut", new Highlight(...cuts.values()));
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -91,6 +92,59 @@ async def test_a_narrow_screen_needs_no_scrolling_sideways() -> None:
             assert box["x"] + box["width"] <= 360
             assert box["y"] + box["height"] <= 640
             assert min(box["width"], box["height"]) >= 44, f"{place} is too small for a finger"
+
+
+async def test_long_lines_and_little_room_leave_everything_in_sight() -> None:
+    """A phone with an answer of code, and a laptop at 200 %."""
+    code = f"- {'some words ' * 8}\n\n```\n{'wide = 1; ' * 20}\n```"
+    settings = {"answerWith": "text"}
+    async with (
+        live_server(ScriptedEngine([TextOutput(code)])) as server,
+        demo_page(viewport={"width": 360, "height": 740}, settings=settings) as demo,
+    ):
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.write("code")
+        await demo.answered("some words")
+        end = "(found) => Math.max(...found.map((one) => one.getBoundingClientRect().right))"
+        assert await demo.page.locator(".turn, .server, li, pre").evaluate_all(end) <= 360
+        await demo.page.set_viewport_size({"width": 640, "height": 400})
+        for mode in ("open", "hold"):
+            await demo.page.locator(f"#mode-{mode}").evaluate("(mode) => mode.click()")
+            boxes = [await demo.page.locator(place).bounding_box() for place in ("#mute", "#talk", "#stop", "#write")]
+            for left, right in pairwise(box for box in boxes if box):
+                assert left["x"] + left["width"] <= right["x"]
+
+
+#: The word that sounds is in the part of the conversation that is seen, and more stands below that.
+_READS_ALONG = """() => {
+  const [word] = CSS.highlights.get("spoken") ?? [];
+  const log = document.querySelector("#log");
+  if (!word || log.scrollHeight - log.scrollTop - log.clientHeight < 100) return false;
+  const [seen, line] = [log, word].map((one) => one.getBoundingClientRect());
+  return line.top >= seen.top && line.bottom <= seen.bottom && log.scrollTop > 0;
+}"""
+
+
+async def test_the_word_that_sounds_stays_in_sight_until_it_is_cut_off() -> None:
+    engine = ComposedEngine(RetortEngine("some words " * 300), asr=WordEngine(), tts=ReadingEngine())
+    async with live_server(engine) as server, demo_page(viewport={"width": 360, "height": 740}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.evaluate(
+            """() => {
+              const status = document.querySelector("#status");
+              window.said = [];
+              new MutationObserver(() => said.push(status.textContent)).observe(status, { childList: true });
+            }"""
+        )
+        await demo.write("read")
+        await demo.until(_READS_ALONG)
+        await demo.page.locator("#stop").click()
+        await demo.answered(state="stopped")
+        await demo.until("() => said.includes('Interrupted')")
+        marked = "[...CSS.highlights.get('cut')].map(String).concat([...CSS.highlights.get('unheard')].map(String))"
+        last, rest = await demo.page.evaluate(marked)
+        assert last in {"some", "words"}
+        assert rest.strip()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -192,7 +246,7 @@ async def test_a_frame_that_is_read_stays_open_while_others_come() -> None:
         for number in range(2):  # the second time there is a median of the steps
             await demo.page.evaluate("document.querySelector('[data-say]').click()")
             await demo.answered(turn=number)
-            await demo.page.locator("#waterfall .heard").nth(number).wait_for()
+            await demo.page.locator("#waterfall .bar .heard").nth(number).wait_for()
         assert await created.locator("pre").is_visible()
         assert "session_created" in await demo.page.evaluate("document.activeElement.textContent")
         rows = await demo.page.locator("#waterfall li > span").all_inner_texts()
