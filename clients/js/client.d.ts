@@ -291,9 +291,11 @@ export class Speaker {
 }
 
 export class Camera {
+  static readonly canShareScreen: boolean;
   constructor(video: HTMLVideoElement);
   readonly isOn: boolean;
-  open(): Promise<void>;
+  onended: () => void;
+  open(source?: "camera" | "screen"): Promise<void>;
   close(): void;
   frame(stillWanted: () => boolean): Promise<Uint8Array | null>;
 }

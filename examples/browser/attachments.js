@@ -1,4 +1,4 @@
-/* Pictures that go with the next turn, and the camera, whose frames go with every turn while it is on. */
+/* Pictures that go with the next turn, and the camera or the screen, whose frames go with every turn while it is on. */
 
 import { Camera, readImage } from "../client.js";
 
@@ -8,20 +8,24 @@ const MAX_PICTURES = 8;
 export class Attachments {
   #waiting = []; // { payload, url }
   #timer = null;
+  #source = null; // "camera" or "screen", while one of them is on
+  #asking = false;
   #turns = 0;
   #inTurn = false;
 
   /* `send(modality, payload)` sends a chunk of the turn of the moment; `complain(text)` tells the person. */
-  constructor({ place, video, cameraButton, imageButton, imageInput, dropArea, send, complain }) {
-    Object.assign(this, { place, cameraButton, imageButton, send, complain });
+  constructor({ place, video, cameraButton, screenButton, imageButton, imageInput, dropArea, send, complain }) {
+    Object.assign(this, { place, imageButton, send, complain });
+    this.frameButtons = { camera: cameraButton, screen: screenButton };
     this.camera = new Camera(video);
+    this.camera.onended = () => this.#turnOff();
     this.modalities = [];
     imageButton.onclick = () => imageInput.click();
     imageInput.onchange = () => {
       this.add(imageInput.files);
       imageInput.value = "";
     };
-    cameraButton.onclick = () => this.#toggleCamera();
+    for (const [source, button] of Object.entries(this.frameButtons)) button.onclick = () => this.#toggle(source);
     dropArea.addEventListener("dragover", (event) => {
       if (!this.#sees) return;
       event.preventDefault();
@@ -41,8 +45,9 @@ export class Attachments {
   allow(modalities) {
     this.modalities = modalities;
     this.imageButton.hidden = !modalities.includes("image");
-    this.cameraButton.hidden = !this.#frameModality;
-    if (!this.#frameModality && this.camera.isOn) this.#toggleCamera();
+    this.frameButtons.camera.hidden = !this.#frameModality;
+    this.frameButtons.screen.hidden = !this.#frameModality || !Camera.canShareScreen;
+    if (!this.#frameModality) this.#turnOff();
   }
 
   async add(files) {
@@ -79,6 +84,13 @@ export class Attachments {
     this.#timer = null;
   }
 
+  /* What the camera or the screen shows now goes with a turn that is written, as a picture. */
+  async look() {
+    if (!this.camera.isOn || !this.#sees || this.#waiting.length >= MAX_PICTURES) return;
+    const payload = await this.camera.frame(() => true);
+    if (payload) this.#waiting.push({ payload, url: URL.createObjectURL(new Blob([payload], { type: "image/jpeg" })) });
+  }
+
   get #sees() {
     return this.modalities.includes("image");
   }
@@ -94,20 +106,37 @@ export class Attachments {
     if (payload) this.send(modality, payload);
   }
 
-  async #toggleCamera() {
+  async #toggle(source) {
+    if (this.#asking) return; // the browser still asks the person
+    const wasOn = this.#source === source;
+    this.#turnOff();
+    if (wasOn) return;
+    this.#asking = true;
+    try {
+      await this.camera.open(source);
+      this.#source = source;
+    } catch (error) {
+      this.camera.close();
+      const refused = error.name === "NotAllowedError";
+      if (refused && source === "screen") return; // by the person, in the browser's own question
+      this.complain(refused ? "The browser does not let this page use the camera." : `No ${source}: ${error.message}`);
+    } finally {
+      this.#asking = false;
+    }
+    this.#showSource();
+  }
+
+  #turnOff() {
     if (this.camera.isOn) {
       this.endTurn();
       this.camera.close();
-    } else {
-      try {
-        await this.camera.open();
-      } catch (error) {
-        this.camera.close();
-        const refused = error.name === "NotAllowedError";
-        this.complain(refused ? "The browser does not let this page use the camera." : `No camera: ${error.message}`);
-      }
     }
-    this.cameraButton.setAttribute("aria-pressed", String(this.camera.isOn));
+    this.#source = null;
+    this.#showSource();
+  }
+
+  #showSource() {
+    for (const [source, button] of Object.entries(this.frameButtons)) button.setAttribute("aria-pressed", String(this.#source === source));
   }
 
   #show() {

@@ -68,6 +68,7 @@ const attachments = new Attachments({
   place: element("pictures"),
   video: element("camera-view"),
   cameraButton: element("camera"),
+  screenButton: element("screen"),
   imageButton: element("image"),
   imageInput: element("image-file"),
   dropArea: document.body,
@@ -172,8 +173,9 @@ client.addEventListener("answered", ({ detail: { turn } }) => {
   if (settings.answerWith === "text") announce(turn.answer.text);
 });
 
-function write(text) {
+async function write(text) {
   wantSession();
+  await attachments.look();
   if (!edited) return client.write(text);
   const turn = edited;
   leaveEdit();

@@ -73,7 +73,7 @@ export function abilities({ capabilities: { input_modalities: takes, output_moda
     [can.turn_detection, "notice by itself when you speak"],
     [can.turn_detection_types?.includes("semantic_vad") ?? false, "tell by your voice that you have finished"],
     [takes.includes("image"), "look at pictures"],
-    [takes.includes("video"), "watch the camera"],
+    [takes.includes("video"), "watch the camera or a screen"],
     [can.tools, "use the tools of this page"],
   ];
 }

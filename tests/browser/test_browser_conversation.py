@@ -173,8 +173,19 @@ async def test_pictures_go_with_what_is_written(server: LiveServer, tmp_path: Pa
         assert await demo.page.locator(".you .images img").count() == 1
         await demo.page.locator("#camera").click()
         await demo.page.locator("#camera-view:not([hidden])").wait_for()
-        await demo.page.locator("#camera[aria-pressed=true]").click()
+        await demo.page.locator("#camera[aria-pressed=true]").wait_for()
+        # The screen takes its place, until the person ends that in the browser's own bar.
+        await demo.page.locator("#screen").click()
+        await demo.page.locator("#screen[aria-pressed=true]").wait_for()
         await demo.page.locator("#camera[aria-pressed=false]").wait_for()
+        shown = "document.querySelector('#camera-view').srcObject.getVideoTracks()[0]"
+        assert await demo.page.evaluate(f"{shown}.getSettings().displaySurface") in {"monitor", "window", "browser"}
+        await demo.write("What do you see now?")
+        await demo.answered(turn=1)
+        assert await demo.page.locator(".turn").nth(1).locator(".images img").count() == 1
+        await demo.page.evaluate(f"{shown}.dispatchEvent(new Event('ended'))")
+        await demo.page.locator("#screen[aria-pressed=false]").wait_for()
+        await demo.page.locator("#camera-view").wait_for(state="hidden")
 
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:

@@ -1,5 +1,5 @@
-/* Pictures for engines that see: dropped, pasted or chosen ones, and frames of the camera. Everything is sent as JPEG,
-   no larger than it is useful. */
+/* Pictures for engines that see: dropped, pasted or chosen ones, and frames of the camera or the screen. Everything is sent
+   as JPEG, no larger than it is useful. */
 
 const LONGEST_SIDE = 1280;
 const CAMERA_SIDE = 640;
@@ -22,6 +22,9 @@ export class Camera {
   /** @type {MediaStream | null} */
   #stream = null;
   #video;
+  #side = CAMERA_SIDE;
+  /* What is called when it ends by itself: the browser has a button of its own for a screen. */
+  onended = () => {};
 
   /** @param {HTMLVideoElement} video */
   constructor(video) {
@@ -32,9 +35,21 @@ export class Camera {
     return this.#stream !== null;
   }
 
-  async open() {
-    if (!navigator.mediaDevices?.getUserMedia) throw new Error("Browsers give the camera only to pages over https.");
-    this.#stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: 1280 } });
+  /* Whether this browser shows screens, which those of phones do not. */
+  static get canShareScreen() {
+    return Boolean(navigator.mediaDevices?.getDisplayMedia);
+  }
+
+  /** @param {"camera" | "screen"} [source] */
+  async open(source = "camera") {
+    const devices = navigator.mediaDevices;
+    if (!devices?.getUserMedia) throw new Error("Browsers give the camera only to pages over https.");
+    const screen = source === "screen";
+    this.#stream = screen
+      ? await devices.getDisplayMedia({ video: { frameRate: 5 } })
+      : await devices.getUserMedia({ video: { facingMode: "environment", width: 1280 } });
+    this.#side = screen ? LONGEST_SIDE : CAMERA_SIDE; // text on a screen has to stay legible
+    for (const track of this.#stream.getVideoTracks()) track.onended = () => this.onended();
     this.#video.srcObject = this.#stream;
     this.#video.hidden = false;
     await this.#video.play();
@@ -53,7 +68,7 @@ export class Camera {
   async frame(stillWanted) {
     const { videoWidth, videoHeight } = this.#video;
     if (videoWidth === 0) return null;
-    const { payload, url } = await toJpeg(this.#video, videoWidth, videoHeight, CAMERA_SIDE);
+    const { payload, url } = await toJpeg(this.#video, videoWidth, videoHeight, this.#side);
     URL.revokeObjectURL(url);
     return stillWanted() ? payload : null;
   }

@@ -47,7 +47,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
 )
 _HEADERS: Final = (
     ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
-    ("Permissions-Policy", "microphone=(self), camera=(self)"),
+    ("Permissions-Policy", "microphone=(self), camera=(self), display-capture=(self)"),
     ("Referrer-Policy", "no-referrer"),
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-cache"),
