@@ -50,7 +50,7 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """A message that has arrived. Whoever gets it owns its ``descriptor``."""
+    """A message that has arrived. Whoever gets it owns its ``descriptor``; None also if it could not be opened here."""
 
     kind: MessageKind
     number: int = 0
@@ -79,7 +79,8 @@ class ProcessChannel:
         self._closed = closed
         self._loop = asyncio.get_running_loop()
         self._input = bytearray()
-        self._descriptors: deque[int] = deque()
+        #: Those of messages that are not whole yet; None for one that was lost.
+        self._descriptors: deque[int | None] = deque()
         self._output: deque[_Waiting] = deque()
         self._open = True
         self.on_room: Callable[[], None] = lambda: None
@@ -144,16 +145,18 @@ class ProcessChannel:
     def _read(self) -> None:
         room = socket.CMSG_SPACE(_READ_DESCRIPTORS * array.array("i").itemsize)
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, room)
+            data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, room)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data, ancillary = b"", []
+            data, ancillary, flags = b"", [], 0
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 found = array.array("i")
                 found.frombytes(content[: len(content) - len(content) % found.itemsize])
                 self._descriptors.extend(found)
+        if flags & socket.MSG_CTRUNC:  # this process may open no more; a read brings one descriptor, so one is lost
+            self._descriptors.append(None)
         if not data:
             self._lose()
             return

@@ -104,9 +104,12 @@ class Worker(WorkerGroup):
         self._channel.send(MessageKind.PASS_ON, serial, received, descriptor=connection)
 
     def _take(self, message: WorkerMessage) -> None:
-        make = self._make
-        if message.descriptor is None or make is None:
+        if message.descriptor is None:
+            self.row.receive()
+            logger.error("a connection is lost: this process may open no more files")
             return
+        make = self._make
+        assert make is not None, "only who serves is given connections"
         connection = socket.socket(fileno=message.descriptor)
 
         def protocol() -> FrontDoor:

@@ -17,7 +17,7 @@ from omni_ws.errors import NotFound
 from omni_ws.transport.http.application import HttpLimits, UpgradeDecision
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
-from omni_ws.transport.http.front_door import front_door
+from omni_ws.transport.http.front_door import Elsewhere, front_door
 from omni_ws.transport.http.router import Handler, Router
 
 UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]
@@ -74,11 +74,12 @@ async def serving(
     on_websocket: Callable[[ServerConnection], Awaitable[None]] = echo,
     port: int = 0,
     max_connections: int | None = None,
+    elsewhere: Elsewhere | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """A server for the time of the context; what is left of its connections is dropped at the end."""
     connections = Connections(max_open=max_connections)
-    door = front_door(application, connections=connections, limits=limits)
+    door = front_door(application, connections=connections, limits=limits, elsewhere=elsewhere)
     server = await serve(on_websocket, "127.0.0.1", port, create_connection=door, compression=None, **options)
     try:
         yield Serving(server.sockets[0].getsockname()[1], connections, server)

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from support.open_files import no_more_files
 
 from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
@@ -89,6 +90,37 @@ async def test_messages_and_connections_arrive_whole_and_in_order() -> None:
             os.close(one.descriptor)
     sender.close()
     await gone.wait()
+    receiver.close()
+
+
+async def test_a_connection_for_which_no_descriptor_is_left_takes_no_other_ones() -> None:
+    ours, theirs = socket.socketpair()
+    found: list[WorkerMessage] = []
+    both = asyncio.Event()
+
+    def received(message: WorkerMessage) -> None:
+        found.append(message)
+        if len(found) == 2:
+            both.set()
+
+    sender = ProcessChannel(ours, received=lambda message: None, closed=lambda: None)
+    receiver = ProcessChannel(theirs, received=received, closed=lambda: None)
+    (first, written), (second, writing) = os.pipe(), os.pipe()
+    os.write(writing, b"second")
+    # More than many reads take, so that the end of the one and the beginning of the other may come together.
+    sender.send(MessageKind.CONNECTION, 1, b"x" * 8_000_000, descriptor=first)
+    sender.send(MessageKind.CONNECTION, 2, descriptor=second)
+    with no_more_files():
+        for _ in range(3):  # in which the first part is read
+            await asyncio.sleep(0)
+    await both.wait()
+    assert [one.number for one in found] == [1, 2]
+    assert found[0].descriptor is None
+    assert found[1].descriptor is not None
+    assert os.read(found[1].descriptor, 9) == b"second"
+    for descriptor in (found[1].descriptor, writing, written):
+        os.close(descriptor)
+    sender.close()
     receiver.close()
 
 

@@ -150,7 +150,11 @@ class FrontDoor(HttpConnection):
         if self._transport.get_write_buffer_size():
             self._loop.call_later(_LOOK_AGAIN_SEC, self._pass_on, serial, received)
             return
-        descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+        try:
+            descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+        except OSError:  # this process may open no more files; the client may try again
+            self._transport.abort()
+            return
         self._elsewhere.pass_on(serial, descriptor, received)
         self._transport.abort()  # which closes this process's descriptor alone
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
 from support.http_server import RoutedApplication, serving, tls_contexts
+from support.open_files import no_more_files
 from support.raw_http import chunked, raw_client, request, websocket_upgrade
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
@@ -300,3 +303,34 @@ async def test_tls_peer_that_goes_ends_its_handler(tmp_path: Path, caplog: pytes
         async with asyncio.timeout(10):
             await gone.wait()
     assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+class Neighbour:
+    """Another process, which serves requests for ``/parts``."""
+
+    connections_elsewhere = 0
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, bytes]] = []
+
+    def destination(self, target: bytes) -> int | None:
+        return 7 if target == b"/parts" else None
+
+    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
+        os.close(connection)
+        self.given.append((serial, received))
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_connection_for_another_process_is_given_away_or_closed(full: bool) -> None:
+    neighbour = Neighbour()
+    async with serving(application(), elsewhere=neighbour) as door, raw_client(door.port) as client:
+        await client.send(request("GET", "/health"))
+        assert (await client.response()).status == 200
+        with no_more_files() if full else contextlib.nullcontext():
+            await client.send(b"POST /parts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab")
+            with contextlib.suppress(ConnectionResetError):
+                assert await client.reader.read() == b""
+        assert await door.connections.wait_idle(10)
+    expected = (7, b"POST /parts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab")
+    assert neighbour.given == ([] if full else [expected])
