@@ -241,10 +241,10 @@ fuzz: $(VENV)/.ready-to-fuzz ## coverage-guided fuzzing of the parsers
 documents: $(VENV)/.ready-to-serve ## write the documents generated from the code
 	@$(BIN)/python -m omni_ws.tools.documents $(ARGS)
 
-# The oldest supported compiler, since its code runs with every later gRPC runtime.
-picture: $(VENV)/.ready-to-test ## the moving picture of the README, from the real page
-	@PYTHONPATH=tests $(BIN)/python -m support.moving_picture docs/conversation.webp
+picture: $(VENV)/.ready-to-test ## the pictures of the documents, from the real page
+	@PYTHONPATH=tests $(BIN)/python -m support.page_pictures docs
 
+# The oldest supported compiler, since its code runs with every later gRPC runtime.
 stubs: $(VENV)/.ready-to-test ## generate the code of the gRPC protocol
 	@$(BIN)/python -m venv .cache/stubs
 	@$(INSTALL) .cache/stubs/bin/python 'grpcio-tools==1.74.0' 'setuptools<80'

@@ -1,4 +1,4 @@
-"""Makes the moving picture of the README: a conversation by voice with the real page, server and engine.
+"""Makes the pictures of the documents: conversations with the real page, server and engine. One of them moves.
 
 `make picture` runs it. It needs Chromium, flite, which is the person, and the weights of the embedded parts.
 """
@@ -27,10 +27,16 @@ SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Tell me a joke."))
 REST_SEC: Final = 30.0
 #: After the last answer.
 LINGER_SEC: Final = 2.0
+#: Before that, until what moves has come to its place.
+REST_AT_END_SEC: Final = 1.0
 #: Of the window, and of the picture.
 WINDOW: Final = (1280, 800)
 SIZE: Final = (960, 600)
 FRAMES_PER_SEC: Final = 10
+#: What is asked in those that stand still, the word that sounds in them, and the window of each.
+ASKED: Final = ("What is three plus four?", "Count to twenty.")
+SOUNDING: Final = "8"
+STILLS: Final = {"page-dark.png": (1440, 900), "page-phone.png": (360, 740)}
 RATE: Final = 16_000
 
 
@@ -122,9 +128,32 @@ async def filmed(path: Path) -> None:
             await demo.page.locator("#talk").click()
             await demo.page.locator(".server[data-state=done]").nth(len(SAID) - 1).wait_for()
             await demo.in_state("listening", "ready")
+            await asyncio.sleep(REST_AT_END_SEC)
             await film.end()
         film.save(path)
 
 
+async def photographed(path: Path, width: int, height: int) -> None:
+    """The page in the dark, in the middle of its second answer."""
+    viewport = {"width": width, "height": height}
+    async with served() as address, demo_page(tapped=False, viewport=viewport, color_scheme="dark") as demo:
+        await demo.open(address)
+        for question in ASKED[:-1]:
+            await demo.write(question)
+            await demo.answered()
+            await demo.in_state("ready")
+        await demo.write(ASKED[-1])
+        sounds = "(word) => [...(CSS.highlights.get('spoken') ?? [])].some((range) => String(range).startsWith(word))"
+        await demo.until(sounds, SOUNDING)
+        shot = Image.open(io.BytesIO(await demo.page.screenshot()))
+        shot.convert("RGB").save(path, optimize=True)
+
+
+async def main(folder: Path) -> None:
+    for name, (width, height) in STILLS.items():
+        await photographed(folder / name, width, height)
+    await filmed(folder / "conversation.webp")
+
+
 if __name__ == "__main__":
-    asyncio.run(filmed(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1])))
