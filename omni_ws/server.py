@@ -309,7 +309,7 @@ async def _serve_until(
             if token_service is not None:
                 token_service.begin()
             if worker is not None:
-                await worker.begin()
+                worker.begin()
             if worker is None or worker.serial == 1:  # the others have the same to say
                 _announce(server, engine, token_service, suggested)
             if listening is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from omni_ws.service.sessions.worker_group import KNOW_SECRET, METRICS
@@ -15,7 +15,9 @@ from omni_ws.workers.metrics_sum import Family, growing, summed
 
 #: A worker that does not answer in time is left out.
 ANSWER_TIMEOUT_SEC: Final = 2.0
-#: What workers that start later are told, too. Its argument's first field is the Unix time until which it matters.
+#: The number of a question whose answer does not matter; others are counted from 1.
+_NOBODY_WAITS: Final = 0
+#: What workers that listen only later are told, too. Its argument begins with the Unix time until which it matters.
 REMEMBERED: Final = frozenset({KNOW_SECRET})
 
 
@@ -25,20 +27,23 @@ class Questions:
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Member, asyncio.Future[Any]]] = {}
         self._asked = 0
-        self._told: list[tuple[str, Any]] = []
+        self._remembered: list[tuple[str, Any]] = []
         self._ended: list[Family] = []
 
-    @property
-    def told(self) -> Sequence[tuple[str, Any]]:
-        """What a new worker has to know."""
-        self._told = [one for one in self._told if one[1][0] > time.time()]
-        return tuple(self._told)
+    def tell(self, member: Member) -> None:
+        """Tell a worker that listens now what the others know."""
+        for one in self._still_true():
+            member.ask(_NOBODY_WAITS, pickle.dumps(one))
+
+    def _still_true(self) -> list[tuple[str, Any]]:
+        self._remembered = [one for one in self._remembered if one[1][0] > time.time()]
+        return self._remembered
 
     async def ask(self, asker: Member, number: int, payload: bytes, others: Iterable[Member]) -> None:
         """Put a question to ``others``, and send their answers to the asker."""
         question, argument = pickle.loads(payload)
         if question in REMEMBERED:
-            self._told = [*self.told, (question, argument)]
+            self._still_true().append((question, argument))
         if question == METRICS:
             asker.counted = growing(argument)
         asks = (self._ask(other, question, payload) for other in others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
@@ -25,8 +25,6 @@ class WorkerStart:
     wanted: int
     row: int
     port: int
-    #: What the workers before it told each other, and it has to know, too: questions with their arguments.
-    told: Sequence[tuple[str, Any]] = field(default=(), repr=False)
 
 
 def shared_counts(file: IO[bytes], config: ServerConfig, keys: Sequence[ApiKey], wanted: int) -> SharedCounts:

@@ -180,6 +180,7 @@ class Supervisor:
         match message.kind:
             case MessageKind.LISTENING:
                 member.listening = True
+                self._questions.tell(member)  # before it gets a connection
                 self._resume_accepting()
             case MessageKind.READY:
                 member.ready.set()
@@ -209,7 +210,6 @@ class Supervisor:
             wanted=self._wanted,
             row=row.index,
             port=self.port,
-            told=self._questions.told,
         )
         member = Member(start, row, self._receive)
         try:

@@ -36,7 +36,6 @@ class Worker(WorkerGroup):
     def __init__(self, start: WorkerStart, counts: SharedCounts, end: socket.socket) -> None:
         super().__init__(start.serial, start.wanted, counts, counts.rows[start.row])
         self.port = start.port
-        self._told = start.told
         self._loop = asyncio.get_running_loop()
         self._make: Callable[[], FrontDoor] | None = None
         self._note: Callable[[], None] = lambda: None
@@ -73,10 +72,8 @@ class Worker(WorkerGroup):
         self._note()
         self._timer = self._loop.call_later(NOTE_INTERVAL_SEC, self._tick)
 
-    async def begin(self) -> None:
-        """The engine has started: learn what the other workers were told, and be given new connections."""
-        for question, argument in self._told:
-            await self._handlers[question](argument)
+    def begin(self) -> None:
+        """The engine has started: be given new sessions."""
         self._note()
         self._channel.send(MessageKind.READY)
 

@@ -256,3 +256,21 @@ async def test_a_client_secret_is_good_at_every_worker() -> None:
                     bearer = f"Authorization: Bearer {value}"
                     await user.send(websocket_upgrade("/v1/realtime?model=local-model", bearer))
                     assert (await user.head())[1] == status
+
+
+async def test_a_worker_that_was_starting_knows_a_client_secret_too() -> None:
+    key = "Authorization: Bearer the-key"
+    with worker_server("--api-key", "the-key") as server:
+        os.kill(server.pid_of("w1"), signal.SIGKILL)
+        await server.logged(r"started worker w3 ")
+        os.kill(server.pid_of("w3"), signal.SIGSTOP)
+        async with raw_client(server.port) as maker:
+            await maker.send(request("POST", "/v1/realtime/client_secrets", key, body=b"{}"))
+            secret = (await maker.response()).json()["value"]
+        os.kill(server.pid_of("w3"), signal.SIGCONT)
+        await server.logged(r"worker w3 is ready")
+        async with AsyncExitStack() as stack:
+            for _ in range(4):  # each worker gets some
+                user = await stack.enter_async_context(raw_client(server.port))
+                await user.send(websocket_upgrade("/v1/realtime?model=local-model", f"Authorization: Bearer {secret}"))
+                assert (await user.head())[1] == 101
