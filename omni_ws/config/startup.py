@@ -83,6 +83,11 @@ def _worker_problems(config: ServerConfig) -> Iterator[str]:
             "workers above 1 cannot share TLS connections (ssl_certfile, --lan): terminate TLS in a proxy in front, or "
             "serve with one worker"
         )
+    if config.telephony.audiosocket_port is not None:
+        yield (
+            "workers above 1 cannot share the port of AudioSocket (telephony.audiosocket_port): serve Asterisk's calls "
+            "with one worker, on ports of its own"
+        )
     if config.on_vllm:
         yield (
             "vLLM's models belong to one process: serve them with one worker on a port of their own "

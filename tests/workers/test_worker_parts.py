@@ -141,6 +141,7 @@ async def test_a_connection_that_cannot_be_sent_is_closed() -> None:
     ("fields", "named"),
     [
         ({"engine": "fake", "ssl_certfile": Path("cert.pem")}, "terminate TLS in a proxy"),
+        ({"engine": "fake", "telephony": {"audiosocket_port": 9092}}, "AudioSocket"),
         ({"engine": "vllm", "vllm": {"model": "m"}}, "--engine remote --remote.upstreams"),
         ({"llm": {"use": "vllm:m"}}, "--engine remote --remote.upstreams"),
     ],
