@@ -52,12 +52,16 @@ def main(address: str) -> str:
             raise SystemExit(f"the page has no strict policy: {policy!r}")
         page.locator("body[data-state=ready]").wait_for(state="attached")
         page.locator("#talk").click()
-        page.locator(".turn .you .settled:not(:empty)").first.wait_for()
-        page.locator(".turn .server .words:not(:empty)").first.wait_for()
+        # Not any turn: one without words may come before it.
+        turn = page.locator(".turn").filter(has=page.locator(".you .settled:not(:empty)")).first
+        turn.wait_for()
+        turn.locator(".server .words:not(:empty)").first.wait_for()
         page.locator("#first-sound:not(:text('–'))").wait_for()
-        turn = page.locator(".turn").first
-        heard, said = turn.locator(".settled").inner_text(), turn.locator(".server .words").inner_text()
+        heard = turn.locator(".you .settled").first.text_content()
+        said = turn.locator(".server .words").first.text_content()
         chromium.close()
+    if not heard or not said:
+        raise SystemExit(f"the page heard {heard!r} and showed the answer {said!r}")
     elsewhere = {
         url for url in asked if urlsplit(url).netloc != urlsplit(address).netloc and not url.startswith("blob:")
     }
