@@ -55,7 +55,10 @@ export class Orb {
       this.#colours = null;
       this.#stale = true;
     };
-    new ResizeObserver(repaint).observe(canvas);
+    new ResizeObserver(() => {
+      repaint();
+      this.#frame(performance.now()); // at once: until then the browser stretches the picture of the old size
+    }).observe(canvas);
     this.repaint = repaint;
     addEventListener("themechange", repaint);
     this.#calm.addEventListener("change", repaint);
