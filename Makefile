@@ -52,7 +52,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside fronts check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside fronts soak check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -198,6 +198,12 @@ fronts:
 	  PATH="$$PATH:/usr/sbin" command -v $$one >/dev/null || missing="$${missing:+$$missing }$$one"; \
 	done; \
 	$(FROM_DISTRIBUTION)
+
+soak: $(VENV)/.ready-to-test ## clients that check each word for a minute, while parts of the server, its disk, network and clock fail
+	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing=libfaketime; \
+	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
+	$(FROM_DISTRIBUTION)
+	@$(BIN)/python -m benchmarks soak $(or $(ARGS),--quick)
 
 $(OUTSIDE_VENV)/.ready: requirements/outside.txt requirements/outside.lock | $(BIN)/python
 	@echo 'installing third-party clients'

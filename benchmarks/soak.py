@@ -1,7 +1,8 @@
 """A soak: clients that talk and check each word, while clients vanish and faults happen at random, by a seed.
 
 Every second a tenth of the talkers vanish. Every few seconds one of these happens: a process of a voice is killed, the
-server gets garbage, heads that never end, or more connections than it has descriptors, or its disk is full for a while.
+server gets garbage, heads that never end, or more connections than it has descriptors, its disk is full for a while,
+the network of some talkers is cut, or its wall clock jumps.
 Now and then the server itself is killed, and started again. Twice a minute the clients rest: then nothing may be left
 of them, and what the server holds is measured.
 """
@@ -17,11 +18,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchmarks.lossy_link import SERVER, LossyLink
 from benchmarks.soak_clients import Talker, Tally, keep_heads_open, send_garbage, take_descriptors
-from benchmarks.soak_server import DESCRIPTORS, Measures, SoakedServer, small_disk
+from benchmarks.soak_network import connect_from_beyond, link_to_cut
+from benchmarks.soak_server import CLOCK_CAN_BE_SET, DESCRIPTORS, Measures, SoakedServer, small_disk
 
 #: Between two rests.
 ROUND_SEC: Final = 25.0
@@ -30,6 +34,12 @@ REST_SEC: Final = 60.0
 BETWEEN_FAULTS_SEC: Final = 3.0
 #: Share of the talkers that vanish in a second.
 VANISHING: Final = 0.1
+#: Share of the talkers that talk over the link.
+BEYOND: Final = 0.3
+#: Longest cut. TCP repeats what was lost, and both ends wait longer than that: a cut excuses nothing.
+CUT_SEC: Final = 8.0
+#: How far ahead the wall clock is set, or back, before it is set right: keys have counts of a day.
+JUMPS_SEC: Final = (-400 * 86_400, -86_400, -90, 90, 86_400, 400 * 86_400)
 #: Rounds of a life after which the server is killed.
 ROUNDS_OF_A_LIFE: Final = 15
 #: Over the second half of a life. In the first, recognisers are loaded and heaps find their size.
@@ -45,20 +55,29 @@ def main(arguments: Sequence[str] = ()) -> bool:
     options = parser.parse_args(arguments)
     seed = random.randrange(2**32) if options.seed is None else options.seed
     print(f"### {1 if options.quick else options.minutes:g} minutes of {options.talkers} talkers, seed {seed}\n")
-    with tempfile.TemporaryDirectory() as folder, small_disk() as (disk, can_be_full):
-        server = SoakedServer(disk, Path(folder) / "server.log")
-        soak = Soak(server, options.talkers, seed, disk if can_be_full else None)
+    with tempfile.TemporaryDirectory() as folder, small_disk() as (disk, can_be_full), link_to_cut(seed) as link:
+        if not can_be_full:
+            print("no disk to fill: it needs root\n")
+        if not CLOCK_CAN_BE_SET:
+            print("no clock to set: it needs libfaketime\n")
+        server = SoakedServer(disk, Path(folder) / "server.log", host="127.0.0.1" if link is None else SERVER)
+        soak = Soak(server, options.talkers, seed, disk=disk if can_be_full else None, link=link)
         return asyncio.run(soak.run(60.0 if options.quick else options.minutes * 60))
 
 
 class Soak:
     """One run."""
 
-    def __init__(self, server: SoakedServer, talkers: int, seed: int, disk: Path | None) -> None:
+    def __init__(
+        self, server: SoakedServer, talkers: int, seed: int, *, disk: Path | None = None, link: LossyLink | None = None
+    ) -> None:
         self._server = server
         self._talkers = talkers
         self._random = random.Random(seed)
+        #: Of its own, so that the faults come in one order however fast the talkers are.
+        self._luck = random.Random(seed)
         self._disk = disk
+        self._link = link
         self._tally = Tally()
         self._live: set[Talker] = set()
         self._microphone = asyncio.Lock()
@@ -100,7 +119,9 @@ class Soak:
 
     async def _talk_until(self, end: float) -> None:
         while time.monotonic() < end:
-            talker = Talker(self._server.url, self._tally, self._random, self._microphone)
+            beyond = self._link is not None and self._random.random() < BEYOND
+            reach = partial(connect_from_beyond, self._server.port) if beyond else None
+            talker = Talker(self._server.url, self._tally, self._random, self._microphone, reach=reach)
             self._live.add(talker)
             try:
                 await talker.talk()
@@ -120,18 +141,22 @@ class Soak:
     async def _make_faults(self, end: float) -> None:
         kinds: dict[str, Callable[[], Awaitable[None]]] = {
             "voice": self._kill_voice,
-            "garbage": lambda: send_garbage(self._server.port, self._random),
-            "heads": lambda: keep_heads_open(self._server.port),
-            "descriptors": lambda: take_descriptors(self._server.port, DESCRIPTORS),
+            "garbage": lambda: send_garbage(self._server.address, self._random),
+            "heads": lambda: keep_heads_open(self._server.address),
+            "descriptors": lambda: take_descriptors(self._server.address, DESCRIPTORS),
         }
         if self._disk is not None:
             kinds["disk"] = self._fill_disk
-        if len(self._rests[-1]) + 1 == ROUNDS_OF_A_LIFE or self._random.random() < 1 / ROUNDS_OF_A_LIFE:
+        if self._link is not None:
+            kinds["network"] = partial(self._cut, self._link)
+        if CLOCK_CAN_BE_SET:
+            kinds["clock"] = self._set_clock
+        if len(self._rests[-1]) + 1 == ROUNDS_OF_A_LIFE or self._luck.random() < 1 / ROUNDS_OF_A_LIFE:
             await asyncio.sleep(5)
             await self._happen("server", self._kill_server)
         while time.monotonic() < end - 5:
-            await asyncio.sleep(BETWEEN_FAULTS_SEC * self._random.random() * 2)
-            kind = self._random.choice([*kinds])
+            await asyncio.sleep(BETWEEN_FAULTS_SEC * self._luck.random() * 2)
+            kind = self._luck.choice([*kinds])
             await self._happen(kind, kinds[kind])
 
     async def _happen(self, kind: str, fault: Callable[[], Awaitable[None]]) -> None:
@@ -161,6 +186,16 @@ class Soak:
         filling.unlink()
         self._server.make_room()
 
+    async def _cut(self, link: LossyLink) -> None:
+        seconds = self._luck.uniform(1, CUT_SEC)
+        link.cut(seconds)
+        await asyncio.sleep(seconds)
+
+    async def _set_clock(self) -> None:
+        for ahead in (self._luck.choice(JUMPS_SEC), 0):
+            if not await self._server.set_clock(ahead):
+                self._tally.wrong.append(f"answers are not dated by a clock that is set {ahead} s ahead")
+
     # rests
 
     async def _rest(self) -> None:
@@ -176,6 +211,8 @@ class Soak:
     # report
 
     def _report(self) -> bool:
+        if not self._tally.counts["answers"]:
+            self._tally.wrong.append("no answer")
         print("| what | how often |\n|---|---|")
         for name, count in sorted(self._tally.counts.items()):
             print(f"| {name} | {count:,} |")

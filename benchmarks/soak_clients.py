@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 import time
 import wave
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ FRAME_BYTES: Final = 640
 #: A talker that waits longer for an answer has found a defect, whatever else happens.
 PATIENCE_SEC: Final = 90.0
 #: In which a server that had no descriptors still closes connections that it could not take.
-AFTERMATH_SEC: Final = 2.0
+AFTERMATH_SEC: Final = 10.0
 
 
 @dataclass
@@ -60,8 +61,20 @@ class Overloaded(Exception):
 class Talker:
     """A session of one conversation: sums by text, and a recording by audio."""
 
-    def __init__(self, url: str, tally: Tally, generator: random.Random, microphone: asyncio.Lock) -> None:
-        """``microphone`` lets one talker speak at a time: recognition takes much of a small machine."""
+    def __init__(
+        self,
+        url: str,
+        tally: Tally,
+        generator: random.Random,
+        microphone: asyncio.Lock,
+        *,
+        reach: Callable[[], Awaitable[socket.socket]] | None = None,
+    ) -> None:
+        """``microphone`` lets one talker speak at a time: recognition takes much of a small machine.
+
+        ``reach`` makes the connection, for talkers that are elsewhere.
+        """
+        self._reach = reach
         self._microphone = microphone
         self._url = url
         self._tally = tally
@@ -83,6 +96,9 @@ class Talker:
             async with asyncio.timeout(PATIENCE_SEC):
                 headers = {"Authorization": f"Bearer {KEY}"}
                 options: dict[str, Any] = {"additional_headers": headers, "compression": None, "proxy": None}
+                if self._reach is not None:
+                    options["sock"] = await self._reach()
+                    self._tally.counts["sessions over the link"] += 1
                 async with connect(self._url, open_timeout=PATIENCE_SEC, ping_interval=None, **options) as socket:
                     self._socket = socket
                     self._tally.counts["sessions"] += 1
@@ -177,14 +193,14 @@ def _garbage(generator: random.Random) -> bytes:
     return generator.choice(heads) + generator.randbytes(generator.randrange(2000))
 
 
-async def attack(port: int, count: int, seconds: float, content: Callable[[], bytes]) -> int:
+async def attack(address: tuple[str, int], count: int, seconds: float, content: Callable[[], bytes]) -> int:
     """So many connections with these bytes, kept for some seconds and then reset. Returns how many were taken."""
     writers: list[asyncio.StreamWriter] = []
     try:
         for _ in range(count):
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    _, writer = await asyncio.open_connection(*address)
                 writers.append(writer)
                 writer.write(content())
         await asyncio.sleep(seconds)
@@ -194,14 +210,14 @@ async def attack(port: int, count: int, seconds: float, content: Callable[[], by
     return len(writers)
 
 
-async def send_garbage(port: int, generator: random.Random) -> None:
-    await attack(port, 50, 1.0, lambda: _garbage(generator))
+async def send_garbage(address: tuple[str, int], generator: random.Random) -> None:
+    await attack(address, 50, 1.0, lambda: _garbage(generator))
 
 
-async def keep_heads_open(port: int) -> None:
-    await attack(port, 50, 5.0, lambda: b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
+async def keep_heads_open(address: tuple[str, int]) -> None:
+    await attack(address, 50, 5.0, lambda: b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
 
 
-async def take_descriptors(port: int, limit: int) -> None:
+async def take_descriptors(address: tuple[str, int], limit: int) -> None:
     """More connections than the server has descriptors, half of which say nothing."""
-    await attack(port, limit + 100, 2.0, lambda: b"")
+    await attack(address, limit + 100, 2.0, lambda: b"")

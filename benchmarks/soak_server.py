@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
@@ -25,6 +27,13 @@ DESCRIPTORS: Final = 250
 #: Room for recordings and for the file with the use of keys.
 DISK: Final = "8m"
 START_SEC: Final = 120.0
+#: libfaketime (Debian's package of that name), which shifts the wall clock of a process and leaves the monotonic one.
+_FAKE_CLOCK: Final = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+CLOCK_CAN_BE_SET: Final = _FAKE_CLOCK is not None
+#: In which a server goes by a clock that was set.
+CLOCK_SEC: Final = 30.0
+#: Of the date of an answer; less than the smallest jump.
+CLOCK_TOLERANCE_SEC: Final = 30.0
 #: What the log must not have: failures that the code does not handle.
 _UNFORESEEN: Final = re.compile(
     r"Traceback|never retrieved|was destroyed|was never awaited|slow callback", re.IGNORECASE
@@ -64,15 +73,21 @@ def small_disk() -> Iterator[tuple[Path, bool]]:
 class SoakedServer:
     """A server in a process of its own."""
 
-    def __init__(self, disk: Path, log: Path) -> None:
+    def __init__(self, disk: Path, log: Path, *, host: str = "127.0.0.1") -> None:
         self.port = free_port()
+        self.host = host
         self._disk = disk
         self._log = log
+        self._clock = log.with_name("clock")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}/v1/streaming_input"
+        return f"ws://{self.host}:{self.port}/v1/streaming_input"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
 
     @property
     def pid(self) -> int:
@@ -85,6 +100,7 @@ class SoakedServer:
         keys.write_text(f'[[keys]]\nname = "soak"\nkey = "{KEY}"\ntokens_per_day = 1_000_000_000\n', encoding="utf-8")
         keys.chmod(0o600)
         flags = {
+            "host": self.host,
             "port": self.port,
             "asr": "pocketsphinx",
             "llm": "rules",
@@ -115,13 +131,41 @@ class SoakedServer:
             recording.unlink()
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
+        environment = dict(os.environ)
+        if _FAKE_CLOCK is not None:
+            self._shift_clock(0)
+            environment |= {
+                "LD_PRELOAD": str(_FAKE_CLOCK),
+                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+                "FAKETIME_CACHE_DURATION": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "NO_FAKE_STAT": "1",
+            }
         with self._log.open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
-    def _get(self, path: str) -> str:
-        request = Request(f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {KEY}"})
+    def _shift_clock(self, seconds: int) -> None:
+        complete = self._clock.with_suffix(".new")
+        complete.write_text(f"{seconds:+d}\n", encoding="ascii")
+        complete.replace(self._clock)
+
+    async def set_clock(self, ahead: int) -> bool:
+        """Sets its wall clock so many seconds ahead, or back. Returns whether its answers are dated so."""
+        self._shift_clock(ahead)
+        end = time.monotonic() + CLOCK_SEC
+        while time.monotonic() < end:
+            await asyncio.sleep(0.5)  # it reads the file each second
+            with contextlib.suppress(OSError):
+                date = await asyncio.to_thread(self._get, "/health", header="Date")
+                if abs(parsedate_to_datetime(date).timestamp() - time.time() - ahead) < CLOCK_TOLERANCE_SEC:
+                    return True
+        return False
+
+    def _get(self, path: str, *, header: str = "") -> str:
+        """What is there, or a header of the answer."""
+        request = Request(f"http://{self.host}:{self.port}{path}", headers={"Authorization": f"Bearer {KEY}"})
         with urlopen(request, timeout=20) as answer:
-            return str(answer.read().decode())
+            return str(answer.headers[header] if header else answer.read().decode())
 
     async def measure(self) -> Measures:
         metrics = await asyncio.to_thread(self._get, "/metrics")

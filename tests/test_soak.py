@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
+from pathlib import Path
 
+import pytest
 from support.live_server import live_server
 
+from benchmarks.soak import Soak
 from benchmarks.soak_clients import Talker, Tally
-from benchmarks.soak_server import KEY
+from benchmarks.soak_network import connect_from_beyond, link_to_cut
+from benchmarks.soak_server import KEY, SoakedServer
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
@@ -52,3 +57,26 @@ async def test_a_server_that_is_not_there_is_excused_while_it_is_killed_and_not_
         await Talker("ws://127.0.0.1:9/", tally, OnlyText(), asyncio.Lock()).talk()
         assert len(tally.wrong) == found
         assert tally.counts["cut"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the process of the link is forked
+async def test_talkers_behind_a_cut_link_lose_no_answer() -> None:
+    with link_to_cut(1) as link:
+        if link is None:
+            pytest.skip("no network namespace: it needs root, /dev/net/tun and ip")
+        async with live_server(EchoEngine(), keys=KEYS, host="0.0.0.0") as server:
+
+            async def reach() -> socket.socket:
+                connection = await connect_from_beyond(server.port)
+                link.cut(0.5)
+                return connection
+
+            tally = Tally()
+            await Talker(server.websocket_url, tally, OnlyText(), asyncio.Lock(), reach=reach).talk()
+    assert tally.counts["sessions over the link"] == 1
+    assert tally.counts["answers"] > 0
+    assert tally.counts["cut"] == 0
+
+
+def test_a_run_without_an_answer_is_a_defect(tmp_path: Path) -> None:
+    assert not Soak(SoakedServer(tmp_path, tmp_path / "log"), 1, 1)._report()
