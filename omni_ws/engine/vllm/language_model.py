@@ -301,6 +301,8 @@ class LanguageModel:
         except asyncio.CancelledError:
             await asyncio.wait([ending])
             raise
+        finally:
+            _cancel_tasks(running.llm)
 
 
 class _Running(NamedTuple):
@@ -328,13 +330,26 @@ def _end_requests(llm: AsyncLLM) -> None:
     llm.output_processor.propagate_error(EngineDeadError())
 
 
+def _cancel_tasks(llm: AsyncLLM) -> None:
+    """Cancel vLLM's tasks on this loop: its own clean-up may still run in the thread that watches the process."""
+    resources = llm.engine_core.resources
+    for name in ("output_queue_task", "stats_update_task"):
+        if (task := getattr(resources, name, None)) is not None:
+            task.cancel()
+
+
 def _shut_down(running: _Running) -> None:
     """End the processes, killing them after SHUTDOWN_SEC. Blocks until they have exited."""
+    from psutil import NoSuchProcess
+
     llm, reaper = running
     processes = _processes(llm)
     # vLLM would log a warning for each process that it kills.
     logging.getLogger("vllm.v1.utils").setLevel(logging.ERROR)
-    llm.shutdown(timeout=SHUTDOWN_SEC)
+    try:
+        llm.shutdown(timeout=SHUTDOWN_SEC)
+    except NoSuchProcess:  # a process ended by itself just when vLLM was about to kill it
+        llm.engine_core.resources()
     for process in processes:
         if process.is_alive():
             process.kill()

@@ -146,3 +146,20 @@ async def test_answers_that_are_no_numbers_end_where_vllm_was_asked_to_look(
         assert failure.value.fatal
         await until_state(engine, EngineState.OK)
         assert (await answer(engine, Input("Hello")))[0] == before
+
+
+async def test_a_process_that_ends_just_as_it_is_killed_leaves_nothing(model: Path) -> None:
+    """vLLM's own shutdown fails where the process is gone before its children are counted."""
+    from psutil import NoSuchProcess, pid_exists
+    from support.tiny_models import ENGINE_ARGS
+
+    before = asyncio.all_tasks()
+    async with running_engine(model, ENGINE_ARGS) as engine:
+        process = core_process(engine)
+
+        def gone(timeout: float) -> None:
+            raise NoSuchProcess(process)
+
+        engine._thinker.llm.shutdown = gone
+    assert not pid_exists(process)
+    assert not asyncio.all_tasks() - before
