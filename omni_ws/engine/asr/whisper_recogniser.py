@@ -25,8 +25,7 @@ from omni_ws.engine.asr.whisper_model import WhisperTranscript
 _SETTLED: Final = 0
 _INTERIM: Final = 1
 _RECORDING: Final = 2
-#: Five, as usual, take an eighth more of the decoder and heard no better (docs/decisions/011).
-_BEAM: Final = 3
+_BEAM: Final = 5
 #: The first interim text is of so much speech: of less, it is mostly wrong.
 _FIRST_SAMPLES: Final = 350 * SAMPLE_RATE // 1000
 #: Text of noise: the model thinks that nothing was said, and is not sure of the words. Without a beam it may repeat

@@ -88,7 +88,7 @@ def spoken(seconds: float) -> Utterance:
 def test_settled_texts_have_words_and_a_beam(recogniser: WhisperRecogniser, model: TimedModel) -> None:
     recognised = recogniser.transcribe(pcm(2)).result(10)
     assert recognised == Recognised("words", (Word("words", 10, 20),))
-    assert model.begun == [(3, 2.0, None)]
+    assert model.begun == [(5, 2.0, None)]
 
 
 def test_settled_texts_go_before_interim_ones(recogniser: WhisperRecogniser, model: TimedModel) -> None:
@@ -100,7 +100,7 @@ def test_settled_texts_go_before_interim_ones(recogniser: WhisperRecogniser, mod
     model.goes_on.set()
     assert first.result(10) == last.result(10)
     recogniser.close()
-    assert model.beams[:2] == [3, 3]
+    assert model.beams[:2] == [5, 5]
 
 
 def test_recordings_go_last(recogniser: WhisperRecogniser, model: TimedModel) -> None:
@@ -217,7 +217,7 @@ async def test_who_has_ended_goes_before_those_who_still_speak(
     await until(lambda: any(urgency == 0 for urgency, *_ in workers._waiting))
     model.goes_on.set()
     await running[2]
-    assert model.beams[1] == 3
+    assert model.beams[1] == 5
     for source in sources:
         source.close()
     await asyncio.gather(*running)
