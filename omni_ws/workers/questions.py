@@ -16,7 +16,7 @@ from omni_ws.workers.metrics_sum import Family, growing, summed
 #: A worker that does not answer in time is left out.
 ANSWER_TIMEOUT_SEC: Final = 2.0
 #: The number of a question whose answer does not matter; others are counted from 1.
-_NOBODY_WAITS: Final = 0
+_NO_ANSWER: Final = 0
 #: What workers that listen only later are told, too. Its argument begins with the Unix time until which it matters.
 REMEMBERED: Final = frozenset({KNOW_SECRET})
 
@@ -33,7 +33,7 @@ class Questions:
     def tell(self, member: Member) -> None:
         """Tell a worker that listens now what the others know."""
         for one in self._still_true():
-            member.ask(_NOBODY_WAITS, pickle.dumps(one))
+            member.ask(_NO_ANSWER, pickle.dumps(one))
 
     def _still_true(self) -> list[tuple[str, Any]]:
         self._remembered = [one for one in self._remembered if one[1][0] > time.time()]

@@ -106,7 +106,7 @@ class Worker(WorkerGroup):
             logger.error("a connection is lost: this process may open no more files")
             return
         make = self._make
-        assert make is not None, "only who serves is given connections"
+        assert make is not None, "a worker gets connections only once it listens"
         connection = socket.socket(fileno=message.descriptor)
 
         def protocol() -> FrontDoor:
