@@ -6,7 +6,7 @@ from typing import Final
 
 #: A sound card in real time. It records a file, and, ECHO times as loud, what it played 120 ms ago.
 SOUND_LIBRARY: Final = """
-import os, threading, time
+import atexit, os, threading, time
 import numpy as np, soxr
 
 class PortAudioError(Exception):
@@ -30,6 +30,7 @@ class _Stream:
     # One clock for all, as on a card: on a machine that is late, echo and speech stay where they are to each other.
     started = []
     clock = None
+    ended = threading.Event()
 
     def __init__(self, *, samplerate, device, channels, dtype, callback, blocksize=None):
         self.size = 2 * (blocksize or samplerate // 50)
@@ -45,7 +46,7 @@ class _Stream:
 
     @staticmethod
     def run():
-        while True:
+        while not _Stream.ended.is_set():
             if not _Stream.started:
                 time.sleep(0.005)
                 continue
@@ -53,6 +54,12 @@ class _Stream:
             time.sleep(max(0.0, stream.due - time.monotonic()))
             stream.due += stream.interval
             stream.turn()
+
+    @atexit.register
+    def end():  # a thread that still runs C++ when the interpreter ends would abort the process
+        _Stream.ended.set()
+        if _Stream.clock is not None:
+            _Stream.clock.join()
 
     def stop(self):
         _Stream.started = [one for one in _Stream.started if one is not self]
