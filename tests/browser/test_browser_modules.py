@@ -345,6 +345,35 @@ async def test_what_was_held_goes_on_or_ends(demo: DemoPage) -> None:
     }
 
 
+async def test_the_sound_of_an_ended_answer_is_one_piece(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Conversation } = await import("/client/conversation.js");
+          const conversation = new Conversation();
+          const turn = conversation.begin("spoken");
+          const { user, server } = turn.sound;
+          for (const at of [1, 2, 3]) conversation.keepSound(turn, "user", Int16Array.of(at, -at));
+          conversation.apply({ type: "response_started", request_id: "r" });
+          for (const at of [4, 5]) conversation.keepSound(turn, "server", Int16Array.of(at));
+          const kept = () => [user, server].map((pieces) => pieces.map((piece) => [...piece]));
+          const steps = [kept()];
+          conversation.apply({ type: "output_chunk", request_id: "r", final: true, finish_reason: "stop" });
+          steps.push(kept());
+          conversation.keepSound(turn, "user", Int16Array.of(7));
+          steps.push(kept());
+          conversation.drop(turn);
+          steps.push(kept());
+          return steps;
+        }"""
+    )
+    assert found == [
+        [[[1, -1], [2, -2], [3, -3]], [[4], [5]]],
+        [[[1, -1, 2, -2, 3, -3]], [[4, 5]]],
+        [[[1, -1, 2, -2, 3, -3], [7]], [[4, 5]]],
+        [[], []],
+    ]
+
+
 async def test_more_than_minutes_are_not_held(demo: DemoPage) -> None:
     script = [(0, "push", 1, 16_000 * 60) for _ in range(6)]
     found = await play(demo, 1, *script)

@@ -232,6 +232,8 @@ export class Conversation extends EventTarget {
       settle(user); // a request that was cut short has no other transcript
       const ended = { cancelled: "stopped", error: "failed" }[frame.finish_reason] ?? "done";
       become(turn, turn.unwanted ? "stopped" : ended); // it may have been complete when it was stopped
+      join(turn.sound.user);
+      join(turn.sound.server);
     } else if (frame.modality === "transcript") {
       turn.at.transcript = performance.now();
       if (frame.interim) user.interim = frame.text;
@@ -255,7 +257,7 @@ export class Conversation extends EventTarget {
     become(turn, "speaking");
     turn.heardMs = null;
     const { server } = turn.sound;
-    let after = server.reduce((sum, piece) => sum + piece.length, 0) - place;
+    let after = lengthOf(server) - place;
     while (after > 0 && server.length > 0) {
       const piece = server.pop();
       this.#keptSamples -= Math.min(after, piece.length);
@@ -276,6 +278,22 @@ function noteSound({ answer, at }, { words = [], startMs }) {
   if (words.length === 0) return;
   answer.words = answer.words.filter((word) => word.start_ms < Math.min(startMs, words[0].start_ms));
   answer.words.push(...words);
+}
+
+/* Makes one of the pieces: an hour of talk has tens of thousands, each an object with a buffer of its own. */
+function join(pieces) {
+  if (pieces.length < 2) return;
+  const whole = new Int16Array(lengthOf(pieces));
+  let place = 0;
+  for (const piece of pieces.splice(0)) {
+    whole.set(piece, place);
+    place += piece.length;
+  }
+  pieces.push(whole);
+}
+
+function lengthOf(pieces) {
+  return pieces.reduce((sum, piece) => sum + piece.length, 0);
 }
 
 /* A call comes in pieces: its id and name with the first, its arguments with all. */
