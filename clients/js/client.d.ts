@@ -117,6 +117,9 @@ interface Listening<Events> {
   removeEventListener<Name extends keyof Events & string>(name: Name, listener: (event: CustomEvent<Events[Name]>) => void): void;
 }
 
+/* What a class with these events extends: EventTarget, with their names. */
+type Telling<Events> = new () => Listening<Events> & Pick<EventTarget, "dispatchEvent">;
+
 export interface VoiceClientEvents {
   change: undefined;
   turn: { turn: Turn };
@@ -193,7 +196,11 @@ export interface InputChunk {
   toolCallId?: string | null;
 }
 
-export interface Conversation extends Listening<{ change: { turn: Turn } }> {}
+export interface ConversationEvents {
+  change: { turn: Turn };
+}
+
+export interface Conversation extends Listening<ConversationEvents> {}
 export class Conversation {
   readonly turns: Turn[];
   readonly current: Turn | null;
@@ -247,7 +254,12 @@ export interface MicrophoneChoice {
   autoGainControl?: boolean;
 }
 
-export interface Microphone extends Listening<{ chunk: { samples: Int16Array; peak: number; capturedAt: number }; lost: undefined }> {}
+export interface MicrophoneEvents {
+  chunk: { samples: Int16Array; peak: number; capturedAt: number };
+  lost: undefined;
+}
+
+export interface Microphone extends Listening<MicrophoneEvents> {}
 export class Microphone {
   readonly isOpen: boolean;
   readonly settings: MediaTrackSettings;
@@ -257,7 +269,11 @@ export class Microphone {
   close(): void;
 }
 
-export interface Sound extends Listening<{ change: undefined }> {}
+export interface SoundEvents {
+  change: undefined;
+}
+
+export interface Sound extends Listening<SoundEvents> {}
 export class Sound {
   readonly rate: number | null;
   readonly context: AudioContext | null;

@@ -486,6 +486,55 @@ async def test_a_round_trip_is_measured_only_where_nothing_else_is_told(demo: De
     assert found == [[0, 1, 1, 2], "ended"]
 
 
+async def test_a_session_may_be_closed_by_whoever_is_told_of_it(demo: DemoPage) -> None:
+    """What was kept for it is not sent any more."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Session } = await import("/client/session.js");
+          let socket;
+          const sent = [];
+          class Socket {
+            constructor() { socket = this; }
+            close() {}
+            send(frame) { sent.push(typeof frame === "string" ? JSON.parse(frame).type : "chunk"); }
+          }
+          const session = new Session(document.baseURI, () => "", { WebSocket: Socket });
+          session.sendChunk({ modality: "text", payload: new Uint8Array(1), endOfInput: true, turn: 0 });
+          session.addEventListener("created", () => session.close());
+          session.open();
+          const data = JSON.stringify({ type: "session_created", session_id: "s", resume_token: "t" });
+          socket.onmessage({ data });
+          return [sent, session.state];
+        }"""
+    )
+    assert found == [["ping"], "ended"]
+
+
+async def test_a_turn_that_fails_may_be_stopped_by_whoever_is_told_of_it(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Talk } = await import("/client/talk.js");
+          const { Conversation } = await import("/client/conversation.js");
+          const microphone = Object.assign(new EventTarget(), { isOpen: true, close() {} });
+          const conversation = new Conversation();
+          const session = { bufferedBytes: 0, sendChunk: () => true, hasBegun: () => false };
+          const sound = { rate: 8000, wake: async () => ({}), running: async () => {} };
+          const talk = new Talk({ sound, microphone, session, conversation });
+          await talk.press(0);
+          conversation.addEventListener("change", ({ detail }) => {
+            if (detail.turn.answer.state === "failed") talk.stop();
+          });
+          const problems = [];
+          const note = (event) => { problems.push(event.message); event.preventDefault(); };
+          window.addEventListener("error", note);
+          talk.stop();
+          window.removeEventListener("error", note);
+          return [talk.phase, conversation.turns.map(({ answer }) => answer.state), problems];
+        }"""
+    )
+    assert found == ["off", ["failed"], []]
+
+
 async def test_a_turn_without_any_sound_is_over_at_once(demo: DemoPage) -> None:
     """Its end alone would open no request, and the next answer would go into it."""
     found = await demo.page.evaluate(

@@ -2,30 +2,37 @@
    declarations. The compiler checks the modules that this file imports, too. */
 
 import type * as declared from "../client.js";
+import { Conversation, isOwed } from "../client/conversation.js";
 import { bytesOf, decodeOutput, encodeInput, FrameError, parseFrame, samplesOf } from "../client/frames.js";
 import { Microphone } from "../client/microphone.js";
 import { Outgoing } from "../client/outgoing.js";
+import { Session } from "../client/session.js";
 import { Camera, readImage } from "../client/sights.js";
 import { Sound } from "../client/sound.js";
 import { Speaker } from "../client/speaker.js";
+import { Talk } from "../client/talk.js";
+import { VoiceClient } from "../client/voice-client.js";
 
-type Functions = "bytesOf" | "decodeOutput" | "encodeInput" | "parseFrame" | "readImage" | "samplesOf";
-export const functions: Pick<typeof declared, Functions> = {
+/* All that is declared. Parameters of methods may be narrower: turns are always those that the package gave. */
+export const modules: typeof declared = {
   bytesOf,
+  Camera,
+  Conversation,
   decodeOutput,
   encodeInput,
+  FrameError,
+  isOwed,
+  Microphone,
+  Outgoing,
   parseFrame,
   readImage,
   samplesOf,
+  Session,
+  Sound,
+  Speaker,
+  Talk,
+  VoiceClient,
 };
-
-export const plain: Pick<typeof declared, "Camera" | "FrameError" | "Outgoing"> = { Camera, FrameError, Outgoing };
-
-/* Which events a class has is known to its declaration alone. */
-type Own<Class> = Omit<Class, "addEventListener" | "removeEventListener">;
-export const microphone = (given: Microphone): Own<declared.Microphone> => given;
-export const sound = (given: Sound): Own<declared.Sound> => given;
-export const speaker = (given: Speaker): Own<declared.Speaker> => given;
 
 export async function converse(client: declared.VoiceClient): Promise<string> {
   client.addEventListener("firstsound", ({ detail: { turn, ms } }) => turn.number + ms);

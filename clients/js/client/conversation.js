@@ -3,6 +3,19 @@
    from then on its turn goes by its id, and no turn outlives its session without being asked again.
    Events: `change` { turn }. */
 
+/** @import { ConversationEvents, Frame, Telling, ToolCall, Turn, Word } from "../client.js" */
+
+/** A turn with what the package and its page remember of it besides; times are those of performance.now().
+ @typedef {Turn & {
+   unwanted: boolean,
+   interrupts: boolean,
+   speechEndedAt: number | null,
+   stoppedAt?: number,
+   heardAt?: number,
+   at: { firstText: number | null, firstAudio: number | null, transcript: number | null },
+ }} KeptTurn */
+/** @typedef {Turn["answer"]["state"]} AnswerState */
+
 /* Recorded sound that is kept for the download, in samples of both sides together. */
 const MAX_KEPT_SAMPLES = 50_000_000;
 
@@ -11,6 +24,7 @@ const BROKEN_OFF = "The connection was lost in the middle of this answer.";
 
 /* What the state of an answer may become. All of an answer that is `done` has come, but playing it may be stopped. One
    that is `held` goes on if the speech that interrupted it turns out to have no words. */
+/** @type {Record<AnswerState, AnswerState[]>} */
 const NEXT = {
   none: ["thinking", "speaking", "done", "stopped", "failed"],
   thinking: ["speaking", "held", "done", "stopped", "failed"],
@@ -20,13 +34,22 @@ const NEXT = {
   stopped: [],
   failed: [],
 };
+/* What an answer has become by the reason for which it ended; "done" for any other. */
+/** @type {Record<string, AnswerState>} */
+const ENDED = { cancelled: "stopped", error: "failed" };
 
-export class Conversation extends EventTarget {
+export class Conversation extends /** @type {Telling<ConversationEvents>} */ (EventTarget) {
+  /** @type {KeptTurn[]} */
   turns = [];
-  #awaiting = []; // turns whose request the server has not named yet, in their order
+  /* Turns whose request the server has not named yet, in their order. */
+  /** @type {KeptTurn[]} */
+  #awaiting = [];
+  /** @type {Map<string, KeptTurn>} */
   #byRequest = new Map();
+  /** @type {KeptTurn | null} */
   #named = null;
   #keptSamples = 0;
+  /** @type {(() => void)[]} */
   #unsettled = [];
 
   /* The turn whose answer is awaited or under way, or null. */
@@ -36,8 +59,10 @@ export class Conversation extends EventTarget {
 
   /* `kind` is spoken (with the page's own button), heard (the server noticed it), written, greeting (the server
      begins), or tool (the page has replied to a call of the answer before). */
+  /** @param {Turn["kind"]} kind @param {{ text?: string, images?: string[] }} [given] */
   begin(kind, { text = "", images = [] } = {}) {
     const done = kind === "written" || kind === "tool";
+    /** @type {KeptTurn} */
     const turn = {
       number: this.turns.length,
       kind,
@@ -61,6 +86,7 @@ export class Conversation extends EventTarget {
   }
 
   /* The person has said it all; `at` is performance.now() of that. */
+  /** @param {KeptTurn} turn @param {number} at */
   endSpeech(turn, at) {
     turn.user.done = true;
     turn.speechEndedAt = at;
@@ -70,6 +96,7 @@ export class Conversation extends EventTarget {
 
   /* Someone speaks: answers that are awaited or under way go on only if that has no words, which the server tells by
      going on. `turn` is what is being said. */
+  /** @param {KeptTurn} turn */
   hold(turn) {
     for (const held of this.turns) {
       if (held === turn || !become(held, "held")) continue;
@@ -79,6 +106,7 @@ export class Conversation extends EventTarget {
   }
 
   /* Nobody wants to hear more of it: what still comes is not shown. */
+  /** @param {KeptTurn} turn */
   stop(turn) {
     turn.unwanted = true;
     if (turn.answer.state !== "done") become(turn, "stopped");
@@ -87,6 +115,7 @@ export class Conversation extends EventTarget {
   }
 
   /* No answer comes to this turn: the server was not asked, or has forgotten it. `why` is a code or a sentence. */
+  /** @param {Turn} turn @param {string} why */
   fail(turn, why) {
     this.#awaiting = this.#awaiting.filter((one) => one !== turn);
     turn.user.done = true;
@@ -96,11 +125,13 @@ export class Conversation extends EventTarget {
   }
 
   /* Playing was stopped: so much was heard. */
+  /** @param {Turn} turn @param {number} heardMs */
   cut(turn, heardMs) {
     if (turn.answer.state !== "held") become(turn, "stopped");
     this.heard(turn, { heardMs });
   }
 
+  /** @param {Turn} turn @param {{ firstSoundMs?: number, heardMs?: number }} found */
   heard(turn, { firstSoundMs, heardMs }) {
     if (firstSoundMs !== undefined) turn.firstSoundMs = firstSoundMs;
     if (heardMs !== undefined) turn.heardMs = heardMs;
@@ -108,12 +139,14 @@ export class Conversation extends EventTarget {
   }
 
   /* The result that a call got. */
+  /** @param {Turn} turn @param {ToolCall} call @param {string} result */
   answerCall(turn, call, result) {
     call.result = result;
     this.#changed(turn);
   }
 
   /* Forget a turn and those after it: they keep their numbers, and are not shown or saved. */
+  /** @param {Turn} turn */
   drop(turn) {
     for (const one of this.turns.slice(turn.number)) {
       one.dropped = true;
@@ -138,6 +171,7 @@ export class Conversation extends EventTarget {
   }
 
   /* Resolves when every request that was sent has its final. */
+  /** @returns {Promise<void>} */
   settled() {
     return new Promise((resolve) => {
       this.#unsettled.push(resolve);
@@ -150,6 +184,7 @@ export class Conversation extends EventTarget {
     if (!open) for (const resolve of this.#unsettled.splice(0)) resolve();
   }
 
+  /** @param {Turn} turn @param {"user" | "server"} side @param {Int16Array} samples */
   keepSound(turn, side, samples) {
     turn.sound[side].push(samples);
     this.#keptSamples += samples.length;
@@ -163,9 +198,11 @@ export class Conversation extends EventTarget {
 
   /* The server has forgotten the session. Turns whose number is in `resent` are asked again, and so is what is being said
      with the button; nothing else of before is answered any more. */
+  /** @param {Set<number>} resent */
   lose(resent) {
     this.#byRequest.clear();
     this.#named = null;
+    /** @param {Turn} turn */
     const asksAgain = (turn) => resent.has(turn.number) || (turn.kind === "spoken" && !turn.user.done);
     this.#awaiting = this.turns.filter(asksAgain);
     for (const turn of this.turns) {
@@ -181,6 +218,7 @@ export class Conversation extends EventTarget {
   }
 
   /* Takes one frame of the server in. Returns its turn, or null where it belongs to none. */
+  /** @param {Frame} frame */
   apply(frame) {
     if (frame.type === "audio") {
       const turn = this.#named;
@@ -200,17 +238,20 @@ export class Conversation extends EventTarget {
   }
 
   /* The server begins: nothing was said or written before this answer. */
+  /** @param {string} requestId */
   #greeting(requestId) {
-    if (!this.#byRequest.has(requestId)) {
-      const turn = this.begin("greeting");
+    let turn = this.#byRequest.get(requestId);
+    if (!turn) {
+      turn = this.begin("greeting");
       this.#awaiting.pop();
       turn.user.done = true;
       turn.requestId = requestId;
       this.#byRequest.set(requestId, turn);
     }
-    return this.#byRequest.get(requestId);
+    return turn;
   }
 
+  /** @param {string} requestId */
   #turnOf(requestId) {
     let turn = this.#byRequest.get(requestId);
     if (!turn) {
@@ -222,6 +263,7 @@ export class Conversation extends EventTarget {
     return turn;
   }
 
+  /** @param {KeptTurn} turn @param {Frame} frame */
   #output(turn, frame) {
     const { user, answer } = turn;
     if (frame.final) {
@@ -230,8 +272,7 @@ export class Conversation extends EventTarget {
       this.#wakeSettled();
       user.done = true;
       settle(user); // a request that was cut short has no other transcript
-      const ended = { cancelled: "stopped", error: "failed" }[frame.finish_reason] ?? "done";
-      become(turn, turn.unwanted ? "stopped" : ended); // it may have been complete when it was stopped
+      become(turn, turn.unwanted ? "stopped" : (ENDED[frame.finish_reason] ?? "done")); // it may have been complete when it was stopped
       join(turn.sound.user);
       join(turn.sound.server);
     } else if (frame.modality === "transcript") {
@@ -253,13 +294,15 @@ export class Conversation extends EventTarget {
   }
 
   /* A held answer goes on from an earlier sample: drop the audio kept from there on, which was not heard. */
+  /** @param {KeptTurn} turn @param {number} [place] */
   #goOn(turn, place = Infinity) {
     become(turn, "speaking");
     turn.heardMs = null;
     const { server } = turn.sound;
     let after = lengthOf(server) - place;
-    while (after > 0 && server.length > 0) {
+    while (after > 0) {
       const piece = server.pop();
+      if (!piece) break;
       this.#keptSamples -= Math.min(after, piece.length);
       if (piece.length > after) server.push(piece.subarray(0, piece.length - after));
       after -= piece.length;
@@ -267,12 +310,14 @@ export class Conversation extends EventTarget {
     this.#changed(turn);
   }
 
+  /** @param {Turn} turn */
   #changed(turn) {
     this.dispatchEvent(new CustomEvent("change", { detail: { turn } }));
   }
 }
 
 /* When the first sound came, and which words it says when; words of sound that is said again come again. */
+/** @param {KeptTurn} turn @param {Frame & { words?: Word[] }} frame */
 function noteSound({ answer, at }, { words = [], startMs }) {
   at.firstAudio ??= performance.now();
   if (words.length === 0) return;
@@ -281,6 +326,7 @@ function noteSound({ answer, at }, { words = [], startMs }) {
 }
 
 /* Makes one of the pieces: an hour of talk has tens of thousands, each an object with a buffer of its own. */
+/** @param {Int16Array[]} pieces */
 function join(pieces) {
   if (pieces.length < 2) return;
   const whole = new Int16Array(lengthOf(pieces));
@@ -292,11 +338,13 @@ function join(pieces) {
   pieces.push(whole);
 }
 
+/** @param {Int16Array[]} pieces */
 function lengthOf(pieces) {
   return pieces.reduce((sum, piece) => sum + piece.length, 0);
 }
 
 /* A call comes in pieces: its id and name with the first, its arguments with all. */
+/** @param {ToolCall[]} calls @param {Frame} frame */
 function addCall(calls, { index, id, name, arguments: piece }) {
   calls[index] ??= { id: "", name: "", arguments: "" };
   calls[index].id ||= id ?? "";
@@ -305,11 +353,13 @@ function addCall(calls, { index, id, name, arguments: piece }) {
 }
 
 /* An answer is awaited, or comes. */
+/** @param {Turn} turn */
 export function isOwed({ answer }) {
   return answer.state === "thinking" || answer.state === "speaking" || answer.state === "held";
 }
 
 /* The one place where the state of an answer changes. False where it may not become that any more. */
+/** @param {Turn} turn @param {AnswerState} state */
 function become({ answer }, state) {
   const may = NEXT[answer.state].includes(state);
   if (may) answer.state = state;
@@ -317,6 +367,7 @@ function become({ answer }, state) {
 }
 
 /* What was heard last stays as it was heard. False where there is nothing that was not settled. */
+/** @param {Turn["user"]} user */
 function settle(user) {
   const open = user.interim !== "";
   user.text = joined(user.text, user.interim);
@@ -324,6 +375,7 @@ function settle(user) {
   return open;
 }
 
+/** @param {string} before @param {string} text */
 function joined(before, text) {
   return before && text && !/\s$/.test(before) && !/^\s/.test(text) ? `${before} ${text}` : before + text;
 }

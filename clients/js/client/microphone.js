@@ -3,7 +3,9 @@
    chunk   { samples (Int16Array), peak (0 to 1), capturedAt (performance.now() at its end) }
    lost    the device went away, or another program took it */
 
-export class Microphone extends EventTarget {
+/** @import { MicrophoneChoice, MicrophoneEvents, Telling } from "../client.js" */
+
+export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventTarget) {
   /** @type {MediaStream | null} */
   #stream = null;
   /** @type {AudioNode[]} */
@@ -26,7 +28,7 @@ export class Microphone extends EventTarget {
   }
 
   /* Raises the DOMException of getUserMedia, or an Error named InsecureContext where a page may not ask at all. */
-  /** @param {AudioContext} context @param {import("../client.js").MicrophoneChoice} choice */
+  /** @param {AudioContext} context @param {MicrophoneChoice} choice */
   async open(context, { deviceId = "", echoCancellation = true, noiseSuppression = true, autoGainControl = true }) {
     this.close();
     if (!navigator.mediaDevices?.getUserMedia) {

@@ -12,6 +12,8 @@
 `onwire(direction, frame)`, where it is set, is called with every frame, "sent" or "received"; `frame` of a binary one is
 { type, modality, end_of_input, bytes }. `starting` is true from when the server said that it is not ready yet until it is, or cannot be reached. */
 
+/** @import { Frame, InputChunk, ServerError, SessionConfig, SessionEvents, SessionOptions, Telling } from "../client.js" */
+
 import { bytesOfBase64, decodeOutput, MODALITIES, parseFrame, samplesOf } from "./frames.js";
 import { Outgoing } from "./outgoing.js";
 
@@ -27,25 +29,42 @@ const REPLACED = 4409;
 const COMING_BACK = 4000;
 const NORMAL = 1000;
 
-export class Session extends EventTarget {
+/** What the server says of a new session, and of one that goes on.
+ @typedef {Pick<SessionEvents["created"], "session_id" | "model" | "capabilities"> & { resume_token?: string }} Created
+ @typedef {SessionEvents["resumed"] & { resume_token: string }} Resumed */
+
+export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget) {
+  /** @type {WebSocket | null} */
   #socket = null;
   #outgoing = new Outgoing();
-  #identity = null; // { id, token } of a session that can be resumed
+  /* Of a session that can be resumed. */
+  /** @type {{ id: string, token: string } | null} */
+  #identity = null;
   #hadSession = false;
   #lastOutput = -1;
   #toldOutput = "";
   #ready = false; // the server has told which session this is
   #attempt = 0;
-  #timer = null;
-  #pinger = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  /** @type {ReturnType<typeof setInterval> | undefined} */
+  #pinger;
   #heardAt = 0;
+  /** @type {SessionConfig} */
   #configuration = {};
+  /** @type {Set<string>} */
   #refusedFields = new Set();
+  /** @type {{ error?: ServerError, closing?: Frame } | null} */
   #lastNotice = null;
+  /** @type {((direction: "sent" | "received", frame: Frame) => void) | null} */
   onwire = null;
+  /** @type {"connecting" | "open" | "waiting" | "refused" | "ended"} */
+  state = "ended";
+  starting = false;
 
   /* `base` is the address of the server; `key` gives the key of the moment, or "". `words` asks for the times of spoken
      words. `WebSocket` is a class like the global one, for runtimes without it. */
+  /** @param {string | URL} base @param {() => string} key @param {SessionOptions} [options] */
   constructor(base, key, { words = true, WebSocket = globalThis.WebSocket } = {}) {
     super();
     this.protocol = words ? PROTOCOLS.words : PROTOCOLS.bare;
@@ -55,8 +74,6 @@ export class Session extends EventTarget {
     this.modelsUrl = new URL("v1/models", base);
     this.healthUrl = new URL("health", base);
     this.key = key;
-    this.state = "ended";
-    this.starting = false;
   }
 
   get ready() {
@@ -125,6 +142,7 @@ export class Session extends EventTarget {
   }
 
   /* The wanted configuration, whole; it is said again to every new session. */
+  /** @param {SessionConfig} configuration */
   configure(configuration) {
     this.#configuration = configuration;
     this.#refusedFields.clear();
@@ -132,36 +150,42 @@ export class Session extends EventTarget {
   }
 
   /* Send a chunk, or keep it until there is a connection again. False where no more can be kept. */
+  /** @param {InputChunk} chunk */
   sendChunk(chunk) {
     if (!this.#outgoing.hasRoom(chunk.payload.byteLength)) return false;
     const frame = this.#outgoing.add(chunk);
-    if (this.#ready) this.#sendFrame(frame);
+    this.#sendFrame(frame);
     return true;
   }
 
   /* Whether anything of a turn was sent, or is kept to be sent. */
+  /** @param {number | null} turn */
   hasBegun(turn) {
     return this.#outgoing.hasBegun(turn);
   }
 
   /* The answer to a turn began or is not wanted any more: it need not be asked again. */
+  /** @param {number | null} turn */
   answered(turn) {
     this.#outgoing.answered(turn);
   }
 
   /* Stop the answer of the moment, or that of one request. */
+  /** @param {string} [requestId] */
   cancel(requestId) {
     this.#send({ type: "cancel", request_id: requestId });
   }
 
   /* Drop a request and all later ones from the history: `history_truncated` replies, or an error with the parameter
      request_id. False where there is no connection. */
+  /** @param {string} requestId */
   truncate(requestId) {
     this.#send({ type: "history_truncate", request_id: requestId });
     return this.#ready;
   }
 
   /* All output so far was received; `playedMs` of the current answer were heard. */
+  /** @param {number} [playedMs] */
   acknowledge(playedMs) {
     const told = `${this.#lastOutput} ${playedMs}`;
     if (!this.#ready || this.#lastOutput < 0 || told === this.#toldOutput) return;
@@ -170,14 +194,17 @@ export class Session extends EventTarget {
     this.#send({ type: "output_ack", sequence_id: this.#lastOutput, ...heard });
   }
 
+  /** @param {Frame} frame */
   #send(frame) {
     if (!this.#ready) return;
-    this.#socket.send(JSON.stringify(frame));
+    this.#socket?.send(JSON.stringify(frame));
     this.onwire?.("sent", frame);
   }
 
+  /** @param {string | Uint8Array<ArrayBuffer>} frame */
   #sendFrame(frame) {
-    this.#socket.send(frame);
+    if (!this.#ready) return;
+    this.#socket?.send(frame);
     if (this.onwire) this.onwire("sent", typeof frame === "string" ? JSON.parse(frame) : described("input_chunk", frame));
   }
 
@@ -186,6 +213,7 @@ export class Session extends EventTarget {
     this.#send({ type: "session_config", ...Object.fromEntries(fields) });
   }
 
+  /** @param {string | ArrayBuffer} data */
   #read(data) {
     this.#heardAt = performance.now();
     if (data instanceof ArrayBuffer) {
@@ -196,6 +224,7 @@ export class Session extends EventTarget {
       }
       return;
     }
+    /** @type {any} */ // its fields are believed to be those of the protocol
     const frame = parseFrame(data);
     this.onwire?.("received", frame);
     switch (frame.type) {
@@ -220,12 +249,14 @@ export class Session extends EventTarget {
   }
 
   /* Output that a resumed connection repeats is not told again. */
+  /** @param {number} sequenceId */
   #isNew(sequenceId) {
     if (sequenceId <= this.#lastOutput) return false;
     this.#lastOutput = sequenceId;
     return true;
   }
 
+  /** @param {Created} frame */
   #begin(frame) {
     const lost = this.#hadSession;
     this.#identity = frame.resume_token ? { id: frame.session_id, token: frame.resume_token } : null;
@@ -237,6 +268,7 @@ export class Session extends EventTarget {
     for (const kept of frames) this.#sendFrame(kept);
   }
 
+  /** @param {Resumed} frame */
   #resume(frame) {
     this.#identity = { id: frame.session_id, token: frame.resume_token };
     const frames = this.#outgoing.resume(frame.next_sequence_id);
@@ -264,6 +296,7 @@ export class Session extends EventTarget {
     }, DEAD_MS);
   }
 
+  /** @param {Frame} frame */
   #complain(frame) {
     const { code, param } = frame.error;
     this.#lastNotice = { error: frame.error };
@@ -280,6 +313,7 @@ export class Session extends EventTarget {
     if (this.#ready) this.#emit("frame", frame); // else it is why there is no session: the next state tells it
   }
 
+  /** @param {number} code */
   async #closed(code) {
     const wasReady = this.#ready;
     const notice = this.#lastNotice;
@@ -307,6 +341,7 @@ export class Session extends EventTarget {
   async #keyIsRefused() {
     const key = this.key();
     try {
+      /** @type {HeadersInit} */
       const headers = key ? { Authorization: `Bearer ${key}` } : {};
       return (await fetch(this.modelsUrl, { headers, cache: "no-store" })).status === 401;
     } catch {
@@ -340,22 +375,26 @@ export class Session extends EventTarget {
     socket.close(code);
   }
 
+  /** @param {Session["state"]} state @param {Omit<SessionEvents["state"], "state">} [more] */
   #tell(state, more = {}) {
     this.state = state;
     this.#emit("state", { state, ...more });
   }
 
+  /** @template {keyof SessionEvents} Name @param {Name} name @param {SessionEvents[Name]} detail */
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }
 
 /* Audio as the binary form has it, with the words that the JSON form adds. */
+/** @param {Frame} frame */
 function audioOf({ request_id: requestId, payload, start_ms: startMs, words = [] }) {
   return { type: "audio", request_id: requestId, samples: samplesOf(bytesOfBase64(payload)), startMs, words };
 }
 
+/** @param {string} type @param {Uint8Array | ArrayBuffer} frame */
 function described(type, frame) {
-  const header = new Uint8Array(frame.buffer ?? frame);
+  const header = frame instanceof ArrayBuffer ? new Uint8Array(frame) : frame;
   return { type, modality: MODALITIES[header[2]], end_of_input: (header[3] & 1) === 1, bytes: header.byteLength };
 }

@@ -1,5 +1,7 @@
 /* The page's one AudioContext. The browser lets it run only after a gesture, and may put it to sleep at any time. */
 
+/** @import { SoundEvents, Telling } from "../client.js" */
+
 /* What the protocol takes as a sample rate. */
 const LOWEST_RATE = 8000;
 const HIGHEST_RATE = 192000;
@@ -16,7 +18,7 @@ const WORKLETS = ["capture-worklet.js", "playback-worklet.js"];
 /** Browsers that can play elsewhere have more than the standard library knows.
  @typedef {AudioContext & { sinkId?: string, setSinkId?: (id: string) => Promise<void> }} OutputContext */
 
-export class Sound extends EventTarget {
+export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
   /** @type {OutputContext | null} */
   #context = null;
   /** @type {Promise<unknown> | null} */

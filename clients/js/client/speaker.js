@@ -6,10 +6,12 @@
    level    { peak, queuedMs, underruns, targetMs }   every 20 ms or so while something sounds
    overflow { id } */
 
+/** @import { Sound, SpeakerEvents, Telling } from "../client.js" */
+
 /** What the audio thread tells (playback-worklet.js).
  @typedef {{ type: string, id: number, played: number, time: number, queued: number }} Report */
 
-export class Speaker extends EventTarget {
+export class Speaker extends /** @type {Telling<SpeakerEvents>} */ (EventTarget) {
   /** @type {AudioWorkletNode | null} */
   #node = null;
   #rate = 0;
@@ -20,7 +22,7 @@ export class Speaker extends EventTarget {
   #id = null;
   #played = 0;
 
-  /** @param {import("../client.js").Sound} sound */
+  /** @param {Sound} sound */
   constructor(sound) {
     super();
     this.#sound = sound;

@@ -7,6 +7,9 @@
    problem { error }             the microphone cannot be had
    network { state }             "slow": what is said arrives late; "paused": it is not sent; "well" */
 
+/** @import { Conversation, Microphone, MicrophoneChoice, MicrophoneEvents } from "../client.js" */
+/** @import { Session, Sound, TalkEvents, Telling, Turn } from "../client.js" */
+
 import { bytesOf } from "./frames.js";
 
 /* A shorter press is a tap, which begins a turn that the next tap ends. */
@@ -19,27 +22,40 @@ const PAUSED_SECONDS = 15;
 /* Of what was sent, so much is remembered to find what the server means by a place in the audio. */
 const REMEMBERED_CHUNKS = 3000;
 
-export class Talk extends EventTarget {
-  mode = "hold"; // or "open"
-  phase = "off"; // off | opening | talking (a turn of the button) | listening (an open microphone)
+export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
+  /** @type {"open" | "hold"} */
+  mode = "hold";
+  /* `talking` is a turn of the button, `listening` an open microphone. */
+  /** @type {"off" | "opening" | "talking" | "listening"} */
+  phase = "off";
   muted = false;
+  /** @type {MicrophoneChoice} */
+  devices = {};
+  /** @type {Turn | null} */
   #turn = null;
   #tail = 0;
+  /** @type {number | null} */
   #pressedAt = null;
+  /** @type {TalkEvents["network"]["state"]} */
   #network = "well";
+  /** @type {{ endMs: number, capturedAt: number, samples: Int16Array }[]} */
   #remembered = [];
   #sentMs = 0;
 
+  /** @param {{ sound: Sound, microphone: Microphone, session: Session, conversation: Conversation }} parts */
   constructor({ sound, microphone, session, conversation }) {
     super();
-    Object.assign(this, { sound, microphone, session, conversation });
-    this.devices = {};
+    this.sound = sound;
+    this.microphone = microphone;
+    this.session = session;
+    this.conversation = conversation;
     microphone.addEventListener("chunk", ({ detail }) => this.#chunk(detail));
     microphone.addEventListener("lost", () => this.#fail(new DOMException("the microphone went away", "LostError")));
   }
 
   /* The button goes down, `at` the event's own time: opening a microphone can keep the page from the next event for a
      while, and a tap is one all the same. */
+  /** @param {number} at */
   press(at) {
     if (this.mode === "open") return this.phase === "off" ? this.#start("listening") : this.stop();
     if (this.phase !== "off") return this.#endTurn(); // the second tap
@@ -48,6 +64,7 @@ export class Talk extends EventTarget {
   }
 
   /* The button goes up. */
+  /** @param {number} at */
   release(at) {
     if (this.mode === "open" || this.#pressedAt === null) return;
     const tapped = at - this.#pressedAt < TAP_MS;
@@ -65,6 +82,7 @@ export class Talk extends EventTarget {
     this.#become("off");
   }
 
+  /** @param {boolean} muted */
   mute(muted) {
     this.muted = muted;
     this.microphone.muted = muted;
@@ -73,13 +91,14 @@ export class Talk extends EventTarget {
 
   /* Open the microphone again, with the devices of now. */
   async reopen() {
-    if (!this.microphone.isOpen) return;
+    const { context } = this.sound;
+    if (!this.microphone.isOpen || !context) return;
     try {
-      await this.microphone.open(this.sound.context, this.devices);
+      await this.microphone.open(context, this.devices);
       this.microphone.muted = this.muted;
       this.#tell("change");
     } catch (error) {
-      this.#fail(error);
+      this.#fail(/** @type {Error} */ (error));
     }
   }
 
@@ -90,16 +109,19 @@ export class Talk extends EventTarget {
   }
 
   /* When the audio up to `audioMs` was spoken, on the clock of performance.now(); null where nobody remembers. */
+  /** @param {number} audioMs */
   spokenAt(audioMs) {
     const found = this.#remembered.find(({ endMs }) => endMs >= audioMs);
     return found ? found.capturedAt - (found.endMs - audioMs) : null;
   }
 
   /* The samples that were sent between two places in the audio. */
+  /** @param {number} startMs @param {number} endMs */
   samplesBetween(startMs, endMs) {
     return this.#remembered.filter((one) => one.endMs > startMs && one.endMs <= endMs).map(({ samples }) => samples);
   }
 
+  /** @param {"talking" | "listening"} phase */
   async #start(phase) {
     this.#become("opening");
     try {
@@ -107,7 +129,7 @@ export class Talk extends EventTarget {
       if (!this.microphone.isOpen) await this.microphone.open(context, this.devices);
       await this.sound.running();
     } catch (error) {
-      return this.#fail(error);
+      return this.#fail(/** @type {Error} */ (error));
     }
     if (this.phase !== "opening") {
       if (this.mode === "open") this.microphone.close();
@@ -123,8 +145,8 @@ export class Talk extends EventTarget {
 
   #endTurn(tail = TAIL_CHUNKS) {
     if (this.phase === "opening") return this.#become("off");
-    if (this.phase !== "talking") return;
     const turn = this.#turn;
+    if (this.phase !== "talking" || !turn) return;
     if (this.#tail === 0) this.conversation.endSpeech(turn, performance.now());
     else if (tail > 0) return; // it is ending
     if (tail === 0) return this.#finishTurn(new Uint8Array(0));
@@ -133,8 +155,10 @@ export class Talk extends EventTarget {
     setTimeout(() => this.#turn === turn && this.#finishTurn(new Uint8Array(0)), TAIL_MS);
   }
 
+  /** @param {Uint8Array} payload */
   #finishTurn(payload) {
     const turn = this.#turn;
+    if (!turn) return;
     this.#turn = null;
     this.#tail = 0;
     if (payload.length === 0 && !this.session.hasBegun(turn.number)) this.conversation.fail(turn, "empty_input");
@@ -142,11 +166,13 @@ export class Talk extends EventTarget {
     this.#become("off");
   }
 
+  /** @param {MicrophoneEvents["chunk"]} chunk */
   #chunk({ samples, peak, capturedAt }) {
     const sending = this.phase === "talking" || this.phase === "listening";
     this.dispatchEvent(new CustomEvent("level", { detail: { peak: this.muted || !sending ? 0 : peak } }));
-    if (!sending) return;
-    this.#watchNetwork(samples.length);
+    const { rate } = this.sound;
+    if (!sending || rate === null) return;
+    this.#watchNetwork(rate);
     const payload = bytesOf(samples);
     const turn = this.#turn;
     if (turn && this.#tail > 0 && --this.#tail === 0) {
@@ -158,20 +184,22 @@ export class Talk extends EventTarget {
       return this.#becomeNetwork("paused");
     }
     if (turn) return this.conversation.keepSound(turn, "user", samples);
-    this.#sentMs += (samples.length / this.sound.rate) * 1000; // the server's places count what it listens to
+    this.#sentMs += (samples.length / rate) * 1000; // the server's places count what it listens to
     this.#remembered.push({ endMs: this.#sentMs, capturedAt, samples });
     if (this.#remembered.length > REMEMBERED_CHUNKS) this.#remembered.splice(0, REMEMBERED_CHUNKS / 10);
   }
 
   /* Sound that the network does not take piles up in the browser. Pieces cut out of speech would be heard as something
      else: it is better to stop, and to say so. */
-  #watchNetwork() {
-    const behind = this.session.bufferedBytes / (2 * this.sound.rate);
+  /** @param {number} rate */
+  #watchNetwork(rate) {
+    const behind = this.session.bufferedBytes / (2 * rate);
     if (behind > PAUSED_SECONDS) this.#becomeNetwork("paused");
     else if (behind > SLOW_SECONDS) this.#network === "paused" || this.#becomeNetwork("slow");
     else this.#becomeNetwork("well");
   }
 
+  /** @param {TalkEvents["network"]["state"]} state */
   #becomeNetwork(state) {
     if (state === this.#network) return;
     this.#network = state;
@@ -179,6 +207,7 @@ export class Talk extends EventTarget {
     if (state === "paused" && this.phase === "talking") this.#endTurn(0);
   }
 
+  /** @param {Error} error */
   #fail(error) {
     if (this.phase === "talking") this.#endTurn(0);
     this.#pressedAt = null;
@@ -187,11 +216,13 @@ export class Talk extends EventTarget {
     this.dispatchEvent(new CustomEvent("problem", { detail: { error } }));
   }
 
+  /** @param {Talk["phase"]} phase */
   #become(phase) {
     this.phase = phase;
     this.#tell("change");
   }
 
+  /** @param {keyof TalkEvents} name */
   #tell(name) {
     this.dispatchEvent(new Event(name));
   }

@@ -11,6 +11,10 @@
    locked                     there is something to hear, and the browser wants to be touched first
    error    { error }         what the server says of no turn in particular */
 
+/** @import { Capabilities, ClientState, Frame, Modality, SessionConfig, Telling, Tool, ToolCall, Turn } from "../client.js" */
+/** @import { VoiceClientEvents, VoiceClientOptions } from "../client.js" */
+/** @import { KeptTurn } from "./conversation.js" */
+
 import { Conversation, isOwed } from "./conversation.js";
 import { Microphone } from "./microphone.js";
 import { Session } from "./session.js";
@@ -24,22 +28,33 @@ const MAY_LISTEN = typeof AudioContext !== "undefined";
 /* A model that calls tools without end gets no more results after so many. */
 const MAX_TOOL_TURNS = 5;
 
-export class VoiceClient extends EventTarget {
+export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (EventTarget) {
+  /** @type {Capabilities | null} */
   capabilities = null;
-  heardTurn = null; // what the server hears someone say, with an open microphone
-  #pageTurn = null; // the number of the turn that the page itself began, while it is being said
+  /* What the server hears someone say, with an open microphone. */
+  /** @type {KeptTurn | null} */
+  heardTurn = null;
+  /* The number of the turn that the page itself began, while it is being said. */
+  /** @type {number | null} */
+  #pageTurn = null;
   #openSince = Infinity; // performance.now() of when the connection was made
-  #lastSpeechMs = -1;
+  #lastSpeechMs = -1; // where in the audio that began which the server heard last
+  /** @type {number | null} */
   #configuredRate = null;
+  /** @type {{ requestId: string, resolve: (done: boolean) => void } | null} */
   #truncating = null;
+  /** @type {ReturnType<typeof setInterval> | undefined} */
   #acknowledger;
 
   /* `url` is the server's address, http or https. `key` gives the key of the moment, or "". `config` is the
      session_config, or gives it for the server's capabilities. `tools` are functions by name, each with a `description`
      and JSON Schema `parameters`. `mode` is "open" or "hold" (talk.js). `WebSocket` replaces the global one. */
+  /** @param {VoiceClientOptions} options */
   constructor({ url, key = () => "", config = {}, tools = {}, mode = MAY_LISTEN ? "open" : "hold", ...options }) {
     super();
+    /** @type {(capabilities: Capabilities) => SessionConfig} */
     this.config = typeof config === "function" ? config : () => config;
+    /** @type {Record<string, Tool>} */
     this.tools = tools;
     this.wantedMode = mode;
     this.session = new Session(url, key, options);
@@ -56,6 +71,7 @@ export class VoiceClient extends EventTarget {
   }
 
   /* What goes on, in one word. */
+  /** @returns {ClientState} */
   get state() {
     const { session, talk } = this;
     if (session.state !== "open") return session.starting ? "starting" : session.state;
@@ -94,11 +110,12 @@ export class VoiceClient extends EventTarget {
     const mode = capabilities.turn_detection ? this.wantedMode : "hold";
     if (talk.mode !== mode && talk.phase !== "off") talk.stop();
     talk.mode = mode;
-    this.session.configure({ ...this.#defaults(), ...this.config(capabilities) });
+    this.session.configure({ ...this.#defaults(capabilities), ...this.config(capabilities) });
     this.#changed();
   }
 
   /* Write instead of talking. Returns the turn. */
+  /** @param {string} text */
   async write(text) {
     await this.sound.wake().catch(() => {}); // an answer that is not heard can still be read
     // What is written does not join what is being said: that is at its end, and this takes its place.
@@ -121,6 +138,7 @@ export class VoiceClient extends EventTarget {
   }
 
   /* Say samples (Int16Array) as one turn, without a microphone: `rate` is that of `config.input_audio`. */
+  /** @param {Int16Array} samples */
   say(samples) {
     this.interrupt();
     const turn = this.conversation.begin("spoken");
@@ -133,11 +151,13 @@ export class VoiceClient extends EventTarget {
   }
 
   /* A picture that belongs to the turn of the moment: `payload` is the file's bytes. */
+  /** @param {Modality} modality @param {Uint8Array} payload */
   show(modality, payload) {
     this.session.sendChunk({ modality, payload, turn: this.#pageTurn });
   }
 
   /* Stop playing, and cancel the answers on the server. */
+  /** @param {Turn | null} [exception] */
   interrupt(exception = null) {
     const { session, speaker, conversation } = this;
     const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
@@ -150,6 +170,7 @@ export class VoiceClient extends EventTarget {
 
   /* Send a turn's question again, or `text` in its place: the server removes the turn and all later ones from the history.
      Resolves to whether it did. */
+  /** @param {Turn} turn @param {string} [text] */
   async resend(turn, text = turn.user.text) {
     this.interrupt();
     const forgotten = turn.requestId === null || (await this.#truncate(turn));
@@ -167,18 +188,21 @@ export class VoiceClient extends EventTarget {
     this.session.startAnew();
   }
 
+  /** @param {Turn} turn @returns {Promise<boolean>} */
   async #truncate(turn) {
     // It is valid only between requests: what is being said or answered has to have its end.
     this.#endHeardTurn();
     this.session.cancel();
     await this.conversation.settled();
     this.#truncated(false);
-    if (!this.session.truncate(turn.requestId)) return false;
-    return new Promise((resolve) => (this.#truncating = { requestId: turn.requestId, resolve }));
+    const { requestId } = turn; // another one, if a new session was asked again meanwhile
+    if (requestId === null || !this.session.truncate(requestId)) return false;
+    return new Promise((resolve) => (this.#truncating = { requestId, resolve }));
   }
 
-  #defaults() {
-    const { capabilities, talk, sound, tools } = this;
+  /** @param {Capabilities} capabilities @returns {SessionConfig} */
+  #defaults(capabilities) {
+    const { talk, sound, tools } = this;
     const rate = sound.rate === null ? {} : { sample_rate: Math.round(sound.rate) };
     const judges = capabilities.turn_detection_types?.includes("semantic_vad") ?? false;
     const detection = {
@@ -235,11 +259,13 @@ export class VoiceClient extends EventTarget {
     this.#truncated(false);
   }
 
+  /** @param {boolean} done */
   #truncated(done) {
     this.#truncating?.resolve(done);
     this.#truncating = null;
   }
 
+  /** @param {any} frame */ // its fields are believed to be those of the protocol
   #frame(frame) {
     if (frame.type === "speech_started") return this.#speechStarted(frame);
     if (frame.type === "speech_stopped") return this.#speechStopped(frame);
@@ -261,6 +287,7 @@ export class VoiceClient extends EventTarget {
     this.#changed();
   }
 
+  /** @param {KeptTurn} turn @param {{ samples: Int16Array, place: number }} frame */
   #play(turn, { samples, place }) {
     this.#emit("audio", { turn, samples });
     this.conversation.keepSound(turn, "server", samples.slice());
@@ -270,6 +297,7 @@ export class VoiceClient extends EventTarget {
 
   /* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless
      that turns out to have no words. */
+  /** @param {{ audio_ms: number }} frame */
   #speechStarted({ audio_ms: audioMs }) {
     if (audioMs <= this.#lastSpeechMs) return; // a resumed connection repeats what it is not sure of
     this.#lastSpeechMs = audioMs;
@@ -277,18 +305,19 @@ export class VoiceClient extends EventTarget {
     this.heardTurn = turn;
     this.conversation.hold(turn);
     this.speaker.flush();
-    turn.beganAtMs = audioMs;
     this.#emit("turnstart", { turn });
     this.conversation.heard(turn, {});
     this.#changed();
   }
 
+  /** @param {{ audio_ms: number }} frame */
   #speechStopped({ audio_ms: audioMs }) {
     const turn = this.heardTurn;
-    if (!turn || audioMs <= turn.beganAtMs) return;
+    const beganAtMs = this.#lastSpeechMs;
+    if (!turn || audioMs <= beganAtMs) return;
     this.#emit("turnend");
     const { talk, conversation } = this;
-    for (const samples of talk.samplesBetween(turn.beganAtMs, audioMs)) conversation.keepSound(turn, "user", samples);
+    for (const samples of talk.samplesBetween(beganAtMs, audioMs)) conversation.keepSound(turn, "user", samples);
     turn.stoppedAt = performance.now();
     conversation.endSpeech(turn, talk.spokenAt(audioMs) ?? turn.stoppedAt);
     this.heardTurn = null;
@@ -304,6 +333,7 @@ export class VoiceClient extends EventTarget {
   }
 
   /* Reply to the calls of an answer: by themselves, or, while someone speaks, as part of what is being said. */
+  /** @param {KeptTurn} asking */
   async #runTools(asking) {
     const { calls } = asking.answer;
     const { conversation, session, talk } = this;
@@ -315,25 +345,27 @@ export class VoiceClient extends EventTarget {
     calls.forEach((call, place) => {
       conversation.answerCall(asking, call, results[place]);
       const endOfInput = alone && place === calls.length - 1;
-      const payload = new TextEncoder().encode(call.result);
+      const payload = new TextEncoder().encode(results[place]);
       session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
     });
     this.#changed();
   }
 
   /* The result of a call, for the model. What is wrong with a call is a result, too: the model can try again or say so. */
+  /** @param {ToolCall} call @returns {Promise<string>} */
   async #run({ name, arguments: given }) {
     if (!Object.hasOwn(this.tools, name)) return `There is no tool ${name}.`;
     try {
       const result = await this.tools[name].run(JSON.parse(given || "{}") ?? {});
       return typeof result === "string" ? result : JSON.stringify(result ?? null);
     } catch (error) {
-      return `This did not work: ${error.message}`;
+      return `This did not work: ${/** @type {Error} */ (error).message}`;
     }
   }
 
   /* Stop every answer that is awaited or under way, but that of `exception`, and flush the speaker, which then tells how
      much of the answer was played. */
+  /** @param {Turn | null} exception */
   #silence(exception) {
     for (const turn of this.conversation.turns) {
       if (turn === exception || !isOwed(turn)) continue;
@@ -349,15 +381,18 @@ export class VoiceClient extends EventTarget {
     const { speaker, session, conversation } = this;
     speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
       const turn = conversation.turns[id];
-      const ms = heardAt - turn.speechEndedAt;
+      const askedAt = turn.speechEndedAt ?? -Infinity;
+      const ms = heardAt - askedAt;
       turn.heardAt ??= heardAt;
       // A turn that waited for a connection says nothing about how fast the server is.
-      if (turn.speechEndedAt !== null && turn.speechEndedAt >= this.#openSince && ms > 0 && turn.firstSoundMs === null) {
+      if (askedAt >= this.#openSince && ms > 0 && turn.firstSoundMs === null) {
         conversation.heard(turn, { firstSoundMs: ms });
         this.#emit("firstsound", { turn, ms });
       }
       this.#changed();
     });
+    /** @param {(turn: Turn, playedMs: number) => void} record
+      @returns {(event: CustomEvent<{ id: number, playedMs: number }>) => void} */
     const told = (record) => ({ detail: { id, playedMs } }) => {
       session.acknowledge(playedMs);
       const turn = conversation.turns[id];
@@ -370,7 +405,7 @@ export class VoiceClient extends EventTarget {
 
   #soundChanged() {
     const { sound, speaker, talk } = this;
-    if (sound.rate !== this.#configuredRate) {
+    if (sound.context && sound.rate !== this.#configuredRate) {
       // Also while the context is suspended: audio that arrives meanwhile is queued, and has to have this rate.
       this.#configuredRate = sound.rate;
       this.configure();
@@ -403,6 +438,7 @@ export class VoiceClient extends EventTarget {
     this.#emit("change");
   }
 
+  /** @template {keyof VoiceClientEvents} Name @param {Name} name @param {VoiceClientEvents[Name]} [detail] */
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
