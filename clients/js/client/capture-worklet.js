@@ -8,6 +8,7 @@ class Capture extends AudioWorkletProcessor {
   #filled = 0;
   #peak = 0;
 
+  /** @param {Float32Array[][]} inputs */
   process([input]) {
     const channels = input.length;
     if (channels === 0) return true; // the source is not connected yet

@@ -12,15 +12,22 @@ const CALM_SECONDS = 30;
 /* What is held at most; a server that sends more than it is heard in this time is told to be wrong by silence. */
 const MAX_SECONDS = 300;
 
+/** What is known of one answer. `place` is where the first of its chunks goes on.
+ @typedef {{ id: number, chunks: Int16Array[], place: number, queued: number, played: number, ended: boolean, begun: boolean }} Segment */
+/** @typedef {{ type: string, id: number, played?: number, offset?: number }} Report */
+
 export class PlayoutBuffer {
+  /** @type {Segment[]} */
   #segments = [];
   #waiting = true;
   #gain = 0;
+  /** @type {Float32Array | null} */
   #tail = null;
   #calm = 0;
 
   /* `report` is called with { type: started | ended | flushed | underrun | overflow, id, played, offset }: `played`
      samples of the answer `id` were given out, and it happened `offset` samples into the current pull. */
+  /** @param {number} rate @param {(report: Report) => void} report */
   constructor(rate, report) {
     this.rate = rate;
     this.report = report;
@@ -36,6 +43,7 @@ export class PlayoutBuffer {
   }
 
   /* `place` is where the samples begin in the answer, in samples: an answer that was flushed may go on. */
+  /** @param {number} id @param {Int16Array} samples @param {number} [place] */
   push(id, samples, place = 0) {
     if (this.queued + samples.length > MAX_SECONDS * this.rate) {
       this.report({ type: "overflow", id });
@@ -53,6 +61,7 @@ export class PlayoutBuffer {
   }
 
   /* Nothing more comes of this answer. */
+  /** @param {number} id */
   end(id) {
     const segment = this.#segments.find((one) => one.id === id);
     if (segment) segment.ended = true;
@@ -69,16 +78,18 @@ export class PlayoutBuffer {
   }
 
   /* Fill `output` with the next samples. */
+  /** @param {Float32Array} output */
   pull(output) {
     let place = 0;
     while (place < output.length) {
       if (this.#tail === null && !this.#ready(place)) break;
       // What is ready may be no more than the end of what there was.
-      place = this.#tail === null ? this.#play(output, place) : this.#playTail(output, place);
+      place = this.#tail === null ? this.#play(output, place) : this.#playTail(this.#tail, output, place);
     }
     output.fill(0, place);
   }
 
+  /** @param {number} offset @returns {boolean} */
   #ready(offset) {
     const segment = this.current;
     if (!segment) return false;
@@ -102,6 +113,7 @@ export class PlayoutBuffer {
     return true;
   }
 
+  /** @param {Segment} segment @param {number} offset */
   #runOut(segment, offset) {
     this.#cutTail(segment);
     this.#waiting = true;
@@ -112,6 +124,7 @@ export class PlayoutBuffer {
   }
 
   /* Takes the next few samples out of a segment, with the slope down that ends them. */
+  /** @param {Segment} segment */
   #cutTail(segment) {
     const length = Math.min(this.fade, segment.queued);
     if (length === 0) return;
@@ -122,15 +135,17 @@ export class PlayoutBuffer {
     this.#tail = tail;
   }
 
-  #playTail(output, place) {
-    const length = Math.min(this.#tail.length, output.length - place);
-    output.set(this.#tail.subarray(0, length), place);
-    this.#tail = length === this.#tail.length ? null : this.#tail.subarray(length);
+  /** @param {Float32Array} tail @param {Float32Array} output @param {number} place */
+  #playTail(tail, output, place) {
+    const length = Math.min(tail.length, output.length - place);
+    output.set(tail.subarray(0, length), place);
+    this.#tail = length === tail.length ? null : tail.subarray(length);
     return place + length;
   }
 
+  /** @param {Float32Array} output @param {number} place */
   #play(output, place) {
-    const segment = this.current;
+    const segment = /** @type {Segment} */ (this.current); // one is ready
     const spare = segment.ended ? segment.queued : segment.queued - this.fade;
     const end = Math.min(output.length, place + Math.max(1, spare));
     const slope = 1 / this.fade;
@@ -146,6 +161,7 @@ export class PlayoutBuffer {
     return place;
   }
 
+  /** @param {Segment} segment */
   #next(segment) {
     const chunk = segment.chunks[0];
     const sample = chunk[segment.place++] / 32768;
@@ -180,6 +196,7 @@ if (globalThis.AudioWorkletProcessor) {
       };
     }
 
+    /** @param {Float32Array[][]} _inputs @param {Float32Array[][]} outputs */
     process(_inputs, [[output]]) {
       const buffer = this.#buffer;
       const busy = buffer.current !== null;
