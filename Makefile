@@ -52,7 +52,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside fronts soak check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside servers soak check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -187,16 +187,17 @@ serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, 
 # Third-party software for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
-test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready fronts ## third-party clients of OpenAI's API, the types and size of omni-ws, nginx and HAProxy
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready servers ## third-party clients of OpenAI's API, the types and size of omni-ws, nginx, HAProxy and coturn
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
 
-# What deploy/ configures in front of replicas.
-fronts:
-	@missing=; for one in nginx haproxy; do \
+# What deploy/ configures in front of replicas, and what relays calls, between namespaces of the network.
+servers:
+	@missing=; for one in nginx haproxy coturn; do \
 	  PATH="$$PATH:/usr/sbin" command -v $$one >/dev/null || missing="$${missing:+$$missing }$$one"; \
 	done; \
+	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
 	$(FROM_DISTRIBUTION)
 
 soak: $(VENV)/.ready-to-test ## clients that check each word for a minute, while parts of the server, its disk, network and clock fail

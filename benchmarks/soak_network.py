@@ -48,18 +48,19 @@ def _socket_in(namespace: Path) -> socket.socket:
     try:
         other = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _enter(other)
+            enter_network(other)
             try:
                 return socket.socket()
             finally:
-                _enter(own)
+                enter_network(own)
         finally:
             os.close(other)
     finally:
         os.close(own)
 
 
-def _enter(namespace: int) -> None:
+def enter_network(namespace: int) -> None:
+    """From now on the sockets that this thread makes are in the namespace of this descriptor. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot enter the network namespace")

@@ -263,9 +263,14 @@ class WebrtcConfig(Section):
     @field_validator("ice_servers")
     @classmethod
     def _servers_are_urls(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        host = r"[^\s:/?]+(:\d+)?"
         for server in servers:
-            if not re.fullmatch(r"(stun|turns?):[^\s:/?]+(:\d+)?(\?transport=(udp|tcp))?", server):
+            if not re.fullmatch(
+                rf"stun:{host}|turn:{host}(\?transport=(udp|tcp))?|turns:{host}(\?transport=tcp)?", server
+            ):
                 raise ValueError(f"{server!r} is not a URL such as stun:HOST:PORT or turn:HOST:PORT?transport=udp")
+        if len({server.startswith("stun:") for server in servers}) < len(servers):
+            raise ValueError("at most one STUN and one TURN server are asked")
         return servers
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import orjson
-from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 from numpy.typing import NDArray
@@ -66,8 +66,8 @@ class Microphone(MediaStreamTrack):
 class WebrtcCaller:
     """One call. ``received`` has all events, ``heard`` the samples of the answers at 48 kHz."""
 
-    def __init__(self) -> None:
-        self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+    def __init__(self, *ice_servers: RTCIceServer) -> None:
+        self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[*ice_servers]))
         self.channel = self.peer.createDataChannel("oai-events")
         self.microphone = Microphone()
         self.peer.addTrack(self.microphone)

@@ -31,6 +31,8 @@ MAX_UNREAD_BYTES: Final = 1 << 20
 MESSAGE_OVERHEAD_BYTES: Final = 128
 #: How long the last events may take to be sent, and the library to close.
 CLOSE_TIMEOUT_SEC: Final = 5.0
+#: Where aioice keeps the task in which a TURN server is asked to release an address. It asks a minute long.
+_RELEASE: Final = "_TurnTransport__close_task"
 
 
 class CallChannel:
@@ -205,4 +207,19 @@ class CallChannel:
             self._pace_timer.cancel()
         self._unread.clear()
         self._unread_share.resize(0)
-        await self._peer.close()
+        closing = asyncio.create_task(self._peer.close())
+        try:
+            while not (await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_SEC))[0]:
+                self._give_up_relays()
+            await closing
+        finally:
+            closing.cancel()
+
+    def _give_up_relays(self) -> None:
+        """Wait no longer for TURN servers, which forget the addresses that they gave in time."""
+        transports = [transceiver.sender.transport for transceiver in self._peer.getTransceivers()]
+        if self._peer.sctp is not None:
+            transports.append(self._peer.sctp.transport)
+        for protocol in {one for each in transports for one in each.transport._connection._protocols}:
+            if (release := getattr(protocol.transport, _RELEASE, None)) is not None:
+                release.cancel()

@@ -121,8 +121,7 @@ class WebrtcCalls(LiveFrontEnd):
         channel = CallChannel(peer, budget=self._sessions.budget, input_pace=pace)
         call = RealtimeCall(channel, session, commands, self._sessions.metrics)
         try:
-            announce = self._config.announce
-            answer = await negotiation.answer_offer(peer, offer, call.speaker, call.microphone, announce=announce)
+            answer = await negotiation.answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
         except BaseException:
             await peer.close()
             call.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from typing import Final
 
 from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCRtpSender, RTCSessionDescription
@@ -15,9 +16,13 @@ from omni_ws.transport.webrtc.channel import LABEL
 from omni_ws.transport.webrtc.microphone import CallMicrophone
 from omni_ws.transport.webrtc.speaker import CallSpeaker
 
+logger = logging.getLogger(__name__)
+
 #: Addresses that an offer may name: the server sends packets to each of them.
 MAX_CANDIDATES: Final = 32
 _CANDIDATE: Final = "a=candidate:"
+#: The kind of address that a server gives, by the scheme of its URL (RFC 8839, 5.1).
+_GIVEN: Final = {"stun": "srflx", "turn": "relay", "turns": "relay"}
 
 
 def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
@@ -56,7 +61,7 @@ def check_offer(offer: str) -> str:
 
 
 async def answer_offer(
-    peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, announce: str | None
+    peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, config: WebrtcConfig
 ) -> str:
     """The answer to an offer that was checked. Raises InvalidFrame or UnsupportedFormat."""
     peer.addTrack(speaker)
@@ -71,7 +76,11 @@ async def answer_offer(
         raise UnsupportedFormat("the offer has no Opus", param="sdp") from None
     except ValueError as error:
         raise InvalidFrame(f"the offer is not acceptable: {str(error)[:100]}", param="sdp") from None
-    return announced(peer.localDescription.sdp, announce)
+    answer: str = peer.localDescription.sdp
+    for url in config.ice_servers:
+        if f" typ {_GIVEN[url.partition(':')[0]]} " not in answer:  # the library does not say why
+            logger.warning("%s of webrtc.ice_servers gave no address for a call", url)
+    return announced(answer, config.announce)
 
 
 def announced(answer: str, address: str | None) -> str:

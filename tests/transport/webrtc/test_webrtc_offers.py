@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from typing import Any
 
 import httpx
@@ -150,7 +151,30 @@ async def test_an_offer_names_a_bounded_number_of_addresses() -> None:
         check_offer("\r\n".join([offer, *many, ""]))
 
 
-@pytest.mark.parametrize("server", ["http://turn.example", "stun:", "turn:host:1?transport=sctp"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        *("http://turn.example", "stun:", "turn:host:1?transport=sctp"),
+        *(
+            "turns:host?transport=udp",
+            "stun:host?transport=udp",
+        ),  # the library ignores the one, and fails over the other
+    ],
+)
 def test_ice_servers_are_urls(server: str) -> None:
     with pytest.raises(ConfigurationError, match="stun:HOST:PORT"):
         load(["--webrtc.ice_servers", server])
+
+
+def test_one_ice_server_of_each_kind() -> None:
+    load(["--webrtc.ice_servers", "stun:host:1,turns:host:2?transport=tcp"])
+    with pytest.raises(ConfigurationError, match="at most one STUN and one TURN"):
+        load(["--webrtc.ice_servers", "turn:host:1,turns:host:2"])
+
+
+async def test_a_turn_server_that_gives_no_address_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as nobody:  # it does not listen
+        nobody.bind(("127.0.0.1", 0))
+        url = f"turn:127.0.0.1:{nobody.getsockname()[1]}?transport=tcp"
+        async with live_server(webrtc={"ice_servers": (url,)}) as server, webrtc_call(server):
+            assert f"{url} of webrtc.ice_servers gave no address for a call" in caplog.messages
