@@ -161,7 +161,7 @@ async def by_webrtc(server: str, ear: Ear) -> AsyncIterator[Mouth]:
     from omni_ws.metrics import Metrics
     from omni_ws.transport.webrtc.microphone import CallMicrophone
 
-    mouth = Mouth(24_000)
+    mouth = Mouth(48_000)  # of other rates aiortc keeps a packet back
 
     class Track(MediaStreamTrack):
         kind = "audio"

@@ -53,10 +53,10 @@ def _networks() -> Iterator[None]:
     try:
         try:
             _ip("netns", "add", _RELAY)
+            _join(None, SERVER, _RELAY, RELAY_BY_SERVER, _CABLE)
         except (OSError, subprocess.CalledProcessError):
-            pytest.skip("network namespaces need root and the program ip (Debian: iproute2)")
+            pytest.skip("network namespaces need root, the program ip (Debian: iproute2) and veth devices")
         _ip("netns", "add", _BEYOND)
-        _join(None, SERVER, _RELAY, RELAY_BY_SERVER, _CABLE)
         _join(_RELAY, RELAY_BY_CALLER, _BEYOND, CALLER, "omni_caller")
         # Candidates name all addresses of the machine, and coturn ends an allocation over one without a route.
         _ip("-n", _RELAY, "route", "add", "default", "via", SERVER)
