@@ -227,4 +227,6 @@ class Soak:
         print(f"\n{len(self._tally.wrong)} defects")
         for line in self._tally.wrong[:50]:
             print(f"- {line}")
+        if self._tally.wrong:
+            print(f"\nThe end of the log:\n\n{self._server.last_lines()}")
         return not self._tally.wrong

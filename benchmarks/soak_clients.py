@@ -26,7 +26,7 @@ HEARD: Final = "go forward ten meters"
 FRAME_BYTES: Final = 640
 #: A talker that waits longer for an answer has found a defect, whatever else happens.
 PATIENCE_SEC: Final = 90.0
-#: In which a server that had no descriptors still closes connections that it could not take.
+#: In which a server that had no descriptors, or whose voice was killed, still feels it.
 AFTERMATH_SEC: Final = 10.0
 
 
@@ -81,6 +81,7 @@ class Talker:
         self._random = generator
         self._socket: ClientConnection | None = None
         self._sent = 0
+        self._turn_began = 0.0
         self.vanished = False
 
     def vanish(self) -> None:
@@ -103,6 +104,7 @@ class Talker:
                     self._socket = socket
                     self._tally.counts["sessions"] += 1
                     for _ in range(self._random.randint(1, 4)):
+                        self._turn_began = time.monotonic()
                         await (self._sum() if self._random.random() < 0.8 else self._speak())
         except Overloaded:
             pass
@@ -140,14 +142,18 @@ class Talker:
 
     async def _check(self, words: str, heard: str) -> None:
         """Takes an answer, and compares it with what has to be in it."""
-        began = time.monotonic()
         got = await self._answer()
         if heard and got.errors == ["engine_overloaded None"]:  # recognisers of clients who vanished are still at work
             self._tally.counts["turns refused for lack of a recogniser"] += 1
             raise Overloaded
+        since = self._turn_began - AFTERMATH_SEC
+        # A recogniser is loaded from files.
+        if heard and got.errors == ["engine_failed asr"] and self._tally.fault("descriptors", since=since):
+            self._tally.counts["turns without a recogniser for lack of descriptors"] += 1
+            return
         self._tally.counts["answers"] += 1
         # A voice that was killed, or that could not be started, is an error that names it; the words are right.
-        voiceless = self._tally.fault("voice", "descriptors", since=began - 10)
+        voiceless = self._tally.fault("voice", "descriptors", since=since)
         problems = [error for error in got.errors if not (voiceless and error == "engine_failed tts")]
         if not got.text or words not in got.text:
             problems.append(f"said {got.text!r}, not {words!r}")

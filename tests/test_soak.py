@@ -16,8 +16,9 @@ from benchmarks.soak_clients import Talker, Tally
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import KEY, SoakedServer
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.engine.base import Engine
-from omni_ws.engine.fake import EchoEngine
+from omni_ws.engine.base import Engine, PartFailed
+from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.errors import EngineFailed
 
 KEYS = (ApiKey(name="soak", key_sha256=digest(KEY)),)
 
@@ -32,9 +33,16 @@ class OnlyText(random.Random):
         return 1
 
 
-async def talked(engine: Engine, tally: Tally) -> Tally:
-    async with live_server(engine, keys=KEYS) as server:
-        await Talker(server.websocket_url, tally, OnlyText(), asyncio.Lock()).talk()
+class OnlySpeech(OnlyText):
+    """Draws recordings, never sums."""
+
+    def random(self) -> float:
+        return 0.9
+
+
+async def talked(engine: Engine, tally: Tally, generator: random.Random | None = None) -> Tally:
+    async with live_server(engine, keys=KEYS, expect_errors=True) as server:
+        await Talker(server.websocket_url, tally, generator or OnlyText(), asyncio.Lock()).talk()
     return tally
 
 
@@ -49,6 +57,16 @@ async def test_a_missing_voice_is_excused_while_voices_are_killed_and_the_words_
     tally = await talked(EchoEngine(), Tally(faults={"voice": time.monotonic() + 3600}))
     assert tally.wrong
     assert all(line.startswith("said 'what is ") for line in tally.wrong)
+
+
+async def test_a_recogniser_that_is_not_loaded_is_excused_while_descriptors_are_taken_and_not_else() -> None:
+    deaf = ScriptedEngine([PartFailed(EngineFailed("deaf", param="asr"))])
+    excused = await talked(deaf, Tally(faults={"descriptors": time.monotonic() + 3600}), OnlySpeech())
+    assert excused.wrong == []
+    assert excused.counts["turns without a recogniser for lack of descriptors"] > 0
+    assert excused.counts["answers"] == 0
+    found = await talked(deaf, Tally(faults={"voice": time.monotonic() + 3600}), OnlySpeech())
+    assert "engine_failed asr" in found.wrong
 
 
 async def test_a_server_that_is_not_there_is_excused_while_it_is_killed_and_not_else() -> None:
