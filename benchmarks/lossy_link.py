@@ -14,11 +14,13 @@ import random
 import select
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final
 
 NAMESPACE: Final = "omni-ws-bench"
@@ -27,6 +29,7 @@ _DEVICES: Final = ("omniwstun0", "omniwstun1")
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN_NO_PI: Final = 0x1001
 _MAX_PACKET_BYTES: Final = 2048
+_LOCK: Final = Path(tempfile.gettempdir()) / "omni-ws-bench.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,18 @@ def _ip(*arguments: str) -> None:
 
 @contextmanager
 def lossy_link(*, seed: int = 1) -> Iterator[LossyLink]:
-    """From SERVER, here, to CLIENT, in NAMESPACE. Raises OSError or CalledProcessError without root."""
+    """From SERVER, here, to CLIENT, in NAMESPACE. Raises OSError or CalledProcessError without root.
+
+    The machine has one at a time: another one waits until it has ended.
+    """
+    with _LOCK.open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # it ends with this process, and not with the carrier, which is forked
+        with _link(seed) as link:
+            yield link
+
+
+@contextmanager
+def _link(seed: int) -> Iterator[LossyLink]:
     with suppress(subprocess.CalledProcessError):
         _ip("netns", "delete", NAMESPACE)  # of a run that was killed
     _ip("netns", "add", NAMESPACE)

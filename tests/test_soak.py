@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,6 +96,17 @@ async def test_talkers_behind_a_cut_link_lose_no_answer() -> None:
     assert tally.counts["sessions over the link"] == 1
     assert tally.counts["answers"] > 0
     assert tally.counts["cut"] == 0
+
+
+def test_links_take_turns() -> None:
+    with link_to_cut(1) as link:
+        if link is None:
+            pytest.skip("no network namespace: it needs root, /dev/net/tun and ip")
+        code = "from benchmarks.lossy_link import lossy_link\nwith lossy_link(): print('in')"
+        second = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.communicate(timeout=1)
+    assert second.communicate(timeout=60)[0] == "in\n"
 
 
 def test_a_run_without_an_answer_is_a_defect(tmp_path: Path) -> None:
