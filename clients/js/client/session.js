@@ -281,10 +281,10 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   #nowReady({ measured = true } = {}) {
     this.#ready = true;
     this.starting = false;
-    this.#tell("open");
     clearInterval(this.#pinger);
     this.#pinger = setInterval(() => globalThis.document?.hidden || this.#ping(), PING_MS);
     this.#ping({ measured });
+    this.#tell("open"); // who hears it may close the session
   }
 
   #ping({ measured = true } = {}) {

@@ -99,3 +99,16 @@ test("a new session knows nothing of the old one", options, async () => {
   assert.equal((await ask(client, "two")).answer.text, "two");
   client.close();
 });
+
+test("a session that is closed as soon as it is open sets no timer again", options, async (context) => {
+  const repeated = context.mock.method(globalThis, "setInterval");
+  const cleared = context.mock.method(globalThis, "clearInterval");
+  const client = new VoiceClient({ url, WebSocket: Cuttable });
+  const open = told(client.session, "state", ({ state }) => state === "open" && (client.close(), true));
+  client.open();
+  await open;
+  assert.equal(client.state, "ended");
+  const running = repeated.mock.calls.map(({ result }) => result);
+  const ended = cleared.mock.calls.map(({ arguments: [timer] }) => timer);
+  assert.deepEqual(running.filter((timer) => !ended.includes(timer)), []);
+});
