@@ -187,14 +187,14 @@ serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, 
 # Third-party software for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
-test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready servers ## third-party clients of OpenAI's API, the types and size of omni-ws, nginx, HAProxy and coturn
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready servers ## third-party clients of OpenAI's API, the types and size of omni-ws, nginx, HAProxy, coturn and Firefox
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
 
 # What deploy/ configures in front of replicas, and what relays calls, between namespaces of the network.
 servers:
-	@missing=; for one in nginx haproxy coturn; do \
+	@missing=; for one in nginx haproxy coturn firefox-esr pulseaudio; do \
 	  PATH="$$PATH:/usr/sbin" command -v $$one >/dev/null || missing="$${missing:+$$missing }$$one"; \
 	done; \
 	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \

@@ -3,7 +3,6 @@ sent again, and the jitter buffer."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,12 +12,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.chromium import DemoPage, chromium_path, demo_page
+from support.golden_frames import check_binary_frames, check_text_frames
 from support.live_server import live_server
 
 # One page for all: nothing here leaves a trace in it.
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
-
-VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,62 +27,12 @@ async def demo() -> AsyncIterator[DemoPage]:
         yield page
 
 
-def vectors(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (VECTORS / f"{name}.jsonl").read_text().splitlines()]
-
-
 async def test_binary_frames(demo: DemoPage) -> None:
-    found = await demo.page.evaluate(
-        """async (vectors) => {
-          const { decodeOutput, encodeInput } = await import("/client/frames.js");
-          const bytes = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
-          const hex = (array) => Array.from(array, (byte) => byte.toString(16).padStart(2, "0")).join("");
-          const tryTo = (action) => { try { return action(); } catch (error) { return { error: error.code }; } };
-          return vectors.map(({ direction, hex: given, expect }) => direction === "output"
-            ? tryTo(() => {
-                const { sequenceId, modality, startMs, payload } = decodeOutput(bytes(given).buffer);
-                return { sequence_id: sequenceId, modality, start_ms: startMs, payload_hex: hex(payload) };
-              })
-            : expect.payload_hex === undefined ? null : hex(encodeInput({
-                sequenceId: expect.sequence_id, modality: expect.modality, payload: bytes(expect.payload_hex),
-                endOfInput: expect.end_of_input, timestampMs: expect.timestamp_ms,
-              })));
-        }""",
-        vectors("binary_frames"),
-    )
-    checked = {"input": 0, "output": 0}
-    for vector, got in zip(vectors("binary_frames"), found, strict=True):
-        if vector["direction"] == "input":
-            if got is None or vector.get("canonical") is False:
-                continue  # a refusal: the page never writes such a frame
-            assert got == vector["hex"], vector["name"]
-        elif "error" in vector["expect"]:
-            assert got == {"error": vector["expect"]["error"]}, vector["name"]
-        else:
-            assert got.pop("modality") == vector["expect"].get("modality", "audio")
-            wanted = {name: vector["expect"][name] for name in ("sequence_id", "start_ms", "payload_hex")}
-            assert got == wanted, vector["name"]
-        checked[vector["direction"]] += 1
-    assert checked["input"] > 5
-    assert checked["output"] > 1
+    await check_binary_frames(demo.page.evaluate)
 
 
 async def test_text_frames(demo: DemoPage) -> None:
-    """All that a server may say can be read, and what is no frame is refused."""
-    frames = [vector["frame"] for vector in vectors("server_frames")]
-    read = await demo.page.evaluate(
-        "async (frames) => frames.map((await import('/client/frames.js')).parseFrame)",
-        frames,
-    )
-    assert read == [json.loads(frame) for frame in frames]
-    codes = await demo.page.evaluate(
-        """async (texts) => {
-          const { parseFrame } = await import("/client/frames.js");
-          return texts.map((text) => { try { return parseFrame(text); } catch (error) { return error.code; } });
-        }""",
-        ["", "{", "null", "[]", "1", "{}", '{"type": 1}'],
-    )
-    assert codes == ["invalid_frame"] * 7
+    await check_text_frames(demo.page.evaluate)
 
 
 async def test_samples_are_little_endian_everywhere(demo: DemoPage) -> None:
@@ -664,7 +612,7 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
 
 async def test_the_example_page_of_the_client_library(demo: DemoPage) -> None:
     page = await demo.page.context.new_page()
-    example = VECTORS.parents[1] / "clients" / "js" / "example" / "index.html"
+    example = Path(__file__).parents[2] / "clients" / "js" / "example" / "index.html"
     server = demo.page.url
     await page.goto(f"{server}health?server={server}")  # of the server's origin, without the page's policy
     await page.set_content(example.read_text(encoding="utf-8"))
