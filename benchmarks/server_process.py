@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -67,8 +67,7 @@ def cpu_seconds(pid: int) -> float:
 
 def scheduled_seconds(pid: int) -> float:
     """The same in nanosecond resolution, by the scheduler (Linux); excludes threads that have ended."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    return sum(int(told.split()[0]) for told in _of_each_thread(pid, "schedstat")) / 1e9
 
 
 def peak_memory_mib(pid: int) -> float:
@@ -97,7 +96,13 @@ def _status_mib(pid: int, field: str) -> float:
 def child_processes(pid: int) -> Sequence[int]:
     """Descendants of a process: an engine may use processes of its own."""
     children: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
+    for told in _of_each_thread(pid, "children"):
+        for child in told.split():
             children += [int(child), *child_processes(int(child))]
     return children
+
+
+def _of_each_thread(pid: int, name: str) -> Iterator[str]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            yield (task / name).read_text()
