@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import difflib
 import logging
 import math
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import uuid
@@ -52,6 +55,8 @@ SHUTDOWN_SEC: Final = 1.0
 
 #: Environment variables that vLLM reads when it is imported. Those set by the operator take precedence.
 _ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+#: The variable that says where vLLM's processes have the sockets by which they talk to each other.
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 #: Default engine arguments; those of the operator take precedence.
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
     "disable_log_stats": True,
@@ -64,6 +69,10 @@ def prepare_environment() -> None:
     """Set the environment that vLLM reads when it is imported. To be called before that."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if _SOCKETS not in os.environ:
+        # By default vLLM leaves its sockets in the common folder for temporary files.
+        os.environ[_SOCKETS] = folder = tempfile.mkdtemp(prefix="omni-ws-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 class LanguageModel:

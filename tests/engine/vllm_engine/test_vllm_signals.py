@@ -90,13 +90,24 @@ async def test_ctrl_c_lets_the_answer_finish(servers: tuple[Served, ...]) -> Non
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
+def folder_of_sockets(process: int) -> Path:
+    """Where vLLM's processes below this one have theirs."""
+    variables = [one for child in children(process) for one in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")]
+    (folder,) = {one for one in variables if one.startswith(b"VLLM_RPC_BASE_PATH=")}
+    return Path(folder.decode().partition("=")[2])
+
+
 async def test_an_idle_server_stops_at_once(servers: tuple[Served, ...]) -> None:
     """It takes 1.4 s on an idle machine; tearing down a process of vLLM by itself takes Python 4 s and more."""
     process, _ = servers[2]
     left = children(process.pid)
+    sockets = folder_of_sockets(process.pid)
+    assert sockets.stat().st_mode & 0o777 == 0o700
+    assert any(path.is_socket() for path in sockets.iterdir())
     process.terminate()
     assert await asyncio.wait_for(process.wait(), IDLE_STOP_SEC) == 0
     await until(lambda: not any(is_running(child) for child in left))
+    assert not sockets.exists()
 
 
 async def test_a_server_that_is_killed_takes_its_models_along(servers: tuple[Served, ...]) -> None:
