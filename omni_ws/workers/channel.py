@@ -28,6 +28,8 @@ class MessageKind(IntEnum):
     START = auto()
     #: To a worker: serve this connection, of which these bytes were read. Number: 1 if another worker passed it on.
     CONNECTION = auto()
+    #: From a worker: it has the next of the connections that it was given, and serves it.
+    TAKEN = auto()
     #: From a worker: the worker with this number (0: any other) has to serve this connection.
     PASS_ON = auto()
     #: To a worker: another takes its place; finish what is open, and pass on what is new.
@@ -62,6 +64,8 @@ class WorkerMessage:
 class _Waiting:
     data: memoryview[int]
     descriptor: int | None
+    #: Whether the descriptor is closed here.
+    is_ours: bool
 
 
 class ProcessChannel:
@@ -90,14 +94,26 @@ class ProcessChannel:
     def waiting(self) -> int:
         return len(self._output)
 
-    def send(self, kind: MessageKind, number: int = 0, payload: bytes = b"", *, descriptor: int | None = None) -> None:
-        """Send a message. Takes ``descriptor`` over: it is closed here once it is sent, or when it cannot be."""
+    def send(
+        self,
+        kind: MessageKind,
+        number: int = 0,
+        payload: bytes = b"",
+        *,
+        descriptor: int | None = None,
+        lent: bool = False,
+    ) -> None:
+        """Send a message.
+
+        ``descriptor`` is closed here once it is sent, or when it cannot be. One that is ``lent`` is not; it has to stay
+        open until the other end has it.
+        """
+        message = _Waiting(memoryview(b""), descriptor, not lent)
         if not self._open:
-            if descriptor is not None:
-                os.close(descriptor)
+            _close_descriptor(message)
             return
-        head = _HEAD.pack(kind, descriptor is not None, number, len(payload))
-        self._output.append(_Waiting(memoryview(head + payload), descriptor))
+        message.data = memoryview(_HEAD.pack(kind, descriptor is not None, number, len(payload)) + payload)
+        self._output.append(message)
         if len(self._output) == 1:
             self._write()
 
@@ -116,9 +132,11 @@ class ProcessChannel:
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
-        for descriptor in (*self._descriptors, *(one.descriptor for one in self._output)):
+        for descriptor in self._descriptors:
             if descriptor is not None:
                 os.close(descriptor)
+        for message in self._output:
+            _close_descriptor(message)
         self._descriptors.clear()
         self._output.clear()
 
@@ -133,9 +151,7 @@ class ProcessChannel:
             except OSError:
                 self._lose()
                 return
-            if first.descriptor is not None:  # it is sent with the first byte
-                os.close(first.descriptor)
-                first.descriptor = None
+            _close_descriptor(first)  # it is sent with the first byte
             first.data = first.data[sent:]
             if not first.data:
                 self._output.popleft()
@@ -190,6 +206,12 @@ def _exactly(end: socket.socket, size: int) -> bytes:
             raise EOFError("the supervisor has gone")
         found += read
     return bytes(found)
+
+
+def _close_descriptor(message: _Waiting) -> None:
+    if message.descriptor is not None and message.is_ours:
+        os.close(message.descriptor)
+    message.descriptor = None
 
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:

@@ -7,7 +7,9 @@ import os
 import pickle
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from omni_ws.service.sessions.shared_counts import WorkerRow, WorkerState
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage
@@ -16,6 +18,15 @@ from omni_ws.workers.start import WorkerStart
 
 #: Time in which the last messages of an ended process arrive: they have been sent before.
 _LAST_MESSAGES_SEC = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenConnection:
+    """A connection on its way to a worker: its file descriptor, and what other workers have read of it."""
+
+    descriptor: int
+    received: bytes = b""
+    passed_on: bool = False
 
 
 class Member:
@@ -28,6 +39,8 @@ class Member:
         self.row = row
         #: Connections that it was given.
         self.given = 0
+        #: Those that it has not taken yet. They stay open here, so that none is lost if it ends before it has.
+        self._untaken: deque[GivenConnection] = deque()
         self.listening = False
         self.ready = asyncio.Event()
         #: Whether it is to end, so that nobody takes its place.
@@ -96,10 +109,22 @@ class Member:
     def is_alive(self) -> bool:
         return self.status is None
 
-    def give(self, connection: int, received: bytes = b"", *, passed_on: bool = False) -> None:
-        """Have it serve a connection, of which ``received`` was read."""
+    def give(self, connection: GivenConnection) -> None:
+        """Have it serve a connection."""
         self.given += 1
-        self.channel.send(MessageKind.CONNECTION, int(passed_on), received, descriptor=connection)
+        self._untaken.append(connection)
+        number, received = int(connection.passed_on), connection.received
+        self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
+
+    def taken(self) -> None:
+        """It has the first of the connections on their way to it."""
+        os.close(self._untaken.popleft().descriptor)
+
+    def take_back(self) -> list[GivenConnection]:
+        """The connections that it has not taken, once it has ended. Their descriptors are the caller's."""
+        back = list(self._untaken)
+        self._untaken.clear()
+        return back
 
     def signal(self, number: int) -> None:
         if self._process.returncode is None:

@@ -19,7 +19,7 @@ from omni_ws.service.open_files import allow_connections
 from omni_ws.service.sessions.daily_use_file import DailyUseFile
 from omni_ws.transport.http.hang_up import notice_dead_networks
 from omni_ws.workers.channel import MessageKind, WorkerMessage
-from omni_ws.workers.member import Member
+from omni_ws.workers.member import GivenConnection, Member
 from omni_ws.workers.questions import Questions
 from omni_ws.workers.start import WorkerStart, shared_counts
 
@@ -155,7 +155,7 @@ class Supervisor:
                 self._pause_accepting()
                 self._loop.call_later(_ACCEPT_PAUSE_SEC, self._resume_accepting)
                 return
-            member.give(connection.detach())
+            member.give(GivenConnection(connection.detach()))
 
     def _least_loaded(self, *, beside: Member | None = None) -> Member | None:
         """The worker that gets the next connection: one that takes sessions, else one that can at least say why not."""
@@ -172,7 +172,16 @@ class Supervisor:
             to = next(found, None)
         else:
             to = self._least_loaded(beside=sender)
-        (to or sender).give(message.descriptor, message.payload, passed_on=True)
+        (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
+
+    def _give_to_others(self, ended: Member) -> None:
+        """What was on its way to a worker that has ended goes to the others, if there are any."""
+        for connection in ended.take_back():
+            member = self._least_loaded()
+            if member is None:
+                os.close(connection.descriptor)
+            else:
+                member.give(connection)
 
     # messages
 
@@ -186,6 +195,8 @@ class Supervisor:
                 member.ready.set()
                 logger.info("worker w%d is ready", member.serial)
                 self._resume_accepting()
+            case MessageKind.TAKEN:
+                member.taken()
             case MessageKind.PASS_ON:
                 self._pass_on(member, message)
             case MessageKind.QUESTION:
@@ -243,6 +254,7 @@ class Supervisor:
         begun = self._loop.time()
         status = await member.wait()
         self._members.remove(member)
+        self._give_to_others(member)
         self._questions.ended(member)
         self._counts.free(member.row)
         expected = member.leaving or self._stop.is_set()

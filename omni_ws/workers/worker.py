@@ -101,6 +101,7 @@ class Worker(WorkerGroup):
         self._channel.send(MessageKind.PASS_ON, serial, received, descriptor=connection)
 
     def _take(self, message: WorkerMessage) -> None:
+        self._channel.send(MessageKind.TAKEN)  # before a byte of it is read
         if message.descriptor is None:
             self.row.receive()
             logger.error("a connection is lost: this process may open no more files")

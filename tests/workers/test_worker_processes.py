@@ -191,6 +191,20 @@ async def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_bac
         assert await server.ended() == 0
 
 
+async def test_a_connection_that_a_killed_worker_had_not_taken_goes_to_the_other() -> None:
+    with worker_server() as server:
+        async with AsyncExitStack() as clients:
+            os.kill(server.pid_of("w1"), signal.SIGSTOP)
+            asked = [await clients.enter_async_context(raw_client(server.port)) for _ in range(6)]
+            for client in asked:
+                await client.send(request("GET", "/health"))
+            answers = [asyncio.create_task(client.response()) for client in asked]
+            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            assert not all(one.done() for one in answers), "the stopped worker was given none"
+            os.kill(server.pid_of("w1"), signal.SIGKILL)
+            assert [(await one).status for one in answers] == [200] * 6
+
+
 class Talker:
     """A client that says one word after the other, and says a word again only where the server refused it."""
 
