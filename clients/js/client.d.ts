@@ -14,6 +14,8 @@ export interface Capabilities {
   turn_detection: boolean;
   turn_detection_types?: string[];
   transcripts?: boolean;
+  /* Whether the server takes calls, as `omni-ws/call` makes them. */
+  webrtc?: boolean;
   [name: string]: unknown;
 }
 
@@ -92,6 +94,8 @@ export interface VoiceClientOptions extends SessionOptions {
   config?: SessionConfig | ((capabilities: Capabilities) => SessionConfig);
   tools?: Record<string, Tool>;
   mode?: "open" | "hold";
+  /* Makes the session and the speaker in place of a WebSocket's: `omni-ws/call` does. */
+  connect?: (client: VoiceClient) => { session: Session; speaker: Speaker };
 }
 
 export type ClientState =
@@ -265,6 +269,7 @@ export class Microphone {
   readonly settings: MediaTrackSettings;
   readonly cancelsEcho: boolean | null;
   muted: boolean;
+  output: AudioNode | null;
   open(context: AudioContext, choice: MicrophoneChoice): Promise<void>;
   close(): void;
 }

@@ -6,11 +6,13 @@ import { abilities, brief, places, sentence, workers } from "./who.js";
 
 export class Figures {
   /* What is saved with a conversation. */
-  told = { model: null, parts: null, session_id: null, round_trip_ms: null, first_sound_ms: [], underruns: 0 };
+  told = { model: null, parts: null, session_id: null, connection: null, round_trip_ms: null, first_sound_ms: [], underruns: 0 };
 
-  server(created) {
+  /* `way` is that of the connection. */
+  server(created, way) {
     const { model, parts, advice, session_id: sessionId } = created;
-    Object.assign(this.told, { model, parts, session_id: sessionId });
+    Object.assign(this.told, { model, parts, session_id: sessionId, connection: way });
+    show("figure-connection", way);
     show("figure-model", model);
     show("figure-session", sessionId);
     for (const [verb, name] of Object.entries(workers(created))) show(`figure-${verb}`, name ?? "–");

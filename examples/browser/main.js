@@ -23,7 +23,9 @@ const STARTING = "The server is starting.";
 
 const settings = loadSettings();
 const messages = new Messages(element("messages"));
-const client = new VoiceClient({
+const calls = settings.connection === "webrtc";
+const Client = calls ? (await import("../client/call.js")).VoiceCall : VoiceClient;
+const client = new Client({
   url: document.baseURI,
   key: currentKey,
   mode: settings.mode,
@@ -92,6 +94,9 @@ session.addEventListener("state", ({ detail }) => {
     messages.show("connection", text, { kind: "busy", label: "Try now", action: () => session.hurry() });
   } else if (detail.state === "refused") {
     keyIsNeeded(detail.reason);
+  } else if (detail.reason === "no_webrtc") {
+    settings.connection = "websocket"; // this server takes no calls
+    applySettings(["connection"]);
   } else if (detail.state === "ended") {
     const text = {
       replaced: "This conversation goes on in another window.",
@@ -107,9 +112,9 @@ session.addEventListener("created", async ({ detail }) => {
   }
   attachments.allow(detail.capabilities.input_modalities);
   view.transcripts = detail.capabilities.transcripts;
-  figures.server(detail);
+  figures.server(detail, calls ? "WebRTC" : "WebSocket");
   models = await servedModels();
-  drawer.offer(detail.capabilities, { models, speakerChoice: sound.canChooseOutput });
+  drawer.offer(detail.capabilities, { models, speakerChoice: sound.canChooseOutput, calls });
 });
 
 session.addEventListener("resumed", () => {
@@ -297,6 +302,7 @@ function letSleep() {
 
 function applySettings(names) {
   saveSettings(settings);
+  if (names.includes("connection")) return location.reload();
   if (names.includes("theme")) showTheme(settings.theme);
   const { microphone: deviceId, echoCancellation, noiseSuppression, autoGainControl } = settings;
   talk.devices = { deviceId, echoCancellation, noiseSuppression, autoGainControl };

@@ -31,7 +31,7 @@ export class SettingsDrawer {
   }
 
   /* What this server and its engine have to choose from. */
-  offer(capabilities, { models, speakerChoice }) {
+  offer(capabilities, { models, speakerChoice, calls }) {
     const { voices, voice_languages: languages = {}, tasks } = capabilities;
     this.#capabilities = capabilities;
     const named = voices.map((voice) => [voice, voiceName(voice, languages[voice])]);
@@ -42,10 +42,12 @@ export class SettingsDrawer {
     const does = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
     this.#choices("task", tasks.map((task) => [task, does[task] ?? task]));
     this.#form.elements.voice.closest(".with-button").hidden = voices.length === 0;
-    this.#row("model", models.length > 1);
+    this.#row("model", models.length > 1 && !calls);
     this.#row("task", tasks.length > 1);
     this.#row("answerWith", capabilities.output_modalities.includes("audio"));
     this.#row("speaker", speakerChoice);
+    this.#row("connection", capabilities.webrtc ?? false);
+    this.#row("startPolicy", !calls);
     this.#fill();
     this.#showTurns();
   }

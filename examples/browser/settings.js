@@ -6,6 +6,7 @@ const KEY_STORE = "omni_ws.key";
 export const DEFAULTS = {
   mode: "open",
   theme: "system",
+  connection: "websocket",
   microphone: "",
   speaker: "",
   echoCancellation: true,

@@ -1,7 +1,9 @@
 /* What is checked by the compiler alone: modules against what client.d.ts declares of them, and a program that uses the
    declarations. The compiler checks the modules that this file imports, too. */
 
+import type * as declaredCall from "../call.js";
 import type * as declared from "../client.js";
+import { VoiceCall } from "../client/call.js";
 import { Conversation, isOwed } from "../client/conversation.js";
 import { bytesOf, decodeOutput, encodeInput, FrameError, parseFrame, samplesOf } from "../client/frames.js";
 import { Microphone } from "../client/microphone.js";
@@ -33,6 +35,8 @@ export const modules: typeof declared = {
   Talk,
   VoiceClient,
 };
+
+export const callModules: typeof declaredCall = { VoiceCall };
 
 export async function converse(client: declared.VoiceClient): Promise<string> {
   client.addEventListener("firstsound", ({ detail: { turn, ms } }) => turn.number + ms);

@@ -10,6 +10,9 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
   #stream = null;
   /** @type {AudioNode[]} */
   #nodes = [];
+  /* Where its sound goes besides. */
+  /** @type {AudioNode | null} */
+  output = null;
 
   get isOpen() {
     return this.#stream !== null;
@@ -51,6 +54,7 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
       this.dispatchEvent(new CustomEvent("chunk", { detail: { ...data, capturedAt: performance.now() } }));
     };
     source.connect(capture);
+    if (this.output) source.connect(this.output);
     this.#nodes = [source, capture];
   }
 

@@ -12,6 +12,7 @@
    error    { error }         what the server says of no turn in particular */
 
 /** @import { Capabilities, ClientState, Frame, Modality, SessionConfig, Telling, Tool, ToolCall, Turn } from "../client.js" */
+/** @import * as Declared from "../client.js" */
 /** @import { VoiceClientEvents, VoiceClientOptions } from "../client.js" */
 /** @import { KeptTurn } from "./conversation.js" */
 
@@ -29,6 +30,10 @@ const MAY_LISTEN = typeof AudioContext !== "undefined";
 const MAX_TOOL_TURNS = 5;
 
 export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (EventTarget) {
+  /** @type {Declared.Session} */
+  session;
+  /** @type {Declared.Speaker} */
+  speaker;
   /** @type {Capabilities | null} */
   capabilities = null;
   /* What the server hears someone say, with an open microphone. */
@@ -48,20 +53,22 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /* `url` is the server's address, http or https. `key` gives the key of the moment, or "". `config` is the
      session_config, or gives it for the server's capabilities. `tools` are functions by name, each with a `description`
-     and JSON Schema `parameters`. `mode` is "open" or "hold" (talk.js). `WebSocket` replaces the global one. */
+     and JSON Schema `parameters`. `mode` is "open" or "hold" (talk.js). `WebSocket` replaces the global one, and
+     `connect` makes another session and speaker (call.js). */
   /** @param {VoiceClientOptions} options */
-  constructor({ url, key = () => "", config = {}, tools = {}, mode = MAY_LISTEN ? "open" : "hold", ...options }) {
+  constructor({ url, key = () => "", config = {}, tools = {}, mode = MAY_LISTEN ? "open" : "hold", connect, ...options }) {
     super();
     /** @type {(capabilities: Capabilities) => SessionConfig} */
     this.config = typeof config === "function" ? config : () => config;
     /** @type {Record<string, Tool>} */
     this.tools = tools;
     this.wantedMode = mode;
-    this.session = new Session(url, key, options);
     this.conversation = new Conversation();
     this.sound = new Sound();
     this.microphone = new Microphone();
-    this.speaker = new Speaker(this.sound);
+    const { session, speaker } = connect?.(this) ?? { session: new Session(url, key, options), speaker: new Speaker(this.sound) };
+    this.session = session;
+    this.speaker = speaker;
     this.talk = new Talk(this);
     this.#listenToSession();
     this.#listenToSpeaker();

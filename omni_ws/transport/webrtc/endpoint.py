@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -41,7 +40,6 @@ SDP_TYPE: Final = "application/sdp"
 MAX_OFFER_BYTES: Final = 64 * 1024
 #: Of a form: the offer and the session.
 MAX_BODY_BYTES: Final = 256 * 1024
-_PACKAGE: Final = "aiortc"
 #: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
 _MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": DEFAULT_MAX_LEAD_MS}
@@ -100,7 +98,7 @@ class WebrtcCalls(LiveFrontEnd):
     def _check_served(self) -> None:
         if not self._config.enabled:
             raise WebrtcOff("WebRTC is switched off here (webrtc.enabled); use the WebSocket /v1/realtime")
-        if importlib.util.find_spec(_PACKAGE) is None:
+        if not self._config.is_served:
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
 
     async def _answer(

@@ -1,0 +1,501 @@
+/* A conversation over WebRTC, by a call of the server's Realtime API: speech goes as packets, one of which may be lost
+   without stopping those behind it. The server plays the answers. A call takes no pictures, tells no times of words, and
+   is not resumed: where it breaks, a new one begins, which remembers nothing. */
+
+/** @import { Frame, InputChunk, ServerError, SessionConfig, SessionEvents, Telling } from "../client.js" */
+/** @import * as Declared from "../client.js" */
+
+import { CallSpeaker } from "./call-speaker.js";
+import { Session } from "./session.js";
+import { VoiceClient } from "./voice-client.js";
+
+const RETRY_MS = [500, 1000, 2000, 4000];
+const STATISTICS_MS = 4000;
+/* From the offer to the first event. */
+const SETUP_MS = 15_000;
+/* A connection that hears nothing may come back by itself within this time. */
+const AWAY_MS = 5000;
+/* What was said is still on its way when the button is let go; the server waits for late packets up to 250 ms. */
+const SPEECH_TAIL_MS = 300;
+/* Errors that tell what nobody minds: there was nothing to stop, or to end. */
+const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty"];
+const UNREACHABLE = "No packets get through by WebRTC. Choose the WebSocket in the settings.";
+
+/** @type {Record<string, string>} */
+const FINISH_REASONS = { completed: "stop", cancelled: "cancelled", incomplete: "length", failed: "error" };
+
+/* A VoiceClient whose session is a call. */
+export class VoiceCall extends VoiceClient {
+  /** @param {Declared.VoiceClientOptions} options */
+  constructor(options) {
+    super({
+      ...options,
+      connect: (client) => {
+        const speaker = new CallSpeaker(client, /** @type {EventTarget} */ (/** @type {unknown} */ (client)));
+        return { speaker, session: new CallSession(client, speaker, options) };
+      },
+    });
+  }
+
+  /* A call hears its microphone only. */
+  /** @returns {never} */
+  say() {
+    throw new Error("a call hears its microphone only");
+  }
+}
+
+/* A call with the methods and events of a Session. A request is named by the item that asks it. */
+export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTarget) {
+  #client;
+  #speaker;
+  #key;
+  #url;
+  #finder; // asks the server what it can do, or why it cannot
+  /** @type {RTCPeerConnection | null} */
+  #peer = null;
+  /** @type {RTCDataChannel | null} */
+  #channel = null;
+  /** @type {MediaStreamAudioDestinationNode | null} */
+  #microphone = null;
+  /** @type {SessionEvents["created"] | null} */
+  #found = null;
+  #hadSession = false;
+  #attempt = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  /** @type {ReturnType<typeof setInterval> | undefined} */
+  #statistics;
+  /** @type {SessionConfig} */
+  #configuration = {};
+  /** @type {ServerError | null} */
+  #lastError = null;
+  #said = 0;
+  /* The turn of the button that is being said. */
+  /** @type {number | null} */
+  #turn = null;
+  /* What was said into the open microphone, until it is answered. */
+  /** @type {string | null} */
+  #committed = null;
+  /* By the ids of responses that go on. */
+  /** @type {Map<string, { request: string, calls: string[] }>} */
+  #responses = new Map();
+  /** @type {string[]} */
+  #items = [];
+  /* Audio that Talk has counted, and that the server has: up to now, and since when on the clock of the AudioContext. */
+  #countedMs = 0;
+  #listenedMs = 0;
+  /** @type {number | null} */
+  #listensSince = null;
+  /** @type {((direction: "sent" | "received", frame: Frame) => void) | null} */
+  onwire = null;
+  /** @type {"connecting" | "open" | "waiting" | "refused" | "ended"} */
+  state = "ended";
+  unacknowledged = 0;
+
+  /** @param {Declared.VoiceClient} client @param {CallSpeaker} speaker @param {Declared.VoiceClientOptions} options */
+  constructor(client, speaker, { url, key = () => "", ...options }) {
+    super();
+    this.#client = client;
+    this.#speaker = speaker;
+    this.#key = key;
+    this.#url = new URL("v1/realtime/calls", url);
+    this.#finder = new Session(url, key, options);
+    this.modelsUrl = this.#finder.modelsUrl;
+    this.#finder.addEventListener("state", ({ detail: { state, ...more } }) => {
+      if (state !== "open" && more.reason !== "closed") this.#tell(/** @type {Session["state"]} */ (state), more);
+    });
+    this.#finder.addEventListener("created", ({ detail }) => {
+      this.#finder.close();
+      this.#call(detail);
+    });
+    client.sound.addEventListener("change", () => this.#soundChanged());
+    // The server would notice only after half a minute. A page that comes back calls again.
+    addEventListener("pagehide", () => this.#lost());
+  }
+
+  get ready() {
+    return this.state === "open";
+  }
+
+  get starting() {
+    return this.#finder.starting;
+  }
+
+  /* What is said while there is no call is not kept. */
+  get bufferedBytes() {
+    return this.ready ? 0 : Infinity;
+  }
+
+  open() {
+    this.#hangUp();
+    this.#tell("connecting", { again: this.#hadSession });
+    this.#finder.open();
+  }
+
+  close() {
+    this.#hangUp();
+    this.#finder.close();
+    this.#hadSession = false;
+    this.#tell("ended", { reason: "closed" });
+  }
+
+  startAnew() {
+    this.#hadSession = false;
+    this.open();
+  }
+
+  hurry() {
+    if (this.state === "waiting") this.open();
+  }
+
+  check() {
+    this.hurry(); // the browser itself watches a call
+  }
+
+  /** @param {SessionConfig} configuration */
+  configure(configuration) {
+    this.#configuration = configuration;
+    if (!this.ready) return;
+    this.#send({ type: "session.update", session: sessionObject(configuration) });
+    this.#sendSpeech(this.#detectsTurns);
+  }
+
+  /* False where it cannot be sent. What is heard goes by the track; Talk's chunks of it only tell when. */
+  /** @param {InputChunk} chunk */
+  sendChunk({ modality, payload, endOfInput = false, turn = null, toolCallId }) {
+    if (!this.ready) return false;
+    if (modality === "audio") {
+      this.#hear(payload, turn, endOfInput);
+      return true;
+    }
+    if (modality !== "text") return false;
+    const text = new TextDecoder().decode(payload);
+    const id = `item_said_${this.#said++}`;
+    const item = toolCallId
+      ? { id, type: "function_call_output", call_id: toolCallId, output: text }
+      : { id, type: "message", role: "user", content: [{ type: "input_text", text }] };
+    const sent = this.#send({ type: "conversation.item.create", item });
+    if (sent && endOfInput) this.#ask(id);
+    return sent;
+  }
+
+  /** @param {number | null} turn */
+  hasBegun(turn) {
+    return turn !== null && turn === this.#turn;
+  }
+
+  answered() {}
+
+  acknowledge() {}
+
+  /** @param {string} [requestId] */
+  cancel(requestId) {
+    const id = [...this.#responses].find(([, { request }]) => request === requestId)?.[0];
+    if (id) this.#send({ type: "response.cancel", response_id: id });
+    else if (requestId === undefined) this.#send({ type: "output_audio_buffer.clear" });
+  }
+
+  /** @param {string} requestId */
+  truncate(requestId) {
+    const place = this.#items.indexOf(requestId);
+    if (!this.ready || place < 0) return false;
+    for (const id of this.#items.splice(place)) this.#send({ type: "conversation.item.delete", item_id: id });
+    queueMicrotask(() => this.#emit("frame", { type: "history_truncated", request_id: requestId }));
+    return true;
+  }
+
+  // --- the call
+
+  /** @param {SessionEvents["created"]} found */
+  async #call(found) {
+    if (!found.capabilities.webrtc) return this.#tell("ended", { reason: "no_webrtc" });
+    this.#found = found;
+    this.#lastError = null;
+    const peer = new RTCPeerConnection();
+    this.#peer = peer;
+    const channel = peer.createDataChannel("oai-events");
+    this.#channel = channel;
+    channel.onmessage = ({ data }) => this.#read(JSON.parse(data));
+    channel.onclose = () => this.#lost();
+    peer.addTransceiver("audio", { direction: "sendrecv" });
+    peer.ontrack = ({ track }) => this.#speaker.connect(new MediaStream([track]));
+    peer.onconnectionstatechange = () => {
+      const { connectionState: state } = peer;
+      if (state === "failed") this.#lost();
+      if (state === "disconnected") setTimeout(() => peer.connectionState === "disconnected" && this.#lost(), AWAY_MS);
+    };
+    this.#timer = setTimeout(() => this.#lost({ code: "unreachable", message: UNREACHABLE }), SETUP_MS);
+    try {
+      await peer.setLocalDescription();
+      const key = this.#key();
+      const headers = { "Content-Type": "application/sdp", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+      const response = await fetch(this.#url, { method: "POST", headers, body: peer.localDescription?.sdp });
+      const answer = await response.text();
+      if (peer !== this.#peer) return;
+      if (!response.ok) return this.#lost(JSON.parse(answer).error);
+      await peer.setRemoteDescription({ type: "answer", sdp: answer });
+    } catch {
+      if (peer === this.#peer) this.#lost();
+    }
+  }
+
+  /** @param {string} sessionId */
+  #begin(sessionId) {
+    if (!this.#found) return;
+    clearTimeout(this.#timer);
+    const { capabilities, ...found } = this.#found;
+    const takes = capabilities.input_modalities.filter((one) => one === "text" || one === "audio");
+    const lost = this.#hadSession;
+    this.#hadSession = true;
+    this.#attempt = 0;
+    this.#countedMs = this.#listenedMs = 0;
+    this.#statistics = setInterval(() => this.#measure(), STATISTICS_MS);
+    this.#measure();
+    this.#tell("open");
+    this.#emit("created", {
+      ...found,
+      session_id: sessionId,
+      capabilities: { ...capabilities, input_modalities: takes, tasks: ["chat"] },
+      lost,
+      resent: new Set(),
+    });
+    this.#soundChanged();
+  }
+
+  /* The call is over, and was not to be. */
+  /** @param {ServerError | null} [error] */
+  #lost(error = this.#lastError) {
+    if (!this.#peer) return;
+    this.#hangUp();
+    if (error?.code === "session_timeout") return this.#tell("ended", { reason: error.code });
+    if (error?.code === "unauthenticated") return this.#tell("refused", { reason: "key" });
+    const delay = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+    this.#tell("waiting", { seconds: delay / 1000, notice: error && { error }, again: this.#hadSession });
+    this.#timer = setTimeout(() => this.open(), delay);
+  }
+
+  #hangUp() {
+    clearTimeout(this.#timer);
+    clearInterval(this.#statistics);
+    const [peer, channel] = [this.#peer, this.#channel];
+    this.#peer = this.#channel = this.#turn = this.#committed = this.#listensSince = null;
+    this.#responses.clear();
+    this.#items = [];
+    this.#speaker.flush();
+    if (channel) channel.onclose = channel.onmessage = null;
+    if (peer) peer.onconnectionstatechange = null;
+    peer?.close();
+  }
+
+  async #measure() {
+    const peer = this.#peer;
+    const reports = [...((await peer?.getStats()) ?? new Map()).values()];
+    const seconds = reports.find(({ type, nominated }) => type === "candidate-pair" && nominated)?.currentRoundTripTime;
+    if (seconds !== undefined && peer === this.#peer) this.#emit("rtt", seconds * 1000);
+  }
+
+  // --- the microphone
+
+  get #detectsTurns() {
+    return Boolean(this.#configuration.turn_detection);
+  }
+
+  /* Silence flows while the microphone is closed, so that the server's clock goes on. */
+  #soundChanged() {
+    const { sound, microphone } = this.#client;
+    if (!sound.context) return;
+    this.#microphone ??= sound.context.createMediaStreamDestination();
+    microphone.output = this.#microphone;
+    if (this.ready) this.#sendSpeech(this.#detectsTurns || this.#turn !== null);
+  }
+
+  /** @param {boolean} sent */
+  #sendSpeech(sent) {
+    const [transceiver] = this.#peer?.getTransceivers() ?? [];
+    const context = this.#client.sound.context;
+    if (!transceiver || !context || !this.#microphone) return;
+    const [track] = this.#microphone.stream.getTracks();
+    transceiver.sender.replaceTrack(sent ? track : null).catch(() => {}); // the call has ended
+    const listens = sent && this.#detectsTurns;
+    if (listens) this.#listensSince ??= context.currentTime;
+    else if (this.#listensSince !== null) {
+      this.#listenedMs += (context.currentTime - this.#listensSince) * 1000;
+      this.#listensSince = null;
+    }
+  }
+
+  /** @param {Uint8Array} payload @param {number | null} turn @param {boolean} endOfInput */
+  #hear(payload, turn, endOfInput) {
+    if (turn === null) {
+      this.#countedMs += (payload.length / 2 / (this.#client.sound.rate ?? Infinity)) * 1000;
+      if (endOfInput) this.#send({ type: "input_audio_buffer.commit" });
+      return;
+    }
+    if (this.#turn !== turn) {
+      this.#turn = turn;
+      this.#send({ type: "input_audio_buffer.clear" });
+      this.#sendSpeech(true);
+    }
+    if (endOfInput) setTimeout(() => this.#endTurn(turn), SPEECH_TAIL_MS);
+  }
+
+  /** @param {number} turn */
+  #endTurn(turn) {
+    if (this.#turn !== turn) return;
+    this.#turn = null;
+    this.#sendSpeech(this.#detectsTurns);
+    this.#send({ type: "input_audio_buffer.commit" });
+  }
+
+  /* Where Talk's count of the audio has what the server's has at `audioMs`. */
+  /** @param {number} audioMs */
+  #placeOf(audioMs) {
+    const { context } = this.#client.sound;
+    if (this.#listensSince === null || !context) return Math.round(this.#countedMs);
+    const nowMs = this.#listenedMs + (context.currentTime - this.#listensSince) * 1000;
+    return Math.round(this.#countedMs - (nowMs - audioMs));
+  }
+
+  // --- events
+
+  /** @param {Frame} event @returns {boolean} */
+  #send(event) {
+    if (this.#channel?.readyState !== "open") return false;
+    try {
+      this.#channel.send(JSON.stringify(event));
+    } catch {
+      return false; // longer than the server takes
+    }
+    this.onwire?.("sent", event);
+    return true;
+  }
+
+  /** @param {string} id */
+  #ask(id) {
+    this.#send({ type: "response.create", response: { metadata: { asked: id } } });
+  }
+
+  /** @param {Frame} event */
+  #read(event) {
+    this.onwire?.("received", event);
+    const { type, item_id: itemId, response_id: responseId } = event;
+    switch (type) {
+      case "session.created":
+        return this.#begin(event.session.id ?? "");
+      case "input_audio_buffer.speech_started":
+        return this.#emit("frame", { type: "speech_started", audio_ms: this.#placeOf(event.audio_start_ms) });
+      case "input_audio_buffer.speech_stopped":
+        return this.#emit("frame", { type: "speech_stopped", audio_ms: this.#placeOf(event.audio_end_ms) });
+      case "input_audio_buffer.committed":
+        return this.#detectsTurns ? this.#heard(itemId) : this.#ask(itemId);
+      case "conversation.item.added":
+        this.#items.push(event.item.id);
+        return;
+      case "conversation.item.input_audio_transcription.delta":
+        return this.#output(itemId, { modality: "transcript", text: event.delta });
+      case "response.created":
+        return this.#responseBegins(event.response);
+      case "response.output_text.delta":
+      case "response.output_audio_transcript.delta":
+        return this.#output(this.#responses.get(responseId)?.request, { modality: "text", text: event.delta });
+      case "response.output_item.added":
+      case "response.function_call_arguments.delta":
+        return this.#toolCall(event);
+      case "response.done":
+        return this.#responseEnds(event.response);
+      case "output_audio_buffer.started":
+        return this.#speaker.begin(responseId);
+      case "output_audio_buffer.stopped":
+        return this.#speaker.end();
+      case "output_audio_buffer.cleared":
+        return this.#speaker.flush();
+      case "error":
+        return this.#complain(event.error);
+    }
+  }
+
+  /* The server has heard a turn, and answers it; what it does not answer had no words. */
+  /** @param {string} itemId */
+  #heard(itemId) {
+    if (this.#committed !== null) this.#final(this.#committed, "stop");
+    this.#committed = itemId;
+  }
+
+  /** @param {{ id: string, metadata: { asked?: string } | null }} response */
+  #responseBegins({ id, metadata }) {
+    const greets = !metadata?.asked && this.#committed === null;
+    const request = metadata?.asked ?? this.#committed ?? id;
+    if (request === this.#committed) this.#committed = null;
+    this.#responses.set(id, { request, calls: [] });
+    this.#speaker.expect(id, request);
+    this.#emit("frame", { type: "response_started", request_id: request, ...(greets ? { trigger: "greeting" } : {}) });
+  }
+
+  /** @param {Frame} event */
+  #toolCall({ response_id: responseId, item_id: itemId, item, delta = "" }) {
+    const response = this.#responses.get(responseId);
+    if (!response || (item && item.type !== "function_call")) return;
+    if (item) response.calls.push(item.id);
+    const index = response.calls.indexOf(item?.id ?? itemId);
+    this.#output(response.request, { modality: "tool_call", index, id: item?.call_id, name: item?.name, arguments: delta });
+  }
+
+  /** @param {{ id: string, status: string, status_details: { error?: ServerError } | null, usage: Record<string, number> }} response */
+  #responseEnds({ id, status, status_details: details, usage }) {
+    const response = this.#responses.get(id);
+    if (!response) return;
+    this.#responses.delete(id);
+    const { request, calls } = response;
+    if (details?.error) this.#emit("frame", { type: "error", error: { ...details.error, request_id: request } });
+    this.#final(request, calls.length && status === "completed" ? "tool_calls" : FINISH_REASONS[status], usage);
+  }
+
+  /** @param {ServerError} error */
+  #complain(error) {
+    this.#lastError = error;
+    if (error.code === "input_audio_buffer_commit_empty" && !this.#detectsTurns) {
+      const request = `item_said_${this.#said++}`; // which the oldest turn that awaits one takes
+      this.#emit("frame", { type: "error", error: { ...error, code: "empty_input", request_id: request } });
+      return this.#final(request, "error");
+    }
+    if (!HARMLESS.includes(error.code)) this.#emit("frame", { type: "error", error });
+  }
+
+  /** @param {string | undefined} request @param {object} content */
+  #output(request, content) {
+    if (request !== undefined) this.#emit("frame", { type: "output_chunk", request_id: request, ...content });
+  }
+
+  /** @param {string} request @param {string} reason @param {Record<string, number>} [usage] */
+  #final(request, reason, usage) {
+    this.#output(request, { final: true, finish_reason: reason, usage });
+  }
+
+  /** @param {Session["state"]} state @param {Omit<SessionEvents["state"], "state">} [more] */
+  #tell(state, more = {}) {
+    this.state = state;
+    this.#emit("state", { state, ...more });
+  }
+
+  /** @template {keyof SessionEvents} Name @param {Name} name @param {SessionEvents[Name]} detail */
+  #emit(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}
+
+/* The session object of the Realtime API for a session_config. */
+/** @param {any} configuration */
+function sessionObject({ instructions = null, modalities, tools, turn_detection: detection, voice = null }) {
+  /** @param {{ function: object }} tool */
+  const described = ({ function: fields }) => ({ type: "function", ...fields });
+  return {
+    type: "realtime",
+    instructions,
+    output_modalities: modalities?.includes("audio") === false ? ["text"] : ["audio"],
+    tools: (tools ?? []).map(described),
+    audio: {
+      input: { transcription: { model: "default" }, turn_detection: detection && { ...detection, interrupt_resume: undefined } },
+      output: { voice },
+    },
+  };
+}
