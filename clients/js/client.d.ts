@@ -95,7 +95,12 @@ export interface VoiceClientOptions extends SessionOptions {
   tools?: Record<string, Tool>;
   mode?: "open" | "hold";
   /* Makes the session and the speaker in place of a WebSocket's: `omni-ws/call` does. */
-  connect?: (client: VoiceClient) => { session: Session; speaker: Speaker };
+  connect?: (client: VoiceClient) => VoiceClientParts;
+}
+
+export interface VoiceClientParts {
+  session: Session;
+  speaker: Speaker;
 }
 
 export type ClientState =

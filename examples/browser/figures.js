@@ -13,6 +13,7 @@ export class Figures {
     const { model, parts, advice, session_id: sessionId } = created;
     Object.assign(this.told, { model, parts, session_id: sessionId, connection: way });
     show("figure-connection", way);
+    show("way", way === "WebRTC" ? way : "network");
     show("figure-model", model);
     show("figure-session", sessionId);
     for (const [verb, name] of Object.entries(workers(created))) show(`figure-${verb}`, name ?? "–");

@@ -6,7 +6,6 @@ descriptions appear in ``--help`` and in docs/configuration.md.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from enum import StrEnum
 from ipaddress import ip_network
@@ -260,11 +259,6 @@ class WebrtcConfig(Section):
         description="Public address of this server behind a NAT that forwards UDP ports unchanged; callers are told it "
         "in place of the machine's own addresses.",
     )
-
-    @property
-    def is_served(self) -> bool:
-        """Whether calls are answered: they are switched on, and the extra is installed."""
-        return self.enabled and importlib.util.find_spec("aiortc") is not None
 
     @field_validator("ice_servers")
     @classmethod

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chromium import DemoPage, chromium_path, demo_page, recording
 from support.live_server import LiveServer, live_server
+from support.part_engines import ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
+from support.tone_engine import ReadingEngine
 
+from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
@@ -28,20 +35,149 @@ async def server() -> AsyncIterator[LiveServer]:
         yield running
 
 
+def url(server: LiveServer) -> str:
+    return f"http://127.0.0.1:{server.port}/"
+
+
+@asynccontextmanager
+async def calling_page(
+    server: LiveServer, settings: Mapping[str, Any] = CALL, **options: Any
+) -> AsyncIterator[DemoPage]:
+    """The page with a call that is open. In the end the person goes to another page, which ends the call."""
+    async with demo_page(settings=settings, **options) as demo:
+        await demo.open(url(server))
+        assert await connected_by(demo) == "WebRTC"
+        yield demo
+        await demo.page.goto(url(server) + "health")
+
+
 async def connected_by(demo: DemoPage) -> str:
     return await demo.page.locator("#figure-connection").text_content() or ""
 
 
-async def test_a_spoken_turn_and_one_that_interrupts(server: LiveServer, tmp_path: Path) -> None:
-    pieces = (silence(1), clip_bytes("goforward"), silence(30))
-    async with demo_page(microphone=recording(tmp_path / "said.wav", *pieces), settings=CALL) as demo:
-        await demo.open(f"http://127.0.0.1:{server.port}/")
-        assert await connected_by(demo) == "WebRTC"
+async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
+    microphone = recording(tmp_path / "said.wav", silence(1), clip_bytes("goforward"), silence(30))
+    async with calling_page(server, microphone=microphone) as demo:
         await demo.page.locator("#talk").click()
         await demo.heard(FORWARD, turn=0)
         await demo.answered(TO_FORWARD, turn=0)
+        await demo.in_state("speaking")
         await demo.in_state("listening")
         note = await demo.page.locator(".turn .note").first.inner_text()
-        assert "first sound after" in note
-        print("NOTE", note, (played:=await demo.played()).seconds, played.level)
-        await demo.page.goto("about:blank")
+        played = await demo.played()
+        await demo.page.locator("#talk").click()
+        await demo.in_state("ready")
+        assert await demo.page.locator(".turn").count() == 1
+    assert re.search(r"first sound after \S", note), note
+    assert played.seconds > 1.5
+    assert played.level > 0.01
+
+
+async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -> None:
+    microphone = recording(tmp_path / "late.wav", silence(2.5), clip_bytes("goforward"), silence(30))
+    async with calling_page(server, microphone=microphone) as demo:
+        await demo.write("Count to twenty.")
+        await demo.in_state("speaking")
+        await demo.page.locator("#talk").click()
+        await demo.answered(turn=0, state="stopped")
+        await demo.heard(FORWARD, turn=1)
+        await demo.answered(TO_FORWARD, turn=1)
+        await demo.in_state("listening")
+        assert "stopped after" in await demo.page.locator(".turn .note").first.inner_text()
+
+
+async def test_a_button_that_is_held(server: LiveServer, tmp_path: Path) -> None:
+    microphone = recording(tmp_path / "said.wav", silence(0.5), clip_bytes("goforward"), silence(30))
+    async with calling_page(server, CALL | {"mode": "hold"}, microphone=microphone) as demo:
+        await demo.page.keyboard.down("Space")
+        await demo.in_state("hearing")
+        await demo.until("() => tapped.context.currentTime > 4")  # what is said takes 3 s
+        await demo.page.keyboard.up("Space")
+        await demo.heard(FORWARD)
+        assert await demo.answered() == TO_FORWARD
+        await demo.in_state("ready")
+        await demo.page.keyboard.press("Space")  # a tap, and another one: nothing was said
+        await demo.in_state("hearing")
+        await demo.page.keyboard.press("Space")
+        await demo.page.locator(".turn").nth(1).locator(".server:not([data-state=thinking])").wait_for()
+
+
+async def test_what_was_written_is_stopped_and_changed(server: LiveServer) -> None:
+    async with calling_page(server) as demo:
+        await demo.write("Count to twenty.")
+        await demo.in_state("speaking")
+        await demo.page.keyboard.press("Escape")
+        await demo.answered(state="stopped")
+        await server.until(lambda: server.engine.active_requests == 0, "the engine to stop")
+        await demo.write("What is three plus four?")
+        assert await demo.answered() == "That makes 7."
+        await demo.page.get_by_role("button", name="Change the question").first.click()
+        await demo.page.locator("#text").fill("What is three plus five?")
+        await demo.page.locator("#text").press("Enter")
+        await demo.page.locator(".turn", has_text="What is three plus five?").wait_for()
+        assert await demo.answered() == "That makes 8."
+        assert await demo.page.locator(".turn").count() == 1
+        assert await demo.page.locator(".message").count() == 0
+        await demo.page.locator("#new").click()
+        await demo.page.locator("#welcome").wait_for()
+        await demo.in_state("ready")
+        assert await demo.page.locator(".message").count() == 0
+
+
+async def test_a_model_uses_the_tool_of_the_page() -> None:
+    chromium_path()
+    llm = ToolCallingEngine()
+    engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler="One moment.")
+    async with live_server(engine, still_answers=False) as server, calling_page(server) as demo:
+        await demo.write("What time is it?")
+        assert re.fullmatch(r"It is .+ at .+ \(.+\)\.", await demo.answered(turn=1))
+        assert "used local_time" in await demo.page.locator(".turn").nth(0).locator(".note").inner_text()
+
+
+async def test_a_call_that_ends_is_made_again(server: LiveServer) -> None:
+    async with demo_page(settings=CALL) as demo:
+        async with demo.page.expect_response("**/v1/realtime/calls") as answered:
+            await demo.open(url(server))
+        call = (await answered.value).headers["location"]
+        await demo.write("What is three plus four?")
+        assert await demo.answered() == "That makes 7."
+        assert (await demo.page.request.post(f"{url(server)}{call}/hangup")).ok
+        await demo.message("A new session began")
+        await demo.in_state("ready")
+        await demo.write("What is three plus five?")
+        assert await demo.answered() == "That makes 8."
+        await demo.page.goto(url(server) + "health")
+
+
+async def test_a_server_that_wants_a_key() -> None:
+    chromium_path()
+    keys = (ApiKey(name="one", key_sha256=digest("secret")),)
+    async with live_server(keys=keys) as server, demo_page(settings=CALL) as demo:
+        await demo.open(url(server) + "#key=secret")
+        assert await connected_by(demo) == "WebRTC"
+        await demo.write("Hello")
+        assert await demo.answered() == "Hello"
+        await demo.page.goto(url(server) + "health")
+
+
+async def test_the_way_is_chosen_in_the_settings(server: LiveServer) -> None:
+    async with demo_page() as demo:
+        await demo.open(url(server))
+        assert await connected_by(demo) == "WebSocket"
+        await demo.page.locator("#open-settings").click()
+        await demo.page.locator("select[name=connection]").select_option("webrtc")
+        await demo.page.locator("#figure-connection", has_text="WebRTC").wait_for(state="attached")
+        await demo.in_state("ready")
+        await demo.page.goto(url(server) + "health")
+
+
+async def test_a_server_that_takes_no_calls() -> None:
+    chromium_path()
+    async with live_server(webrtc={"enabled": False}) as server, demo_page() as demo:
+        await demo.page.goto(url(server))
+        await demo.page.evaluate("localStorage.setItem('omni_ws.settings', JSON.stringify({ connection: 'webrtc' }))")
+        await demo.page.reload()
+        await demo.in_state("ready")
+        assert await connected_by(demo) == "WebSocket"
+        await demo.page.locator("#open-settings").click()
+        assert not await demo.page.locator("select[name=connection]").is_visible()

@@ -59,7 +59,7 @@ async def test_npm_packs_it_and_what_was_packed_works(tmp_path: Path) -> None:
         pytest.skip("npm is not installed")
     packed = json.loads(await run(npm, "pack", "--json", "--offline", str(PACKAGE), cwd=tmp_path))[0]
     files = {file["path"] for file in packed["files"]}
-    assert files == {"package.json", "README.md", "client.js", "client.d.ts"} | {
+    assert files == {"package.json", "README.md", "client.js", "client.d.ts", "call.d.ts"} | {
         f"client/{file.name}" for file in (PACKAGE / "client").iterdir()
     }
     quiet = ("--offline", "--no-audit", "--no-fund", "--ignore-scripts")

@@ -5,6 +5,7 @@
 /** @import { Frame, InputChunk, ServerError, SessionConfig, SessionEvents, Telling } from "../client.js" */
 /** @import * as Declared from "../client.js" */
 
+import { CallEvents } from "./call-events.js";
 import { CallSpeaker } from "./call-speaker.js";
 import { Session } from "./session.js";
 import { VoiceClient } from "./voice-client.js";
@@ -17,12 +18,7 @@ const SETUP_MS = 15_000;
 const AWAY_MS = 5000;
 /* What was said is still on its way when the button is let go; the server waits for late packets up to 250 ms. */
 const SPEECH_TAIL_MS = 300;
-/* Errors that tell what nobody minds: there was nothing to stop, or to end. */
-const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty"];
 const UNREACHABLE = "No packets get through by WebRTC. Choose the WebSocket in the settings.";
-
-/** @type {Record<string, string>} */
-const FINISH_REASONS = { completed: "stop", cancelled: "cancelled", incomplete: "length", failed: "error" };
 
 /* A VoiceClient whose session is a call. */
 export class VoiceCall extends VoiceClient {
@@ -69,18 +65,11 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   #configuration = {};
   /** @type {ServerError | null} */
   #lastError = null;
+  #events;
   #said = 0;
   /* The turn of the button that is being said. */
   /** @type {number | null} */
   #turn = null;
-  /* What was said into the open microphone, until it is answered. */
-  /** @type {string | null} */
-  #committed = null;
-  /* By the ids of responses that go on. */
-  /** @type {Map<string, { request: string, calls: string[] }>} */
-  #responses = new Map();
-  /** @type {string[]} */
-  #items = [];
   /* Audio that Talk has counted, and that the server has: up to now, and since when on the clock of the AudioContext. */
   #countedMs = 0;
   #listenedMs = 0;
@@ -99,6 +88,12 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     this.#speaker = speaker;
     this.#key = key;
     this.#url = new URL("v1/realtime/calls", url);
+    this.#events = new CallEvents(speaker, {
+      tell: (frame) => this.#emit("frame", frame),
+      ask: (id) => this.#ask(id),
+      placeOf: (audioMs) => this.#placeOf(audioMs),
+      detectsTurns: () => this.#detectsTurns,
+    });
     this.#finder = new Session(url, key, options);
     this.modelsUrl = this.#finder.modelsUrl;
     this.#finder.addEventListener("state", ({ detail: { state, ...more } }) => {
@@ -190,16 +185,16 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 
   /** @param {string} [requestId] */
   cancel(requestId) {
-    const id = [...this.#responses].find(([, { request }]) => request === requestId)?.[0];
+    const id = requestId && this.#events.responseTo(requestId);
     if (id) this.#send({ type: "response.cancel", response_id: id });
     else if (requestId === undefined) this.#send({ type: "output_audio_buffer.clear" });
   }
 
   /** @param {string} requestId */
   truncate(requestId) {
-    const place = this.#items.indexOf(requestId);
-    if (!this.ready || place < 0) return false;
-    for (const id of this.#items.splice(place)) this.#send({ type: "conversation.item.delete", item_id: id });
+    const items = this.#events.takeItems(requestId);
+    if (!this.ready || items.length === 0) return false;
+    for (const id of items) this.#send({ type: "conversation.item.delete", item_id: id });
     queueMicrotask(() => this.#emit("frame", { type: "history_truncated", request_id: requestId }));
     return true;
   }
@@ -278,9 +273,8 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     clearTimeout(this.#timer);
     clearInterval(this.#statistics);
     const [peer, channel] = [this.#peer, this.#channel];
-    this.#peer = this.#channel = this.#turn = this.#committed = this.#listensSince = null;
-    this.#responses.clear();
-    this.#items = [];
+    this.#peer = this.#channel = this.#turn = this.#listensSince = null;
+    this.#events.clear();
     this.#speaker.flush();
     if (channel) channel.onclose = channel.onmessage = null;
     if (peer) peer.onconnectionstatechange = null;
@@ -378,97 +372,9 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   /** @param {Frame} event */
   #read(event) {
     this.onwire?.("received", event);
-    const { type, item_id: itemId, response_id: responseId } = event;
-    switch (type) {
-      case "session.created":
-        return this.#begin(event.session.id ?? "");
-      case "input_audio_buffer.speech_started":
-        return this.#emit("frame", { type: "speech_started", audio_ms: this.#placeOf(event.audio_start_ms) });
-      case "input_audio_buffer.speech_stopped":
-        return this.#emit("frame", { type: "speech_stopped", audio_ms: this.#placeOf(event.audio_end_ms) });
-      case "input_audio_buffer.committed":
-        return this.#detectsTurns ? this.#heard(itemId) : this.#ask(itemId);
-      case "conversation.item.added":
-        this.#items.push(event.item.id);
-        return;
-      case "conversation.item.input_audio_transcription.delta":
-        return this.#output(itemId, { modality: "transcript", text: event.delta });
-      case "response.created":
-        return this.#responseBegins(event.response);
-      case "response.output_text.delta":
-      case "response.output_audio_transcript.delta":
-        return this.#output(this.#responses.get(responseId)?.request, { modality: "text", text: event.delta });
-      case "response.output_item.added":
-      case "response.function_call_arguments.delta":
-        return this.#toolCall(event);
-      case "response.done":
-        return this.#responseEnds(event.response);
-      case "output_audio_buffer.started":
-        return this.#speaker.begin(responseId);
-      case "output_audio_buffer.stopped":
-        return this.#speaker.end();
-      case "output_audio_buffer.cleared":
-        return this.#speaker.flush();
-      case "error":
-        return this.#complain(event.error);
-    }
-  }
-
-  /* The server has heard a turn, and answers it; what it does not answer had no words. */
-  /** @param {string} itemId */
-  #heard(itemId) {
-    if (this.#committed !== null) this.#final(this.#committed, "stop");
-    this.#committed = itemId;
-  }
-
-  /** @param {{ id: string, metadata: { asked?: string } | null }} response */
-  #responseBegins({ id, metadata }) {
-    const greets = !metadata?.asked && this.#committed === null;
-    const request = metadata?.asked ?? this.#committed ?? id;
-    if (request === this.#committed) this.#committed = null;
-    this.#responses.set(id, { request, calls: [] });
-    this.#speaker.expect(id, request);
-    this.#emit("frame", { type: "response_started", request_id: request, ...(greets ? { trigger: "greeting" } : {}) });
-  }
-
-  /** @param {Frame} event */
-  #toolCall({ response_id: responseId, item_id: itemId, item, delta = "" }) {
-    const response = this.#responses.get(responseId);
-    if (!response || (item && item.type !== "function_call")) return;
-    if (item) response.calls.push(item.id);
-    const index = response.calls.indexOf(item?.id ?? itemId);
-    this.#output(response.request, { modality: "tool_call", index, id: item?.call_id, name: item?.name, arguments: delta });
-  }
-
-  /** @param {{ id: string, status: string, status_details: { error?: ServerError } | null, usage: Record<string, number> }} response */
-  #responseEnds({ id, status, status_details: details, usage }) {
-    const response = this.#responses.get(id);
-    if (!response) return;
-    this.#responses.delete(id);
-    const { request, calls } = response;
-    if (details?.error) this.#emit("frame", { type: "error", error: { ...details.error, request_id: request } });
-    this.#final(request, calls.length && status === "completed" ? "tool_calls" : FINISH_REASONS[status], usage);
-  }
-
-  /** @param {ServerError} error */
-  #complain(error) {
-    this.#lastError = error;
-    if (error.code === "input_audio_buffer_commit_empty" && !this.#detectsTurns) {
-      const request = `item_said_${this.#said++}`; // which the oldest turn that awaits one takes
-      this.#emit("frame", { type: "error", error: { ...error, code: "empty_input", request_id: request } });
-      return this.#final(request, "error");
-    }
-    if (!HARMLESS.includes(error.code)) this.#emit("frame", { type: "error", error });
-  }
-
-  /** @param {string | undefined} request @param {object} content */
-  #output(request, content) {
-    if (request !== undefined) this.#emit("frame", { type: "output_chunk", request_id: request, ...content });
-  }
-
-  /** @param {string} request @param {string} reason @param {Record<string, number>} [usage] */
-  #final(request, reason, usage) {
-    this.#output(request, { final: true, finish_reason: reason, usage });
+    if (event.type === "session.created") return this.#begin(event.session.id ?? "");
+    if (event.type === "error") this.#lastError = event.error;
+    this.#events.read(event);
   }
 
   /** @param {Session["state"]} state @param {Omit<SessionEvents["state"], "state">} [more] */

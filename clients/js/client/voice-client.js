@@ -12,8 +12,7 @@
    error    { error }         what the server says of no turn in particular */
 
 /** @import { Capabilities, ClientState, Frame, Modality, SessionConfig, Telling, Tool, ToolCall, Turn } from "../client.js" */
-/** @import * as Declared from "../client.js" */
-/** @import { VoiceClientEvents, VoiceClientOptions } from "../client.js" */
+/** @import { VoiceClientEvents, VoiceClientOptions, VoiceClientParts } from "../client.js" */
 /** @import { KeptTurn } from "./conversation.js" */
 
 import { Conversation, isOwed } from "./conversation.js";
@@ -30,9 +29,9 @@ const MAY_LISTEN = typeof AudioContext !== "undefined";
 const MAX_TOOL_TURNS = 5;
 
 export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (EventTarget) {
-  /** @type {Declared.Session} */
+  /** @type {VoiceClientParts["session"]} */
   session;
-  /** @type {Declared.Speaker} */
+  /** @type {VoiceClientParts["speaker"]} */
   speaker;
   /** @type {Capabilities | null} */
   capabilities = null;
@@ -66,9 +65,9 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.conversation = new Conversation();
     this.sound = new Sound();
     this.microphone = new Microphone();
-    const { session, speaker } = connect?.(this) ?? { session: new Session(url, key, options), speaker: new Speaker(this.sound) };
-    this.session = session;
-    this.speaker = speaker;
+    const { session, speaker } = connect?.(this) ?? {};
+    this.session = session ?? new Session(url, key, options);
+    this.speaker = speaker ?? new Speaker(this.sound);
     this.talk = new Talk(this);
     this.#listenToSession();
     this.#listenToSpeaker();

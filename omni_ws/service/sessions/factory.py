@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -268,6 +269,11 @@ class SessionFactory:
     def worker(self) -> str | None:
         """The name of this worker, by which ids lead the others to it; None where there are no others."""
         return None if self.group is None else self.group.name
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls over WebRTC are answered: they are switched on, and the extra is installed."""
+        return self.config.webrtc.enabled and importlib.util.find_spec("aiortc") is not None
 
     def _rules(
         self, output_formats: frozenset[AudioEncoding], *, any_model: bool, single_request: bool

@@ -98,7 +98,7 @@ class WebrtcCalls(LiveFrontEnd):
     def _check_served(self) -> None:
         if not self._config.enabled:
             raise WebrtcOff("WebRTC is switched off here (webrtc.enabled); use the WebSocket /v1/realtime")
-        if not self._config.is_served:
+        if not self._sessions.takes_calls:
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
 
     async def _answer(

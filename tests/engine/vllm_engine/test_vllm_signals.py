@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 from support.commands import start_vllm_command
@@ -103,6 +102,8 @@ def folder_of_sockets(process: int) -> Path:
 
 def cpu_seconds(process: int) -> float:
     """The CPU time of a process and those below it, so far."""
+    import psutil
+
     whole = [psutil.Process(process), *psutil.Process(process).children(recursive=True)]
     return sum(sum(one.cpu_times()[:4]) for one in whole)
 

@@ -1,0 +1,144 @@
+/* The events of a call as frames of the native protocol. A request is named by the item that asks it. */
+
+/** @import { Frame, ServerError } from "../client.js" */
+/** @import { CallSpeaker } from "./call-speaker.js" */
+
+/** What a call does with them: `tell` is given the frames, `ask` asks for a response to an item, and `placeOf` says where
+ the page has what the server has at this millisecond of the audio.
+ @typedef {{ tell(frame: Frame): void, ask(id: string): void, placeOf(audioMs: number): number, detectsTurns(): boolean }} Call */
+
+/* Errors that nobody minds: there was nothing to stop, or to end. */
+const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty"];
+/** @type {Record<string, string>} */
+const FINISH_REASONS = { completed: "stop", cancelled: "cancelled", incomplete: "length", failed: "error" };
+
+export class CallEvents {
+  #speaker;
+  #call;
+  /* By the ids of responses that go on: the request, and the items of its tool calls. */
+  /** @type {Map<string, { request: string, calls: string[] }>} */
+  #responses = new Map();
+  /* What was said into the open microphone, until it is answered. */
+  /** @type {string | null} */
+  #heard = null;
+  /* The conversation as the server has it. */
+  /** @type {string[]} */
+  #items = [];
+  #empty = 0;
+
+  /** @param {CallSpeaker} speaker @param {Call} call */
+  constructor(speaker, call) {
+    this.#speaker = speaker;
+    this.#call = call;
+  }
+
+  clear() {
+    this.#responses.clear();
+    this.#heard = null;
+    this.#items = [];
+  }
+
+  /* The response that goes on for a request. */
+  /** @param {string} requestId */
+  responseTo(requestId) {
+    return [...this.#responses].find(([, { request }]) => request === requestId)?.[0];
+  }
+
+  /* The items from a request on, which are to be forgotten. */
+  /** @param {string} requestId */
+  takeItems(requestId) {
+    const place = this.#items.indexOf(requestId);
+    return place < 0 ? [] : this.#items.splice(place);
+  }
+
+  /** @param {Frame} event */
+  read(event) {
+    const { type, item_id: itemId, response_id: responseId, delta } = event;
+    const { tell, ask, placeOf, detectsTurns } = this.#call;
+    switch (type) {
+      case "input_audio_buffer.speech_started":
+        return tell({ type: "speech_started", audio_ms: placeOf(event.audio_start_ms) });
+      case "input_audio_buffer.speech_stopped":
+        return tell({ type: "speech_stopped", audio_ms: placeOf(event.audio_end_ms) });
+      case "input_audio_buffer.committed":
+        return detectsTurns() ? this.#committed(itemId) : ask(itemId);
+      case "conversation.item.added":
+        return void this.#items.push(event.item.id);
+      case "conversation.item.input_audio_transcription.delta":
+        return this.#output(itemId, { modality: "transcript", text: delta });
+      case "response.created":
+        return this.#begins(event.response);
+      case "response.output_text.delta":
+      case "response.output_audio_transcript.delta":
+        return this.#output(this.#responses.get(responseId)?.request, { modality: "text", text: delta });
+      case "response.output_item.added":
+      case "response.function_call_arguments.delta":
+        return this.#toolCall(event);
+      case "response.done":
+        return this.#ends(event.response);
+      case "output_audio_buffer.started":
+        return this.#speaker.begin(responseId);
+      case "output_audio_buffer.stopped":
+        return this.#speaker.end();
+      case "output_audio_buffer.cleared":
+        return this.#speaker.flush();
+      case "error":
+        return this.#complain(event.error);
+    }
+  }
+
+  /* A turn was heard. One that was not answered before the next had no words. */
+  /** @param {string} itemId */
+  #committed(itemId) {
+    if (this.#heard !== null) this.#final(this.#heard, "stop");
+    this.#heard = itemId;
+  }
+
+  /** @param {{ id: string, metadata: { asked?: string } | null }} response */
+  #begins({ id, metadata }) {
+    const request = metadata?.asked ?? this.#heard ?? id;
+    if (request === this.#heard) this.#heard = null;
+    this.#responses.set(id, { request, calls: [] });
+    this.#speaker.expect(id, request);
+    this.#call.tell({ type: "response_started", request_id: request, trigger: request === id ? "greeting" : "asked" });
+  }
+
+  /** @param {Frame} event */
+  #toolCall({ response_id: responseId, item_id: itemId, item, delta = "" }) {
+    const response = this.#responses.get(responseId);
+    if (!response || (item && item.type !== "function_call")) return;
+    if (item) response.calls.push(item.id);
+    const index = response.calls.indexOf(item?.id ?? itemId);
+    this.#output(response.request, { modality: "tool_call", index, id: item?.call_id, name: item?.name, arguments: delta });
+  }
+
+  /** @param {{ id: string, status: string, status_details: { error?: ServerError } | null, usage: Record<string, number> }} response */
+  #ends({ id, status, status_details: details, usage }) {
+    const response = this.#responses.get(id);
+    if (!response) return;
+    this.#responses.delete(id);
+    const { request, calls } = response;
+    if (details?.error) this.#call.tell({ type: "error", error: { ...details.error, request_id: request } });
+    this.#final(request, calls.length && status === "completed" ? "tool_calls" : FINISH_REASONS[status], usage);
+  }
+
+  /** @param {ServerError} error */
+  #complain(error) {
+    if (error.code === "input_audio_buffer_commit_empty" && !this.#call.detectsTurns()) {
+      const request = `empty_${this.#empty++}`; // the oldest turn that awaits one takes it
+      this.#call.tell({ type: "error", error: { ...error, code: "empty_input", request_id: request } });
+      return this.#final(request, "error");
+    }
+    if (!HARMLESS.includes(error.code)) this.#call.tell({ type: "error", error });
+  }
+
+  /** @param {string | undefined} request @param {object} content */
+  #output(request, content) {
+    if (request !== undefined) this.#call.tell({ type: "output_chunk", request_id: request, ...content });
+  }
+
+  /** @param {string} request @param {string} reason @param {Record<string, number>} [usage] */
+  #final(request, reason, usage) {
+    this.#output(request, { final: true, finish_reason: reason, usage });
+  }
+}
