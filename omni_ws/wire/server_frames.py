@@ -42,7 +42,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     turn_detection_types: list[str] = msgspec.field(default_factory=list)
     resume: bool
     transcripts: bool
-    webrtc: bool = False
+    webrtc: bool | UnsetType = UNSET
 
 
 class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -262,7 +262,7 @@ class StreamingInput(LiveFrontEnd):
                 turn_detection_types=list(turn_detection_types),
                 resume=session.resumable,
                 transcripts=capabilities.transcripts,
-                webrtc=self._sessions.takes_calls,
+                webrtc=self._sessions.takes_calls or UNSET,
             ),
             limits=SessionLimits(
                 max_chunk_bytes=streaming.max_chunk_bytes,
