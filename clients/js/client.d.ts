@@ -154,6 +154,8 @@ export class VoiceClient {
   readonly capabilities: Capabilities | null;
   readonly heardTurn: Turn | null;
   wantedMode: "open" | "hold";
+  /* `configure` tells the server of others. */
+  tools: Record<string, Tool>;
   open(): void;
   close(): void;
   listen(): Promise<void>;

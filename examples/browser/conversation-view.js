@@ -20,7 +20,7 @@ export class ConversationView {
   /* Whether the server says which words were said to it. */
   transcripts = true;
 
-  /* `actions` are copy(text), retry(turn) and edit(turn). */
+  /* `actions` are copy(text), retry(turn), edit(turn) and replay(turn). */
   constructor(log, welcome, actions) {
     this.#log = log;
     this.#actions = actions;
@@ -71,7 +71,7 @@ export class ConversationView {
     this.#placed = log.scrollTop;
   }
 
-  #showUser({ you, settled, interim, images, tools }, { kind, user, answer }) {
+  #showUser({ you, settled, interim, images, tools, replay }, { kind, user, answer, sound }) {
     you.hidden = kind === "greeting" || kind === "tool";
     setText(settled, user.text);
     const rest = user.interim ? (user.text ? " " : "") + user.interim : "";
@@ -79,6 +79,7 @@ export class ConversationView {
     setText(interim, rest || (wordless ? withoutWords(user, answer, this.transcripts) : ""));
     you.classList.toggle("open", !user.done);
     tools.hidden = !user.done || !user.text;
+    replay.hidden = sound.user.length === 0;
     if (images.childElementCount !== user.images.length) images.replaceChildren(...user.images.map(makeImage));
   }
 
@@ -153,7 +154,7 @@ function iconButton(symbol, label, action) {
   return button;
 }
 
-function makeTurn(shown, { copy: copyText, retry, edit }) {
+function makeTurn(shown, { copy: copyText, retry, edit, replay: play }) {
   const turn = make("article", "turn");
   const you = make("div", "said you");
   const server = make("div", "said server");
@@ -163,7 +164,9 @@ function makeTurn(shown, { copy: copyText, retry, edit }) {
   const words = make("div", "words");
   const calls = make("div", "calls");
   const tools = make("div", "tools");
+  const replay = iconButton("play", "Hear what was said", () => play(shown));
   tools.append(
+    replay,
     iconButton("retry", "Ask again", () => retry(shown)),
     iconButton("edit", "Change the question", () => edit(shown)),
   );
@@ -179,7 +182,7 @@ function makeTurn(shown, { copy: copyText, retry, edit }) {
   dots.append(make("i"), make("i"), make("i"));
   server.append(hiddenLabel("Server: "), words, dots, calls, foot);
   turn.append(you, tools, server);
-  return { turn, you, server, settled, interim, images, words, calls, note, tools, copy };
+  return { turn, you, server, settled, interim, images, words, calls, note, tools, replay, copy };
 }
 
 function makeImage(url) {

@@ -6,14 +6,16 @@ import { bindKeyboard, bindTalkButton } from "./controls.js";
 import { ConversationView } from "./conversation-view.js";
 import { Developer } from "./developer.js";
 import { Figures } from "./figures.js";
+import { InputMeter } from "./input-meter.js";
 import { Orb } from "./orb.js";
 import { announce, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
+import { Replay } from "./replay.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
 import { showTheme } from "./theme.js";
-import { TOOLS } from "./tools.js";
+import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
 
 const NEXT_DOWNLOAD_MS = 500;
@@ -30,12 +32,13 @@ const client = new Client({
   key: currentKey,
   mode: settings.mode,
   config: (capabilities) => sessionConfig(settings, capabilities),
-  tools: TOOLS,
+  tools: chosenTools(settings),
 });
 const { session, conversation, sound, microphone, speaker, talk } = client;
 const view = new ConversationView(element("log"), element("welcome"), {
   copy: (text) => copy(text, "The answer was copied."),
   retry: (turn) => askAgain(turn, turn.user.text),
+  replay: (turn) => replay.play(turn),
   edit: (turn) => {
     edited = turn;
     element("text").value = turn.user.text;
@@ -51,7 +54,9 @@ let interruptedAt = -Infinity; // performance.now() of when an answer was cut sh
 let edited = null; // the turn whose question is being changed
 const orb = new Orb(element("orb"));
 const figures = new Figures();
-const drawer = new SettingsDrawer(settings, { changed: applySettings });
+const meter = new InputMeter(element("input-level"), element("settings"), client);
+const replay = new Replay(client, { quiet: keepQuiet });
+const drawer = new SettingsDrawer(settings, { changed: applySettings, opened: () => meter.listen() });
 const preview = new VoicePreview(element("preview"), new URL("v1/audio/speech", document.baseURI), {
   choice: () => {
     const { voices = [], voice_languages: languages = {} } = client.capabilities ?? {};
@@ -90,7 +95,7 @@ session.addEventListener("state", ({ detail }) => {
   } else if (detail.state === "waiting") {
     const lost = detail.again ? "The connection was lost." : "The server does not answer.";
     const said = detail.notice?.error ? plainWords.ofServer(detail.notice.error) : lost;
-    const text = `${session.starting ? STARTING : said} Trying again; what you say until then is kept.`;
+    const text = `${session.starting ? STARTING : said} Trying again${calls ? "." : "; what you say until then is kept."}`;
     messages.show("connection", text, { kind: "busy", label: "Try now", action: () => session.hurry() });
   } else if (detail.state === "refused") {
     keyIsNeeded(detail.reason);
@@ -146,7 +151,7 @@ async function servedModels() {
 function keyIsNeeded(reason) {
   const wrong = reason === "unsendable" ? "A browser cannot send a key with these characters." : "This key is not known here.";
   element("key-problem").textContent = currentKey() ? wrong : "";
-  const text = "This server asks for a key. What you write until then is kept.";
+  const text = `This server asks for a key.${calls ? "" : " What you write until then is kept."}`;
   messages.show("key", text, { kind: "plain", label: "Enter the key", action: askForKey });
   askForKey();
 }
@@ -313,6 +318,7 @@ function applySettings(names) {
     });
   }
   client.wantedMode = settings.mode;
+  client.tools = chosenTools(settings);
   client.configure();
 }
 

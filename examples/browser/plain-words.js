@@ -26,6 +26,7 @@ const SERVER = {
   payload_too_large: "That was too much at once.",
   model_not_found: "The server does not have this model.",
   slow_consumer: "The network was too slow for what the server had to say.",
+  unreachable: "No packets get through by WebRTC. Choose the WebSocket in the settings.",
   unsupported_modality: "The server cannot take this kind of input.",
   unsupported_format: "The server cannot read this format.",
 };

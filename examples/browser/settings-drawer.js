@@ -4,18 +4,20 @@
 import { element } from "./page.js";
 import { duration, voiceName } from "./plain-words.js";
 import { judgesTurns } from "./settings.js";
+import { settingOf, TOOLS } from "./tools.js";
 
 export class SettingsDrawer {
   #form = element("settings-form");
   #capabilities = null;
 
-  /* `changed(names)` is told which settings have another value now. */
-  constructor(settings, { changed }) {
+  /* `changed(names)` is told which settings have another value now, and `opened()` that the drawer is open. */
+  constructor(settings, { changed, opened }) {
     this.settings = settings;
     const dialog = element("settings");
     element("open-settings").onclick = () => {
       this.listDevices();
       dialog.showModal();
+      opened();
     };
     element("close-settings").onclick = () => dialog.close();
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
@@ -27,6 +29,7 @@ export class SettingsDrawer {
       changed([target.name]);
     });
     navigator.mediaDevices?.addEventListener("devicechange", () => this.listDevices());
+    element("tools").append(...Object.entries(TOOLS).map(([name, { label }]) => makeSwitch(settingOf(name), label)));
     this.#fill();
   }
 
@@ -48,6 +51,7 @@ export class SettingsDrawer {
     this.#row("speaker", speakerChoice);
     this.#row("connection", capabilities.webrtc ?? false);
     this.#row("startPolicy", !calls);
+    element("tools").hidden = !capabilities.tools;
     this.#fill();
     this.#showTurns();
   }
@@ -105,4 +109,11 @@ export class SettingsDrawer {
 function valueOf(field) {
   if (field.type === "checkbox") return field.checked;
   return field.type === "range" ? Number(field.value) : field.value;
+}
+
+function makeSwitch(name, label) {
+  const row = document.createElement("label");
+  row.className = "check";
+  row.append(Object.assign(document.createElement("input"), { type: "checkbox", name }), label);
+  return row;
 }

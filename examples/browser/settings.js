@@ -1,5 +1,7 @@
 /* What the person chose, remembered in this browser, and what of it goes to the server. */
 
+import { settingOf, TOOLS } from "./tools.js";
+
 const STORE = "omni_ws.settings";
 const KEY_STORE = "omni_ws.key";
 
@@ -21,6 +23,7 @@ export const DEFAULTS = {
   sensitivity: 50, // percent
   turns: "auto",
   silenceMs: 500,
+  ...Object.fromEntries(Object.keys(TOOLS).map((name) => [settingOf(name), true])),
 };
 
 export function loadSettings() {

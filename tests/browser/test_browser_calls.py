@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.chromium import DemoPage, chromium_path, demo_page, recording
@@ -20,6 +20,9 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+if TYPE_CHECKING:
+    from playwright.async_api import Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -53,6 +56,13 @@ async def calling_page(
 
 async def connected_by(demo: DemoPage) -> str:
     return await demo.page.locator("#figure-connection").text_content() or ""
+
+
+async def choose_call(demo: DemoPage, server: LiveServer) -> None:
+    """As if it had been chosen earlier; the page can still choose otherwise."""
+    await demo.open(url(server))
+    await demo.page.evaluate("localStorage.setItem('omni_ws.settings', JSON.stringify({ connection: 'webrtc' }))")
+    await demo.page.reload()
 
 
 async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
@@ -160,6 +170,31 @@ async def test_a_server_that_wants_a_key() -> None:
         await demo.page.goto(url(server) + "health")
 
 
+async def test_a_network_without_udp(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.transport.webrtc.call.SETUP_TIMEOUT_SEC", 1.0)  # of 30: how long the session stays
+
+    async def without_ways(route: Route) -> None:
+        answer = await route.fetch()
+        await route.fulfill(response=answer, body=re.sub(r"a=candidate.*\r\n", "", await answer.text()))
+
+    async with demo_page() as demo:
+        await demo.page.route("**/v1/realtime/calls", without_ways)
+        await choose_call(demo, server)
+        await demo.message("No packets get through by WebRTC. Choose the WebSocket in the settings. Trying again.")
+        await demo.page.locator("#open-settings").click()
+        await demo.page.locator("select[name=connection]").select_option("websocket")
+        await demo.in_state("ready")
+        assert await connected_by(demo) == "WebSocket"
+
+
+async def test_a_call_in_which_nothing_happens() -> None:
+    chromium_path()
+    limits = {"session_timeout_sec": 1}
+    async with live_server(streaming_input=limits) as server, demo_page(settings=CALL) as demo:
+        await demo.page.goto(url(server))
+        await demo.message("The server closed the conversation, because nothing happened for long.")
+
+
 async def test_the_way_is_chosen_in_the_settings(server: LiveServer) -> None:
     async with demo_page() as demo:
         await demo.open(url(server))
@@ -174,9 +209,7 @@ async def test_the_way_is_chosen_in_the_settings(server: LiveServer) -> None:
 async def test_a_server_that_takes_no_calls() -> None:
     chromium_path()
     async with live_server(webrtc={"enabled": False}) as server, demo_page() as demo:
-        await demo.page.goto(url(server))
-        await demo.page.evaluate("localStorage.setItem('omni_ws.settings', JSON.stringify({ connection: 'webrtc' }))")
-        await demo.page.reload()
+        await choose_call(demo, server)
         await demo.in_state("ready")
         assert await connected_by(demo) == "WebSocket"
         await demo.page.locator("#open-settings").click()

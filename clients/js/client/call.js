@@ -18,7 +18,7 @@ const SETUP_MS = 15_000;
 const AWAY_MS = 5000;
 /* What was said is still on its way when the button is let go; the server waits for late packets up to 250 ms. */
 const SPEECH_TAIL_MS = 300;
-const UNREACHABLE = "No packets get through by WebRTC. Choose the WebSocket in the settings.";
+const UNREACHABLE = { code: "unreachable", message: "no packets get through by WebRTC" };
 
 /* A VoiceClient whose session is a call. */
 export class VoiceCall extends VoiceClient {
@@ -219,7 +219,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
       if (state === "failed") this.#lost();
       if (state === "disconnected") setTimeout(() => peer.connectionState === "disconnected" && this.#lost(), AWAY_MS);
     };
-    this.#timer = setTimeout(() => this.#lost({ code: "unreachable", message: UNREACHABLE }), SETUP_MS);
+    this.#timer = setTimeout(() => this.#lost(UNREACHABLE), SETUP_MS);
     try {
       await peer.setLocalDescription();
       const key = this.#key();
@@ -373,7 +373,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   #read(event) {
     this.onwire?.("received", event);
     if (event.type === "session.created") return this.#begin(event.session.id ?? "");
-    if (event.type === "error") this.#lastError = event.error;
+    this.#lastError = event.type === "error" ? event.error : null; // the last event of a call says why it ends
     this.#events.read(event);
   }
 

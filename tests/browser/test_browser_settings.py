@@ -1,0 +1,96 @@
+"""The settings that concern the person's own voice and the page's tools: the level of the microphone, what was said
+again, switches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.chromium import chromium_path, demo_page, recording
+from support.live_server import live_server
+from support.part_engines import ToolCallingEngine
+from support.speech_clips import clip_bytes, silence
+
+from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.embedded.config import EmbeddedConfig
+from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+#: Keeps the tracks of every microphone that the page opens.
+_KEEP_TRACKS = """
+window.tracks = [];
+const open = navigator.mediaDevices.getUserMedia;
+navigator.mediaDevices.getUserMedia = async function (wanted) {
+  const stream = await open.call(this, wanted);
+  tracks.push(...stream.getTracks());
+  return stream;
+};
+"""
+
+
+@pytest.fixture(autouse=True)
+def _browser() -> None:
+    chromium_path()
+
+
+async def test_the_settings_show_the_level_of_the_microphone() -> None:
+    async with live_server() as server, demo_page() as demo:
+        await demo.page.context.add_init_script(_KEEP_TRACKS)
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        await demo.until("() => document.querySelector('#input-level').value > 0.1")  # Chromium's own device beeps
+        await demo.page.locator("#close-settings").click()
+        await demo.until("() => tracks.length === 1 && tracks[0].readyState === 'ended'")
+        assert await demo.page.evaluate("document.querySelector('#input-level').value") == 0
+        # Who talks by then goes on talking.
+        await demo.page.locator("#open-settings").click()
+        await demo.until("() => document.querySelector('#input-level').value > 0.1")
+        await demo.page.evaluate("document.querySelector('#talk').click()")
+        await demo.in_state("hearing", "listening")
+        await demo.page.locator("#close-settings").click()
+        await demo.until("() => document.querySelector('#input-level').value === 0")
+        assert await demo.page.evaluate("tracks.at(-1).readyState") == "live"
+
+
+async def test_no_microphone_is_asked_for_in_the_settings() -> None:
+    async with live_server() as server, demo_page(allow=()) as demo:
+        await demo.page.context.add_init_script(_KEEP_TRACKS)
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        await demo.page.locator("#close-settings").click()
+        assert await demo.page.evaluate("tracks.length") == 0
+        assert await demo.page.locator(".message").count() == 0
+
+
+async def test_what_was_said_can_be_heard_again(tmp_path: Path) -> None:
+    said = recording(tmp_path / "said.wav", silence(0.5), clip_bytes("goforward"), silence(30))
+    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    page = demo_page(microphone=said, settings={"mode": "open", "answerWith": "text"})
+    async with live_server(engine) as server, page as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#talk").click()
+        await demo.answered()
+        assert (await demo.played()).seconds == 0
+        await demo.page.get_by_role("button", name="Hear what was said").click()
+        await demo.in_state("muted")
+        await demo.until_played(1.5)
+        await demo.in_state("listening")
+        assert (await demo.played()).level > 0.01
+        assert await demo.page.locator(".turn").count() == 1
+
+
+async def test_a_tool_is_switched_off() -> None:
+    llm = ToolCallingEngine()
+    async with live_server(llm, still_answers=False) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        await demo.page.get_by_role("checkbox", name="Look at the clock").uncheck()
+        await demo.page.locator("#close-settings").click()
+        await demo.write("What time is it?")
+        await demo.answered()
+        await demo.page.reload()
+        await demo.in_state("ready")
+        await demo.write("And now?")
+        await demo.answered()
+        assert all(not request.tools for request in llm.requests)
