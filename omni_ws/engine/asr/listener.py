@@ -67,6 +67,8 @@ class Listener:
         self._tells_guesses = tells_guesses
         self._guess: _Guess | None = None
         self._stale: Future[Recognised] | None = None
+        #: The utterance up to a pause that lasts, while there is no guess at it.
+        self._unguessed: Pcm16 | None = None
         self._separator = ""
         self._showing = False
         self._closed = False
@@ -81,7 +83,8 @@ class Listener:
                     self._showing = True
                     yield TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
                 case UtterancePaused(pcm=pcm):
-                    self._guess_at(pcm)
+                    self._unguessed = pcm
+                    self._guess_if_free()
                 case UtteranceResumed():
                     if self._guess is not None and self._guess.told:
                         yield TranscriptGuess("")
@@ -89,6 +92,7 @@ class Listener:
                 case UtteranceEnded():
                     if (transcript := await self._settle(event)) is not None:
                         yield transcript
+        self._guess_if_free()
         if self._tells_guesses and (text := self._new_guess()):
             yield TranscriptGuess(self._separator + text)
 
@@ -125,9 +129,10 @@ class Listener:
         with _recognising():
             return await run_in_thread(self._listening.executor, self._splitter.advance)
 
-    def _guess_at(self, pcm: Pcm16) -> None:
+    def _guess_if_free(self) -> None:
         # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.
-        if self._splitter.live and (self._stale is None or self._stale.done()):
+        pcm = self._unguessed
+        if pcm is not None and self._splitter.live and (self._stale is None or self._stale.done()):
             self._drop_guess()
             self._guess = _Guess(len(pcm), self._transcribe(pcm))
 
@@ -135,7 +140,7 @@ class Listener:
         return self._recogniser.transcribe(pcm, waited_for=self._splitter.live)
 
     def _drop_guess(self) -> None:
-        guess, self._guess = self._guess, None
+        guess, self._guess, self._unguessed = self._guess, None, None
         if guess is not None and not guess.work.cancel():
             self._stale = guess.work
 

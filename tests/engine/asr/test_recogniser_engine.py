@@ -43,6 +43,7 @@ class CountingRecogniser:
         self.understands = True
         self.expected: list[int] = []
         self.asked: list[int] = []
+        self.futures: list[Future[Recognised]] = []
         self._threads = ThreadPoolExecutor(1)
 
     def start(self) -> None:
@@ -70,7 +71,8 @@ class CountingRecogniser:
 
     def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
         self.asked.append(len(pcm))
-        return self._threads.submit(self._transcribe, pcm)
+        self.futures.append(self._threads.submit(self._transcribe, pcm))
+        return self.futures[-1]
 
     def _transcribe(self, pcm: Pcm16) -> Recognised:
         assert self.goes_on.wait(30)
@@ -216,6 +218,28 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
         assert (taken_back, last) == ("", settled)
     else:
         assert guesses == []
+
+
+async def test_a_pause_is_guessed_at_once_an_outdated_guess_has_ended(recogniser: CountingRecogniser) -> None:
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    recogniser.goes_on.clear()
+    with ThreadPoolExecutor(1) as executor:
+        clock = itertools.count(0, 10)
+        listener = Listener(Listening(Seats(1), recogniser, executor), clock=lambda: next(clock), tells_guesses=True)
+        words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
+        for piece in np.array_split(np.concatenate((words, words)), 40):
+            assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]
+        assert len(recogniser.asked) == 1, "a second guess beside the outdated one"
+        outdated = recogniser.futures[0]
+        recogniser.goes_on.set()
+        await asyncio.wrap_future(outdated)
+        assert not [one async for one in listener.hear(np.zeros(160, np.float32))]
+        assert len(recogniser.asked) == 2
+        (settled,) = [one async for one in listener.end_part()]
+        assert settled.text == "4 s."
+        assert len(recogniser.asked) == 2
+        await listener.close()
+    recogniser.close()
 
 
 async def test_a_recogniser_that_stops_in_a_pause_fails_what_is_settled(recogniser: CountingRecogniser) -> None:
