@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,8 +45,11 @@ async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Pr
     configuration.write_text(
         f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
     )
+    # A test of vLLM in this process may have set the folder of its sockets: the server has its own.
+    environ = {name: value for name, value in os.environ.items() if name != "VLLM_RPC_BASE_PATH"}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration)),
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=environ,
     )
