@@ -86,14 +86,7 @@ async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
 async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -> None:
     microphone = recording(tmp_path / "late.wav", silence(2.5), clip_bytes("goforward"), silence(30))
     async with calling_page(server, microphone=microphone) as demo:
-        await demo.write("Count to twenty.")
-        await demo.in_state("speaking")
-        await demo.page.locator("#talk").click()
-        await demo.answered(turn=0, state="stopped")
-        await demo.heard(FORWARD, turn=1)
-        await demo.answered(TO_FORWARD, turn=1)
-        await demo.in_state("listening")
-        assert "stopped after" in await demo.page.locator(".turn .note").first.inner_text()
+        await demo.interrupt_by_speech(FORWARD, TO_FORWARD)
 
 
 async def test_a_button_that_is_held(server: LiveServer, tmp_path: Path) -> None:
@@ -121,10 +114,7 @@ async def test_what_was_written_is_stopped_and_changed(server: LiveServer) -> No
         await server.until(lambda: server.engine.active_requests == 0, "the engine to stop")
         await demo.write("What is three plus four?")
         assert await demo.answered() == "That makes 7."
-        await demo.page.get_by_role("button", name="Change the question").first.click()
-        await demo.page.locator("#text").fill("What is three plus five?")
-        await demo.page.locator("#text").press("Enter")
-        await demo.page.locator(".turn", has_text="What is three plus five?").wait_for()
+        await demo.change_first_question("What is three plus five?")
         assert await demo.answered() == "That makes 8."
         assert await demo.page.locator(".turn").count() == 1
         assert await demo.page.locator(".message").count() == 0

@@ -133,10 +133,7 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         tail = after.samples[len(before.samples) :]
         assert float(np.abs(tail[: after.rate // 100]).max()) < 0.01, "it went on after it was stopped"
         # A question can be changed: what came after it is gone, here and there.
-        await demo.page.get_by_role("button", name="Change the question").first.click()
-        await demo.page.locator("#text").fill("What is three plus five?")
-        await demo.page.locator("#text").press("Enter")
-        await demo.page.locator(".turn", has_text="What is three plus five?").wait_for()
+        await demo.change_first_question("What is three plus five?")
         assert await demo.answered() == "That makes 8."
         assert await demo.page.locator(".turn").count() == 1
         await demo.page.locator("#new").click()

@@ -66,14 +66,7 @@ async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -
     speech = recording(tmp_path / "late.wav", silence(2.5), clip_bytes("goforward"), silence(30))
     async with demo_page(microphone=speech, settings=OPEN) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        await demo.write("Count to twenty.")
-        await demo.in_state("speaking")
-        await demo.page.locator("#talk").click()
-        await demo.answered(turn=0, state="stopped")
-        await demo.heard(FORWARD, turn=1)
-        await demo.answered(TO_FORWARD, turn=1)
-        await demo.in_state("listening")
-        assert "stopped after" in await demo.page.locator(".turn .note").first.inner_text()
+        await demo.interrupt_by_speech(FORWARD, TO_FORWARD)
 
 
 async def test_an_answer_goes_on_after_a_voice_without_words(tmp_path: Path) -> None:

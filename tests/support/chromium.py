@@ -163,6 +163,23 @@ class DemoPage:
         await self.page.locator("#text").fill(text)
         await self.page.locator("#text").press("Enter")
 
+    async def change_first_question(self, text: str) -> None:
+        """Asks another question in place of the first one; what came after that is gone."""
+        await self.page.get_by_role("button", name="Change the question").first.click()
+        await self.write(text)
+        await self.page.locator(".turn", has_text=text).wait_for()
+
+    async def interrupt_by_speech(self, said: str, answer: str) -> None:
+        """Opens the microphone during a long answer. What it plays stops that, and gets an answer of its own."""
+        await self.write("Count to twenty.")
+        await self.in_state("speaking")
+        await self.page.locator("#talk").click()
+        await self.answered(turn=0, state="stopped")
+        await self.heard(said, turn=1)
+        await self.answered(answer, turn=1)
+        await self.in_state("listening")
+        assert "stopped after" in await self.page.locator(".turn .note").first.inner_text()
+
     async def message(self, words: str) -> None:
         await self.page.locator(".message", has_text=words).wait_for()
 
