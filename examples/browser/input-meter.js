@@ -28,7 +28,7 @@ export class InputMeter {
       this.#opened = true;
       if (!this.dialog.open && talk.phase === "off") microphone.close();
     } catch {
-      // Who wants to talk is told why there is no microphone.
+      // The button to talk says why the microphone does not open.
     }
   }
 }

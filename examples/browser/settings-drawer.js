@@ -10,7 +10,7 @@ export class SettingsDrawer {
   #form = element("settings-form");
   #capabilities = null;
 
-  /* `changed(names)` is told which settings have another value now, and `opened()` that the drawer is open. */
+  /* Calls `changed(names)` with the settings whose values changed, and `opened()` when the drawer opens. */
   constructor(settings, { changed, opened }) {
     this.settings = settings;
     const dialog = element("settings");

@@ -7,7 +7,7 @@
  the page has what the server has at this millisecond of the audio.
  @typedef {{ tell(frame: Frame): void, ask(id: string): void, placeOf(audioMs: number): number, detectsTurns(): boolean }} Call */
 
-/* Errors that nobody minds: there was nothing to stop, or to end. */
+/* Errors that are ignored: there was no response to cancel, or no audio to commit. */
 const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty"];
 /** @type {Record<string, string>} */
 const FINISH_REASONS = { completed: "stop", cancelled: "cancelled", incomplete: "length", failed: "error" };
@@ -87,7 +87,7 @@ export class CallEvents {
     }
   }
 
-  /* A turn was heard. One that was not answered before the next had no words. */
+  /* The server has heard a turn. The one before, if it had no response, had no words. */
   /** @param {string} itemId */
   #committed(itemId) {
     if (this.#heard !== null) this.#final(this.#heard, "stop");

@@ -10,7 +10,7 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
   #stream = null;
   /** @type {AudioNode[]} */
   #nodes = [];
-  /* Where its sound goes besides. */
+  /* Receives the sound, too, from the next `open` on. */
   /** @type {AudioNode | null} */
   output = null;
 
