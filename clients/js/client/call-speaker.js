@@ -4,6 +4,8 @@
 /** @import { SpeakerEvents, Telling, VoiceClient } from "../client.js" */
 /** @import { KeptTurn } from "./conversation.js" */
 
+import { join } from "./conversation.js";
+
 /* A chunk of the capture worklet. */
 const CHUNK_MS = 20;
 /* What is louder is no silence. */
@@ -139,9 +141,8 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
     this.#played = 0;
     this.#pieces = [];
     if (!turn || !sounded) return;
-    const whole = new Int16Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
-    pieces.reduce((place, piece) => (whole.set(piece, place), place + piece.length), 0);
-    this.#client.conversation.keepSound(turn, "server", whole);
+    join(pieces); // the turn itself joins only what came before its answer was complete
+    this.#client.conversation.keepSound(turn, "server", pieces[0]);
     this.#emit(how, { id: turn.number, playedMs: playedMs ?? 0 });
   }
 

@@ -327,7 +327,7 @@ function noteSound({ answer, at }, { words = [], startMs }) {
 
 /* Makes one of the pieces: an hour of talk has tens of thousands, each an object with a buffer of its own. */
 /** @param {Int16Array[]} pieces */
-function join(pieces) {
+export function join(pieces) {
   if (pieces.length < 2) return;
   const whole = new Int16Array(lengthOf(pieces));
   let place = 0;

@@ -84,7 +84,6 @@ class Listener:
                     yield TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
                 case UtterancePaused(pcm=pcm):
                     self._unguessed = pcm
-                    self._guess_if_free()
                 case UtteranceResumed():
                     if self._guess is not None and self._guess.told:
                         yield TranscriptGuess("")

@@ -110,6 +110,8 @@ class SessionFactory:
         judge = None if turn_model is None else TurnJudge(turn_model, self.metrics)
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics, judge=judge)
         self.config = config
+        #: Whether calls over WebRTC are answered: they are switched on, and the extra is installed.
+        self.takes_calls = config.webrtc.enabled and importlib.util.find_spec("aiortc") is not None
         self.addresses = Addresses(config.trusted_proxies)
         keys = tuple(keys)
         #: None where the supervisor of the workers keeps it.
@@ -269,11 +271,6 @@ class SessionFactory:
     def worker(self) -> str | None:
         """The name of this worker, by which ids lead the others to it; None where there are no others."""
         return None if self.group is None else self.group.name
-
-    @property
-    def takes_calls(self) -> bool:
-        """Whether calls over WebRTC are answered: they are switched on, and the extra is installed."""
-        return self.config.webrtc.enabled and importlib.util.find_spec("aiortc") is not None
 
     def _rules(
         self, output_formats: frozenset[AudioEncoding], *, any_model: bool, single_request: bool
