@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from support.virtual_clock import VirtualClockLoop
 
-async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
+#: Looks in every pass of the loop before those that leave the processor to others.
+_AT_ONCE = 1000
+_PERIOD_SEC = 0.005
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     """Lets the loop run until ``condition`` holds. Raises TimeoutError when it does not come true."""
+    virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the condition belongs to code that has no event for it
-            await asyncio.sleep(0)
+        looks = 0
+        while not condition():
+            looks += 1
+            await asyncio.sleep(0 if virtual or looks < _AT_ONCE else _PERIOD_SEC)

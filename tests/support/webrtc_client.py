@@ -122,7 +122,7 @@ class WebrtcCaller:
         async with asyncio.timeout(PATIENCE_SEC):
             event = await self._fresh.get()
         if event is None:
-            raise EOFError
+            raise EOFError(f"the channel closed after {self.received[-5:]}")
         return event
 
     async def until(self, kind: str) -> dict[str, Any]:

@@ -83,6 +83,19 @@ def is_gone(process: int) -> bool:
         return True
 
 
+async def ended(process: int) -> None:
+    """Waits for the end of a process, which need not be a child of this one."""
+    descriptor = os.pidfd_open(process)
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
 def seen_in(process: int, place: str) -> str:
     """What the system tells of a process."""
     return Path(f"/proc/{process}/{place}").read_bytes().decode(errors="replace")
@@ -327,7 +340,7 @@ async def test_it_ends_with_its_server_also_while_it_loads(tmp_path: Path) -> No
     writing = await asyncio.to_thread(os.open, endless, os.O_WRONLY)
     parent.kill()
     await parent.wait()
-    await until(lambda: is_gone(child))
+    await ended(child)
     os.close(writing)
 
 
