@@ -276,7 +276,7 @@ export class Microphone {
   readonly settings: MediaTrackSettings;
   readonly cancelsEcho: boolean | null;
   muted: boolean;
-  output: AudioNode | null;
+  readonly track: MediaStreamTrack | null;
   open(context: AudioContext, choice: MicrophoneChoice): Promise<void>;
   close(): void;
 }

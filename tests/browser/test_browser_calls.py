@@ -83,6 +83,18 @@ async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
     assert played.level > 0.01
 
 
+async def test_the_level_in_the_settings_is_not_sent(server: LiveServer, tmp_path: Path) -> None:
+    microphone = recording(tmp_path / "said.wav", silence(0.5), clip_bytes("goforward"), silence(30))
+    async with calling_page(server, CALL | {"mode": "open"}, microphone=microphone) as demo:
+        await demo.page.locator("#open-settings").click()
+        await demo.until("() => document.querySelector('#input-level').value > 0.1")
+        await demo.until("() => tapped.context.currentTime > 4")  # what is said takes 3 s
+        assert await demo.page.locator(".turn").count() == 0
+        await demo.page.locator("#close-settings").click()
+        await demo.page.locator("#talk").click()  # the device begins anew
+        await demo.heard(FORWARD, turn=0)
+
+
 async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -> None:
     microphone = recording(tmp_path / "late.wav", silence(2.5), clip_bytes("goforward"), silence(30))
     async with calling_page(server, microphone=microphone) as demo:

@@ -31,6 +31,8 @@ export class VoiceCall extends VoiceClient {
         return { speaker, session: new CallSession(client, speaker, options) };
       },
     });
+    const session = /** @type {CallSession} */ (/** @type {unknown} */ (this.session));
+    this.talk.addEventListener("change", () => session.chooseTrack());
   }
 
   /* A call hears its microphone only. */
@@ -51,8 +53,9 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   #peer = null;
   /** @type {RTCDataChannel | null} */
   #channel = null;
-  /** @type {MediaStreamAudioDestinationNode | null} */
-  #microphone = null;
+  /* Flows while nobody listens to the microphone, so that the server's clock goes on. */
+  /** @type {MediaStreamTrack | null} */
+  #silence = null;
   /** @type {SessionEvents["created"] | null} */
   #found = null;
   #hadSession = false;
@@ -103,7 +106,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
       this.#finder.close();
       this.#call(detail);
     });
-    client.sound.addEventListener("change", () => this.#soundChanged());
+    client.sound.addEventListener("change", () => this.chooseTrack());
     // The server would notice only after half a minute. A page that comes back calls again.
     addEventListener("pagehide", () => this.#lost());
   }
@@ -152,7 +155,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     this.#configuration = configuration;
     if (!this.ready) return;
     this.#send({ type: "session.update", session: sessionObject(configuration) });
-    this.#sendSpeech(this.#detectsTurns);
+    this.chooseTrack();
   }
 
   /* False where it cannot be sent. What is heard goes by the track; Talk's chunks of it only tell when. */
@@ -254,7 +257,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
       lost,
       resent: new Set(),
     });
-    this.#soundChanged();
+    this.chooseTrack();
   }
 
   /* The call is over, and was not to be. */
@@ -294,22 +297,17 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     return Boolean(this.#configuration.turn_detection);
   }
 
-  /* Silence flows while the microphone is closed, so that the server's clock goes on. */
-  #soundChanged() {
-    const { sound, microphone } = this.#client;
-    if (!sound.context) return;
-    this.#microphone ??= sound.context.createMediaStreamDestination();
-    microphone.output = this.#microphone;
-    if (this.ready) this.#sendSpeech(this.#detectsTurns || this.#turn !== null);
-  }
-
-  /** @param {boolean} sent */
-  #sendSpeech(sent) {
+  /* The microphone is sent while it is listened to, and no longer: it may be open to show its level. */
+  chooseTrack() {
+    const { sound, microphone, talk } = this.#client;
+    const { context } = sound;
     const [transceiver] = this.#peer?.getTransceivers() ?? [];
-    const context = this.#client.sound.context;
-    if (!transceiver || !context || !this.#microphone) return;
-    const [track] = this.#microphone.stream.getTracks();
-    transceiver.sender.replaceTrack(sent ? track : null).catch(() => {}); // the call has ended
+    if (!transceiver || !context || !this.ready) return;
+    this.#silence ??= context.createMediaStreamDestination().stream.getTracks()[0];
+    const sent = this.#detectsTurns || this.#turn !== null;
+    const heard = talk.phase === "listening" || this.#turn !== null ? microphone.track : null;
+    const track = sent ? (heard ?? this.#silence) : null;
+    if (transceiver.sender.track !== track) transceiver.sender.replaceTrack(track).catch(() => {}); // the call has ended
     const listens = sent && this.#detectsTurns;
     if (listens) this.#listensSince ??= context.currentTime;
     else if (this.#listensSince !== null) {
@@ -328,7 +326,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     if (this.#turn !== turn) {
       this.#turn = turn;
       this.#send({ type: "input_audio_buffer.clear" });
-      this.#sendSpeech(true);
+      this.chooseTrack();
     }
     if (endOfInput) setTimeout(() => this.#endTurn(turn), SPEECH_TAIL_MS);
   }
@@ -337,7 +335,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   #endTurn(turn) {
     if (this.#turn !== turn) return;
     this.#turn = null;
-    this.#sendSpeech(this.#detectsTurns);
+    this.chooseTrack();
     this.#send({ type: "input_audio_buffer.commit" });
   }
 

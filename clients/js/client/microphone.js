@@ -10,18 +10,20 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
   #stream = null;
   /** @type {AudioNode[]} */
   #nodes = [];
-  /* Receives the sound, too, from the next `open` on. */
-  /** @type {AudioNode | null} */
-  output = null;
 
   get isOpen() {
     return this.#stream !== null;
   }
 
+  /* Null while it is closed. */
+  get track() {
+    return this.#stream?.getAudioTracks()[0] ?? null;
+  }
+
   /* What the browser really gave: deviceId, echoCancellation and so on. */
   /** @returns {MediaTrackSettings} */
   get settings() {
-    return this.#stream?.getAudioTracks()[0]?.getSettings() ?? {};
+    return this.track?.getSettings() ?? {};
   }
 
   /* Whether the browser takes what its speaker plays out of what the microphone hears; null while it is closed. Some
@@ -54,7 +56,6 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
       this.dispatchEvent(new CustomEvent("chunk", { detail: { ...data, capturedAt: performance.now() } }));
     };
     source.connect(capture);
-    if (this.output) source.connect(this.output);
     this.#nodes = [source, capture];
   }
 
