@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-_CLIP: Final = Path(__file__).parent.parent / "tests" / "data" / "goforward.wav"
+#: What is said.
+CLIP: Final = Path(__file__).parent.parent / "tests" / "data" / "goforward.wav"
 
 
 def chromium_path(parser: argparse.ArgumentParser) -> str:
@@ -26,7 +27,7 @@ def chromium_path(parser: argparse.ArgumentParser) -> str:
 
 def clip_seconds() -> float:
     """The length of the clip that is spoken."""
-    with wave.open(str(_CLIP), "rb") as clip:
+    with wave.open(str(CLIP), "rb") as clip:
         return clip.getnframes() / clip.getframerate()
 
 
@@ -37,7 +38,7 @@ async def page_with_speech(path: str, *, pause_sec: float) -> AsyncIterator[Any]
 
     with tempfile.TemporaryDirectory() as folder:
         speech = Path(folder, "speech.wav")
-        with wave.open(str(_CLIP), "rb") as clip, wave.open(str(speech), "wb") as file:
+        with wave.open(str(CLIP), "rb") as clip, wave.open(str(speech), "wb") as file:
             file.setparams(clip.getparams())
             pause = bytes(clip.getsampwidth() * round(pause_sec * clip.getframerate()))
             file.writeframes(clip.readframes(clip.getnframes()) + pause)

@@ -15,8 +15,10 @@ from av import Packet
 from omni_ws.audio.opus_packets import PACKET_BYTES, OpusPacketEncoder
 
 PACKET_SEC: Final = 0.02
-#: A track this far behind the clock goes on from now, instead of catching up.
+#: A track this far behind the clock goes on from now, instead of catching up with all of it.
 MAX_LATE_SEC: Final = 0.1
+#: Sent at once after a pause, ahead of the clock: a player waits for more than one packet before it begins.
+HEAD_START_SEC: Final = 2 * PACKET_SEC
 _CLOCK_RATE: Final = 48_000
 
 
@@ -87,7 +89,7 @@ class CallSpeaker(MediaStreamTrack):
             if now < self._due:
                 await asyncio.sleep(self._due - now)
             elif now - self._due > MAX_LATE_SEC:
-                self._due = now
+                self._due = now - HEAD_START_SEC
             if (audio := self._take()) is None:  # it was cleared meanwhile
                 continue
             packet = Packet(await asyncio.to_thread(self._encoder.encode, audio))

@@ -1,0 +1,201 @@
+"""From the end of what is said to the first sound of the answer, in a real browser, by WebSocket and by WebRTC.
+
+A sound server stands between the page and its room, so nothing is measured by the page itself: a clip is played into
+Chromium's microphone, and the microphone and the loudspeaker are recorded as channels of one recording. The figures
+contain what the sound server buffers, the same for both ways. The server runs in its own process with its default
+engine. In each round there is a fresh page for each way, and its first turn is a warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+import wave
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.chromium import CLIP, chromium_path, clip_seconds
+from benchmarks.server_process import free_port, running
+
+_WAYS: Final = ("websocket", "webrtc")
+_RATE: Final = 48_000
+_TIMEOUT_MS: Final = 60_000
+#: The server's own end of a turn, the answer and a pause.
+_PAUSE_SEC: Final = 1.5
+#: Of 32,768: above it a sample is heard.
+_LOUD: Final = 656
+#: What a recording is late by; it is stopped so much after the last answer.
+_TAIL_SEC: Final = 0.5
+
+#: Target for the medians: so much later by WebRTC, in milliseconds.
+MAX_MORE_BY_WEBRTC: Final = 60
+
+#: Channels of the room: what the page plays, and what is said to it.
+_CHANNELS: Final = "front-left,front-right,rear-center"
+_SOUND_SERVER: Final = (
+    f"load-module module-null-sink sink_name=room rate={_RATE} channels=3 channel_map={_CHANNELS}",
+    "load-module module-remap-source master=room.monitor source_name=microphone remix=no channels=2"
+    " channel_map=front-left,front-right master_channel_map=rear-center,rear-center",
+    "set-default-sink room",
+    "set-default-source microphone",
+)
+_RAW: Final = ("--raw", "--format=s16le", "--latency-msec=20")
+_PLAY: Final = ("pacat", *_RAW, "--device=room", "--channels=1", "--channel-map=rear-center")
+_RECORD: Final = (
+    *("parec", *_RAW, "--device=room.monitor"),
+    *(f"--rate={_RATE}", "--channels=3", f"--channel-map={_CHANNELS}"),
+)
+
+
+def main(arguments: Sequence[str]) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks mouth_to_ear", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=8, help="turns of a round, for each way")
+    parser.add_argument("--quick", action="store_true", help="one round of three turns")
+    options = parser.parse_args(arguments)
+    path = chromium_path(parser)
+    if shutil.which("pulseaudio") is None or shutil.which("parec") is None:
+        parser.error("PulseAudio and its programs are not installed (Debian: pulseaudio, pulseaudio-utils)")
+    rounds, turns = (1, 3) if options.quick else (options.rounds, options.turns)
+    port = free_port()
+    with running("omni_ws", "serve", port=port), _sound_server() as environment:
+        found = asyncio.run(_measure(path, f"http://127.0.0.1:{port}/", environment, rounds, turns))
+    return _report(found)
+
+
+@contextmanager
+def _sound_server() -> Iterator[dict[str, str]]:
+    """Yield the environment of programs that shall use it."""
+    with tempfile.TemporaryDirectory() as folder:
+        socket, script = Path(folder, "socket"), Path(folder, "script")
+        listen = f"load-module module-native-protocol-unix auth-anonymous=1 socket={socket}"
+        script.write_text("\n".join([*_SOUND_SERVER, listen]))
+        config = Path(folder, "daemon.conf")
+        config.write_text("enable-remixing = no\n")
+        environment = {
+            **os.environ,
+            "PULSE_CONFIG": str(config),
+            "PULSE_SERVER": f"unix:{socket}",
+            "PULSE_RUNTIME_PATH": folder,
+        }
+        switches = ("--daemonize=no", "--use-pid-file=no", "--exit-idle-time=-1", "--log-level=error")
+        with subprocess.Popen(["pulseaudio", "-n", "-F", str(script), *switches], env=environment) as server:
+            try:
+                while not socket.exists():
+                    if server.poll() is not None:
+                        raise RuntimeError("pulseaudio does not start")
+                    time.sleep(0.05)
+                yield environment
+            finally:
+                server.terminate()
+
+
+async def _measure(
+    path: str, url: str, environment: Mapping[str, str], rounds: int, turns: int
+) -> dict[str, list[list[float]]]:
+    """Latencies in milliseconds of each way, by round and turn."""
+    found: dict[str, list[list[float]]] = {way: [] for way in _WAYS}
+    for number in range(rounds):
+        for way in _WAYS if number % 2 == 0 else reversed(_WAYS):
+            async with _page(path, environment, way) as page:
+                found[way].append(await _talk(page, url, environment, turns))
+    return found
+
+
+@asynccontextmanager
+async def _process(
+    *command: str, environment: Mapping[str, str], **options: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that ends with the block, at the latest."""
+    process = await asyncio.create_subprocess_exec(*command, env=environment, **options)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+@asynccontextmanager
+async def _page(path: str, environment: Mapping[str, str], way: str) -> AsyncIterator[Any]:
+    """A fresh page of the demo, not yet opened, that connects by ``way``."""
+    from playwright.async_api import async_playwright
+
+    settings = json.dumps({"connection": way})
+    async with async_playwright() as playwright, AsyncExitStack() as stack:
+        browser = await playwright.chromium.launch(
+            executable_path=path,
+            args=["--no-sandbox", "--use-fake-ui-for-media-stream"],
+            ignore_default_args=["--mute-audio"],
+            env={**environment},
+        )
+        stack.push_async_callback(browser.close)
+        page = await (await browser.new_context(permissions=["microphone"])).new_page()
+        page.set_default_timeout(_TIMEOUT_MS)
+        await page.add_init_script(f"localStorage.setItem('omni_ws.settings', {json.dumps(settings)})")
+        yield page
+
+
+async def _talk(page: Any, url: str, environment: Mapping[str, str], turns: int) -> list[float]:
+    await page.goto(url)
+    await page.locator("body[data-state=ready]").wait_for()
+    await page.locator("#talk").click()
+    await page.locator("body[data-state=listening]").wait_for()
+    with wave.open(str(CLIP), "rb") as clip:
+        speech, rate = clip.readframes(clip.getnframes()), clip.getframerate()
+    voice = (*_PLAY, f"--rate={rate}")
+    with tempfile.TemporaryFile() as file:
+        async with _process(*_RECORD, environment=environment, stdout=file):
+            for turn in range(turns + 1):
+                await asyncio.sleep(_PAUSE_SEC)
+                async with _process(*voice, environment=environment, stdin=asyncio.subprocess.PIPE) as playing:
+                    await playing.communicate(speech)
+                await page.locator(".server[data-state=done]").nth(turn).wait_for()
+                await page.locator("body[data-state=listening]").wait_for()
+            await asyncio.sleep(_TAIL_SEC)
+        file.seek(0)
+        sound = np.frombuffer(file.read(), np.int16).reshape(-1, 3)
+    await page.locator("#talk").click()
+    await page.goto(f"{url}health")  # ends the session, or the call
+    latencies = _latencies(sound)
+    if len(latencies) != turns + 1:
+        raise RuntimeError(f"{turns + 1} turns were spoken, {len(latencies)} are in the recording")
+    return latencies[1:]
+
+
+def _latencies(sound: NDArray[np.int16]) -> list[float]:
+    """Milliseconds from the end of each clip at the microphone (channel 2) to the next sound (channel 0)."""
+    said, heard = (np.flatnonzero(abs(channel.astype(int)) > _LOUD) for channel in (sound.T[2], sound.T[0]))
+    # A clip has no pause as long as the one that follows it.
+    ends = said[np.append(np.diff(said) > _PAUSE_SEC * _RATE, True)]
+    answers = heard[np.searchsorted(heard, ends, "right").clip(max=len(heard) - 1)]
+    return [float(ms) for ms in (answers - ends) / _RATE * 1000]
+
+
+def _report(found: dict[str, list[list[float]]]) -> bool:
+    rounds = len(found[_WAYS[0]])
+    turns = len(found[_WAYS[0]][0])
+    print(f"**Mouth to ear in Chromium, {rounds} × {turns} turns of {clip_seconds():.1f} s for each way**\n")
+    print("| by | ms, median | lowest | highest | medians of the rounds |\n|---|---|---|---|---|")
+    medians = {}
+    for way in _WAYS:
+        every = [ms for turns_of_round in found[way] for ms in turns_of_round]
+        medians[way] = statistics.median(every)
+        each = ", ".join(f"{statistics.median(turns_of_round):.0f}" for turns_of_round in found[way])
+        print(f"| {way} | {medians[way]:.0f} | {min(every):.0f} | {max(every):.0f} | {each} |")
+    more = medians["webrtc"] - medians["websocket"]
+    met = more <= MAX_MORE_BY_WEBRTC
+    print(f"\nBy WebRTC {more:+.0f} ms. Target ≤ {MAX_MORE_BY_WEBRTC}: {'met' if met else 'MISSED'}.")
+    return met
