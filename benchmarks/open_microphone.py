@@ -110,8 +110,8 @@ async def _look(page: Any, developer: Any, server: int) -> dict[str, Any]:
 
 
 def _report(minutes: Sequence[dict[str, Any]]) -> bool:
-    # What is loaded once and what fills to its bound is there after some minutes.
-    settled = min(5, len(minutes) // 3)
+    # By then what is loaded once is there, and the history of the fake engine, which keeps sound, is full.
+    settled = min(20, len(minutes) // 3)
     first, last = minutes[settled], minutes[-1]
     print(f"**An open microphone for {len(minutes) - 1} minutes, {last['answers']} spoken turns answered**\n")
     print(

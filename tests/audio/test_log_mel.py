@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 from support.speech_clips import clip_samples
@@ -42,6 +46,23 @@ def test_silence_is_the_same_everywhere(samples: np.ndarray[tuple[int], np.dtype
 def test_no_point_is_far_below_the_loudest() -> None:
     spectrogram = log_mel(clip_samples("goforward"), 300)
     assert np.ptp(spectrogram) == pytest.approx(2.0)
+
+
+def test_no_other_thread_works_or_waits_busily() -> None:
+    # In a process of its own nothing else runs. The threads of the import wait busily during the first rounds.
+    program = """
+        import time
+        import numpy as np
+        from omni_ws.audio.log_mel import log_mel
+        for round in range(80):
+            if round == 40:
+                of_process, of_thread = time.process_time(), time.thread_time()
+            log_mel(np.zeros(16_000, np.float32), 1200)
+        print(time.process_time() - of_process, time.thread_time() - of_thread)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    of_process, of_thread = map(float, subprocess.check_output(command, timeout=60).split())
+    assert of_process < 1.2 * of_thread
 
 
 @pytest.mark.vllm
