@@ -7,17 +7,15 @@ alternate (A B C A B C …) and are compared within a round, so that a disturban
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.load import PATIENCE, Load, Outcome
+from benchmarks.load import Load, Outcome, run_load
 from benchmarks.server_process import free_port, running
 
 OURS: Final = "omni_ws"
@@ -87,11 +85,7 @@ def measure(contestant: Contestant, options: argparse.Namespace) -> Outcome:
             echo=options.echo,
             prelude=prelude(echo=options.echo) if ours else None,
         )
-        command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(load))]
-        printed = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE * load.seconds + 90
-        ).stdout
-    return Outcome(**json.loads(printed))
+        return run_load(load)
 
 
 def measure_in_peace(contestant: Contestant, options: argparse.Namespace) -> Outcome:

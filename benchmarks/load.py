@@ -16,12 +16,13 @@ import select
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.server_process import scheduled_seconds
+from benchmarks.server_process import child_processes, scheduled_seconds
 from omni_ws.transport.native.acknowledgements import ACK_DELAY_SEC
 
 FRAME_SEC: Final = 0.02
@@ -47,7 +48,10 @@ _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x81, 0x82, 0x88, 0x89, 0x8A
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Parameters. ``prelude`` is the text of a frame to send first; ``echo`` expects every chunk back."""
+    """Parameters. ``pid``: the server; its child processes count as well.
+
+    ``prelude`` is the text of a frame to send first; ``echo`` expects every chunk back.
+    """
 
     port: int
     pid: int
@@ -109,7 +113,8 @@ class Meter:
         """Ends the current slice and starts the next."""
         answers = sum(stream.answers for stream in self._streams)
         received = answers if self._load.echo else sum(stream.acknowledged for stream in self._streams)
-        now = scheduled_seconds(self._load.pid), received, answers
+        pids = (self._load.pid, *child_processes(self._load.pid))
+        now = sum(map(scheduled_seconds, pids)), received, answers
         if self._begin is not None:
             self._slices += 1
             frames = received - self._begin[1]
@@ -270,6 +275,13 @@ def run(load: Load) -> Outcome:
         sent += 1
     settle(load, streams, poll, sent)
     return meter.outcome()
+
+
+def run_load(load: Load, *prefix: str) -> Outcome:
+    """The outcome of a load in a process of its own, by a command behind ``prefix``."""
+    command = [*prefix, sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(load))]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE * load.seconds + 120).stdout
+    return Outcome(**json.loads(printed))
 
 
 def settle(load: Load, streams: list[Stream], poll: select.epoll, sent: int) -> None:

@@ -7,17 +7,14 @@ acknowledges should have been sent. How late it is includes what the sender itse
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from benchmarks.frames import prelude
-from benchmarks.load import FRAME_SEC, PATIENCE, Load, Outcome
+from benchmarks.load import FRAME_SEC, Load, Outcome, run_load
 from benchmarks.server_process import free_port, running
 
 #: Of the 99th percentile.
@@ -43,14 +40,7 @@ def on_one_core(form: str, options: argparse.Namespace) -> Outcome:
             echo=False,
             prelude=prelude(echo=False),
         )
-        command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(load))]
-        printed = subprocess.run(
-            ["taskset", "--cpu-list", ",".join(map(str, others)), *command],
-            check=True,
-            stdout=subprocess.PIPE,
-            timeout=PATIENCE * load.seconds + 120,
-        ).stdout
-    return Outcome(**json.loads(printed))
+        return run_load(load, "taskset", "--cpu-list", ",".join(map(str, others)))
 
 
 def main(arguments: Sequence[str] = ()) -> bool:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.embedded import CLIPS, PIECE_SEC, SAMPLE_RATE, Clip, Report
-from benchmarks.load import PATIENCE, Load, Outcome
+from benchmarks.load import Load, Outcome, run_load
 from benchmarks.server_process import free_port, running
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
@@ -108,9 +106,7 @@ def load(turns: dict[str, object] | None, seconds: float, *, streams: int = LIST
             echo=False,
             prelude=json.dumps(config),
         )
-        command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(wanted))]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE * seconds + 90).stdout
-    outcome = Outcome(**json.loads(printed))
+        outcome = run_load(wanted)
     if not outcome.frames:
         raise RuntimeError("this machine is too busy to pace the streams")
     return outcome
