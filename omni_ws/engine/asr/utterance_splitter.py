@@ -22,7 +22,7 @@ from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
 PADDING_WINDOWS = 13 + START_SPAN
 
 #: So much silence belongs to an utterance; from here on its settled text can be worked out, ahead of being asked for.
-CLOSING_SILENCE_WINDOWS = 4
+CLOSING_SILENCE_WINDOWS = 2
 
 #: A speaker who pauses often would have the same words recognised again and again: then a pause must be this long.
 LONG_PAUSE_WINDOWS = 8
