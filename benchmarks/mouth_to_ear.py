@@ -19,7 +19,7 @@ import tempfile
 import time
 import wave
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,21 +134,22 @@ async def _page(path: str, environment: Mapping[str, str], way: str) -> AsyncIte
     from playwright.async_api import async_playwright
 
     settings = json.dumps({"connection": way})
-    async with async_playwright() as playwright, AsyncExitStack() as stack:
+    async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=path,
             args=["--no-sandbox", "--use-fake-ui-for-media-stream"],
             ignore_default_args=["--mute-audio"],
             env={**environment},
         )
-        stack.push_async_callback(browser.close)
         page = await (await browser.new_context(permissions=["microphone"])).new_page()
         page.set_default_timeout(_TIMEOUT_MS)
         await page.add_init_script(f"localStorage.setItem('omni_ws.settings', {json.dumps(settings)})")
         yield page
+        await browser.close()
 
 
 async def _talk(page: Any, url: str, environment: Mapping[str, str], turns: int) -> list[float]:
+    """Latencies of all turns but the first, in milliseconds."""
     await page.goto(url)
     await page.locator("body[data-state=ready]").wait_for()
     await page.locator("#talk").click()

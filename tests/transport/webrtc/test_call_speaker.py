@@ -1,0 +1,28 @@
+"""The track of a call: when its packets go, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omni_ws.audio.opus_packets import PACKET_BYTES
+from omni_ws.transport.webrtc.speaker import CallSpeaker
+
+
+@pytest.mark.virtual_clock
+async def test_after_a_pause_three_packets_go_at_once_and_the_others_by_the_clock() -> None:
+    speaker = CallSpeaker(lambda response_id: None, lambda response_id: None)
+    clock = asyncio.get_running_loop().time
+    ends = []
+    for pause in (1.0, 5.0):
+        await asyncio.sleep(pause)
+        began = clock()
+        speaker.say(f"resp_{pause}", bytes(6 * PACKET_BYTES))
+        packets = [(await speaker.recv(), clock() - began) for _ in range(6)]
+        assert [late for _, late in packets] == pytest.approx([0, 0, 0, 0.02, 0.04, 0.06])
+        stamps = [packet.pts for packet, _ in packets if packet.pts is not None]
+        assert stamps == list(range(stamps[0], stamps[0] + 6 * 960, 960))
+        ends += [stamps[0], stamps[-1]]
+    assert ends == sorted(ends)  # time stamps never go back
+    speaker.stop()
