@@ -16,8 +16,8 @@ _WINDOW: Final = 400
 _HOP: Final = SAMPLE_RATE // FRAMES_PER_SEC
 #: Quieter than the loudest point by so many powers of ten is as good as silent.
 _RANGE: Final = 8.0
-#: Frames that are multiplied at once: so few that OpenBLAS does it in this thread. Its other threads would wait for more
-#: work busily, for about 100 ms, and cost as much as reading the speech.
+#: Frames that are multiplied at once: so few that OpenBLAS does it in this thread. Its other threads would wait busily
+#: for more, for about 100 ms, and cost as much as reading the speech.
 _BLOCK: Final = 10
 
 
