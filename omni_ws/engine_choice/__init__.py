@@ -34,7 +34,12 @@ def create_engine(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.best_parts import best_asr, best_tts
 
     return ComposedEngine(
-        RulesEngine(), asr=best_asr(config), tts=best_tts(config), name="embedded", model=EmbeddedConfig().model
+        RulesEngine(),
+        asr=best_asr(config),
+        tts=best_tts(config),
+        name="embedded",
+        model=EmbeddedConfig().model,
+        think_ahead=_thinks_ahead(config),
     )
 
 

@@ -222,6 +222,8 @@ def test_the_composition_waits_for_an_llm_that_does_not_watch_itself(llm: str, p
 @pytest.mark.parametrize(
     ("argv", "ahead"),
     [
+        ((), True),
+        (("--llm.speculate", "false"), False),
         (("--llm", "rules"), True),
         (("--llm", "ollama"), True),
         (("--llm", "http://localhost:8000/v1", "--tts", "http://[::1]:8880/v1"), True),
