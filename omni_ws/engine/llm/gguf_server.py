@@ -19,6 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+if sys.platform == "linux":
+    import fcntl
+
 #: Of llama.cpp's log.
 _ERRORS_ALONE: Final = 1
 #: Thinking is on where the template leaves it open.
@@ -66,7 +69,7 @@ def main() -> None:
     order = sys.stdin.buffer.readline()
     if not order:
         return
-    threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+    _end_with_input()
     try:
         wanted = Order(**json.loads(order))
         server = _server(wanted)
@@ -122,6 +125,17 @@ def _be_first_to_go() -> None:
 
 
 def _end_with_input() -> None:
+    """From now on end this process when its input does."""
+    # xllamacpp holds the GIL while it loads a model, so a thread cannot act then. Linux ends it all the same: by SIGIO,
+    # which it sends when the other end closes.
+    if sys.platform == "linux":
+        descriptor = sys.stdin.fileno()
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    threading.Thread(target=_wait_for_end_of_input, name="input", daemon=True).start()
+
+
+def _wait_for_end_of_input() -> None:
     sys.stdin.buffer.read()
     os._exit(0)
 

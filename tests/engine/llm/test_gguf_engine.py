@@ -101,6 +101,11 @@ def seen_in(process: int, place: str) -> str:
     return Path(f"/proc/{process}/{place}").read_bytes().decode(errors="replace")
 
 
+def sleeps(process: int) -> bool:
+    """Whether the main thread of a process waits in the kernel."""
+    return seen_in(process, "stat").rpartition(")")[2].split()[0] == "S"
+
+
 # What it can do
 
 
@@ -328,31 +333,30 @@ async def test_stopping_in_the_middle_of_an_answer() -> None:
 
 
 async def test_it_ends_with_its_server_also_while_it_loads(tmp_path: Path) -> None:
-    """A server that is killed cannot end anybody."""
-    os.mkfifo(endless := tmp_path / "endless.gguf")
-    order = Order(file=str(endless), name="m", key="k", context=256, parallel=1, threads=1)
+    """A server that is killed cannot end anybody, and while the model loads no thread of Python's can run."""
+    # Nobody writes to this pipe, so opening it never ends.
+    os.mkfifo(pipe := tmp_path / "pipe.gguf")
+    order = Order(file=str(pipe), name="m", key="k", context=256, parallel=1, threads=1)
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PARENT, json.dumps(asdict(order))), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     child = int(await parent.stdout.readline())
-    # Both ends of a pipe open together: the model is being read now.
-    writing = await asyncio.to_thread(os.open, endless, os.O_WRONLY)
+    await until(lambda: "xllamacpp" in seen_in(child, "maps") and sleeps(child))
     parent.kill()
     await parent.wait()
     await ended(child)
-    os.close(writing)
 
 
-#: Starts the process, gives it an order, and waits.
+#: Starts the process, gives it an order, and waits for its own end alone.
 _PARENT = """
-import subprocess, sys
+import signal, subprocess, sys
 module = "omni_ws.engine.llm.gguf_server"
 process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, text=True)
 process.stdin.write(sys.argv[1] + "\\n")
 process.stdin.flush()
 print(process.pid, flush=True)
-process.wait()
+signal.pause()
 """
 
 
