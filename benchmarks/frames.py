@@ -76,8 +76,7 @@ def measure(contestant: Contestant, options: argparse.Namespace) -> Outcome:
         module, arguments = PEERS[contestant.server], ["--echo"] if options.echo else []
     with running(module, *arguments, port=port) as process:
         load = Load(
-            port=port,
-            pid=process.pid,
+            servers=[(port, process.pid)],
             streams=options.streams,
             seconds=options.seconds,
             warm_up=options.warm_up,

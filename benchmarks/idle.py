@@ -60,13 +60,14 @@ def measure(command: Sequence[str], sessions: int, seconds: float) -> tuple[floa
     """KiB of memory per session, and share of a core of all sessions."""
     port = free_port()
     with running(*command, port=port) as process:
-        load = Load(port=port, pid=process.pid, streams=sessions, seconds=seconds, warm_up=0, binary=False, echo=False)
+        servers = [(port, process.pid)]
+        load = Load(servers=servers, streams=sessions, seconds=seconds, warm_up=0, binary=False, echo=False)
         keep_open([], SETTLE_SEC)
         empty = cpu_share(process.pid, [], seconds / 4)
-        earlier = [Stream(load) for _ in range(EARLIER_SESSIONS)]
+        earlier = [Stream(load, port) for _ in range(EARLIER_SESSIONS)]
         keep_open(earlier, SETTLE_SEC)
         before = memory_mib(process.pid)
-        streams = earlier + [Stream(load) for _ in range(sessions)]
+        streams = earlier + [Stream(load, port) for _ in range(sessions)]
         keep_open(streams, SETTLE_SEC)
         memory = (memory_mib(process.pid) - before) * 1024 / sessions
         share = cpu_share(process.pid, streams, seconds) - empty

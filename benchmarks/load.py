@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -48,13 +49,13 @@ _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x81, 0x82, 0x88, 0x89, 0x8A
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Parameters. ``pid``: the server; its child processes count as well.
+    """Parameters. ``servers``: the port and the process of each, whose child processes count as well.
 
-    ``prelude`` is the text of a frame to send first; ``echo`` expects every chunk back.
+    The servers take the streams in turn. ``prelude`` is the text of a frame to send first; ``echo`` expects every
+    chunk back.
     """
 
-    port: int
-    pid: int
+    servers: Sequence[tuple[int, int]]
     streams: int
     seconds: float
     warm_up: float
@@ -113,7 +114,7 @@ class Meter:
         """Ends the current slice and starts the next."""
         answers = sum(stream.answers for stream in self._streams)
         received = answers if self._load.echo else sum(stream.acknowledged for stream in self._streams)
-        pids = (self._load.pid, *child_processes(self._load.pid))
+        pids = [each for _, pid in self._load.servers for each in (pid, *child_processes(pid))]
         now = sum(map(scheduled_seconds, pids)), received, answers
         if self._begin is not None:
             self._slices += 1
@@ -141,8 +142,8 @@ class Meter:
 class Stream:
     """A connection that counts received frames without keeping them."""
 
-    def __init__(self, load: Load) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", load.port))
+    def __init__(self, load: Load, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         protocol = "Sec-WebSocket-Protocol: omni.v1+binary\r\n" if load.binary and load.prelude else ""
         self.socket.sendall(_HANDSHAKE.format(protocol=protocol).encode())
@@ -244,7 +245,7 @@ def run(load: Load) -> Outcome:
     measured_from = round(load.warm_up / FRAME_SEC)
     rounds = measured_from + round(PATIENCE * load.seconds / FRAME_SEC)
     frames = [chunk_frame(number, binary=load.binary) for number in range(rounds)]
-    streams = [Stream(load) for _ in range(load.streams)]
+    streams = [Stream(load, port) for port, _ in itertools.islice(itertools.cycle(load.servers), load.streams)]
     by_descriptor = {stream.socket.fileno(): stream for stream in streams}
     poll = select.epoll()
     for descriptor in by_descriptor:

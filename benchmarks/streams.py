@@ -31,8 +31,7 @@ def on_one_core(form: str, options: argparse.Namespace) -> Outcome:
         for thread in Path(f"/proc/{process.pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {own})
         load = Load(
-            port=port,
-            pid=process.pid,
+            servers=[(port, process.pid)],
             streams=options.streams,
             seconds=options.seconds,
             warm_up=options.warm_up,

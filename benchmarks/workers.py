@@ -1,7 +1,8 @@
 """Live streams of 20 ms on one worker and on two: CPU time of the server a frame, how evenly they share, admission.
 
 The load is that of ``frames``, to the fake engine. A round measures one worker, two with the same streams, and two with
-as many for each. The CPU time is that of all processes of the server.
+as many for each. Beside each pair of workers come two servers of one worker that know nothing of each other: what
+a frame costs on this machine when two processes are busy. The CPU time is that of all processes of the servers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import websockets
@@ -33,11 +37,33 @@ ADMISSIONS: Final = 2000
 MAX_SESSIONS: Final = 1000
 
 
-def cost(port: int, pid: int, streams: int, options: argparse.Namespace) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """So many servers of so many workers each, with so many streams in all."""
+
+    servers: int
+    workers: int
+    streams: int
+
+    def __str__(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        return f"{workers}, {self.streams}" if self.servers == 1 else f"{self.servers} × {workers}, {self.streams}"
+
+    @contextmanager
+    def running(self) -> Iterator[tuple[int, int]]:
+        """Runs one of the servers; its port and process."""
+        port = free_port()
+        flags = ["--engine", "fake", "--log-level", "warning", "--workers", str(self.workers)]
+        flags += ["--limits.max-connections", str(self.streams + 100)]
+        with running("omni_ws", "serve", *flags, port=port) as process:
+            wait_until_ready(port)
+            yield port, process.pid
+
+
+def cost(servers: Sequence[tuple[int, int]], streams: int, options: argparse.Namespace) -> float:
     """Microseconds of CPU time for a frame."""
     load = Load(
-        port=port,
-        pid=pid,
+        servers=servers,
         streams=streams,
         seconds=options.seconds,
         warm_up=2,
@@ -64,33 +90,39 @@ async def apart(port: int, streams: int) -> float:
 
 
 def streams(options: argparse.Namespace) -> bool:
-    one, two, twice = (1, options.streams), (2, options.streams), (2, 2 * options.streams)
-    costs: dict[tuple[int, int], list[float]] = {one: [], two: [], twice: []}
+    once, twice = options.streams, 2 * options.streams
+    one = Case(servers=1, workers=1, streams=once)
+    beside = {
+        Case(servers=1, workers=2, streams=each): Case(servers=2, workers=1, streams=each) for each in (twice, once)
+    }
+    costs: dict[Case, list[float]] = {case: [] for case in (one, *beside, *beside.values())}
     farthest, memory = 0.0, {}
     for _ in range(options.runs):
-        for (workers, count), found in costs.items():
-            port = free_port()
-            flags = ["--engine", "fake", "--log-level", "warning", "--workers", str(workers)]
-            flags += ["--limits.max-connections", str(count + 100)]
-            with running("omni_ws", "serve", *flags, port=port) as process:
-                wait_until_ready(port)
-                farthest = max(farthest, asyncio.run(apart(port, count))) if workers > 1 else farthest
-                found.append(cost(port, process.pid, count, options))
-                memory[workers, count] = sum(map(proportional_mib, (process.pid, *child_processes(process.pid))))
+        for case, found in costs.items():
+            with ExitStack() as running_servers:
+                servers = [running_servers.enter_context(case.running()) for _ in range(case.servers)]
+                if case.workers > 1:
+                    farthest = max(farthest, asyncio.run(apart(servers[0][0], case.streams)))
+                found.append(cost(servers, case.streams, options))
+                processes = [each for _, pid in servers for each in (pid, *child_processes(pid))]
+                memory[case] = sum(map(proportional_mib, processes))
     print("### Live streams of 20 ms on one worker and on two\n")
     print(
         "| workers, streams | median µs of CPU a frame | lowest | highest | memory (PSS, MiB) |\n|---|---|---|---|---|"
     )
-    for (workers, count), found in costs.items():
+    for case, found in costs.items():
         low, middle, high = min(found), statistics.median(found), max(found)
-        print(f"| {workers}, {count} | {middle:.1f} | {low:.1f} | {high:.1f} | {memory[workers, count]:.0f} |")
+        print(f"| {case} | {middle:.1f} | {low:.1f} | {high:.1f} | {memory[case]:.0f} |")
     print()
     met = farthest <= MAX_APART
-    for what, contest in (("as many streams for each", twice), ("as many streams in all", two)):
-        ratio = statistics.median(costs[contest]) / statistics.median(costs[one])
+    for case, separate in beside.items():
+        what = "as many streams for each" if case.streams == twice else "as many streams in all"
+        middle = statistics.median(costs[case])
+        ratio = middle / statistics.median(costs[one])
         met = met and ratio <= MAX_RATIO
         verdict = "met" if ratio <= MAX_RATIO else "MISSED"
         print(f"Two workers ÷ one, {what}: {ratio:.2f}; target ≤ {MAX_RATIO:g}: {verdict}  ")
+        print(f"Two workers ÷ two servers, {what}: {middle / statistics.median(costs[separate]):.2f}  ")
     verdict = "met" if farthest <= MAX_APART else "MISSED"
     print(f"Shares {farthest:.0%} apart at most; target ≤ {MAX_APART:.0%}: {verdict}\n", flush=True)
     return met

@@ -105,9 +105,8 @@ class _Client(Stream):
         self._tokens = tokens
         self._asked = 0
         prelude = json.dumps(_config(tokens))
-        super().__init__(
-            Load(port=port, pid=0, streams=1, seconds=0, warm_up=0, binary=False, echo=False, prelude=prelude)
-        )
+        load = Load(servers=[], streams=1, seconds=0, warm_up=0, binary=False, echo=False, prelude=prelude)
+        super().__init__(load, port)
 
     def ask(self) -> None:
         self.answered = False
