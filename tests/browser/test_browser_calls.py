@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -187,6 +188,28 @@ async def test_a_network_without_udp(server: LiveServer, monkeypatch: pytest.Mon
         await demo.page.locator("select[name=connection]").select_option("websocket")
         await demo.in_state("ready")
         assert await connected_by(demo) == "WebSocket"
+
+
+async def test_a_call_that_is_refused_for_a_while(server: LiveServer) -> None:
+    """The page calls again when the server has said, and not before."""
+    asked: list[float] = []
+
+    async def busy_once(route: Route) -> None:
+        asked.append(time.monotonic())
+        error = {"error": {"code": "engine_overloaded", "message": "all seats are taken", "type": "server_error"}}
+        if len(asked) > 1:
+            await route.continue_()
+        else:
+            await route.fulfill(status=503, headers={"Retry-After": "2"}, json=error)
+
+    async with demo_page(expect_problems=True) as demo:
+        await demo.page.route("**/v1/realtime/calls", busy_once)
+        await choose_call(demo, server)
+        await demo.in_state("ready")
+        assert await connected_by(demo) == "WebRTC"
+        await demo.page.goto(url(server) + "health")
+    first, second = asked
+    assert second - first >= 2
 
 
 async def test_a_call_in_which_nothing_happens() -> None:

@@ -230,7 +230,10 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
       const response = await fetch(this.#url, { method: "POST", headers, body: peer.localDescription?.sdp });
       const answer = await response.text();
       if (peer !== this.#peer) return;
-      if (!response.ok) return this.#lost(JSON.parse(answer).error);
+      if (!response.ok) {
+        const wanted = Number(response.headers.get("Retry-After")) || 0;
+        return this.#lost({ ...JSON.parse(answer).error, retry_after_ms: wanted * 1000 });
+      }
       await peer.setRemoteDescription({ type: "answer", sdp: answer });
     } catch {
       if (peer === this.#peer) this.#lost();
@@ -267,7 +270,8 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     this.#hangUp();
     if (error?.code === "session_timeout") return this.#tell("ended", { reason: error.code });
     if (error?.code === "unauthenticated") return this.#tell("refused", { reason: "key" });
-    const delay = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+    const wanted = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+    const delay = Math.max(wanted, error?.retry_after_ms ?? 0);
     this.#tell("waiting", { seconds: delay / 1000, notice: error && { error }, again: this.#hadSession });
     this.#timer = setTimeout(() => this.open(), delay);
   }
