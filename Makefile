@@ -154,12 +154,16 @@ package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, 
 	@$(PACKAGING_VENV)/bin/python .ci/check_bill.py $(BILL) $(SERVER_LOCK)
 	@PAGE_PYTHON='$(CURDIR)/$(BIN)/python' $(PACKAGE_VENV)/bin/python .ci/try_package.py
 
-lock: $(PACKAGING_VENV)/.ready ## write requirements/server.lock anew: the newest versions that pyproject.toml allows
-	@$(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
-	  --custom-compile-command 'make lock' --override requirements/server-overrides.txt $(LOCKED_EXTRAS:%=--extra %) \
-	  --output-file $(SERVER_LOCK) pyproject.toml
+lock: $(PACKAGING_VENV)/.ready ## write the locks of both images anew: the newest versions that pyproject.toml allows
+	@$(COMPILE_LOCK) --universal --python-version 3.11 $(LOCKED_EXTRAS:%=--extra %) --output-file $(SERVER_LOCK) pyproject.toml
+	@$(COMPILE_LOCK) --python-platform x86_64-unknown-linux-gnu --python-version 3.12 $(CUDA_EXTRAS:%=--extra %) \
+	  --output-file $(CUDA_LOCK) pyproject.toml
 
+COMPILE_LOCK = $(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate \
+  --custom-compile-command 'make lock' --override requirements/server-overrides.txt
+CUDA_LOCK := requirements/cuda.lock
 LOCKED_EXTRAS := embedded espeak remote whisper hibari
+CUDA_EXTRAS := $(LOCKED_EXTRAS) vllm grpc
 
 $(PACKAGING_VENV)/.ready: requirements/packaging.txt | $(BIN)/python
 	@$(BIN)/python -m venv $(PACKAGING_VENV)

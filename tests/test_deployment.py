@@ -22,7 +22,8 @@ from omni_ws.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
-LOCK = ROOT / "requirements" / "server.lock"
+#: With the variable of the Makefile that names what it locks.
+LOCKS = (("server.lock", "LOCKED_EXTRAS"), ("cuda.lock", "CUDA_EXTRAS"))
 
 
 def parsed(path: Path) -> Any:
@@ -143,10 +144,11 @@ def test_links_of_the_readme_are_absolute_on_an_index(tmp_path: Path) -> None:
 # the lock, and the bill of materials
 
 
-def locked_packages() -> dict[str, list[tuple[Requirement, list[str]]]]:
-    """Each package of the lock with its hashes; more than once if Python versions differ."""
+def locked_packages(lock: str) -> dict[str, list[tuple[Requirement, list[str]]]]:
+    """Each package of a lock with its hashes; more than once if Python versions differ."""
     found: dict[str, list[tuple[Requirement, list[str]]]] = {}
-    text = LOCK.read_text(encoding="utf-8")
+    text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
+    assert text.startswith("# ")
     for entry in re.findall(r"(?m)^[a-z][^\n]*(?:\n +--hash=[^\n]+)*", text):
         first, *hashes = entry.replace("\\", "").splitlines()
         requirement = Requirement(first)
@@ -154,25 +156,23 @@ def locked_packages() -> dict[str, list[tuple[Requirement, list[str]]]]:
     return found
 
 
-def test_every_package_of_the_lock_has_one_version_and_hashes() -> None:
-    packages = locked_packages()
-    assert "# " in LOCK.read_text(encoding="utf-8").splitlines()[1]
-    for entries in packages.values():
+@pytest.mark.parametrize("lock", [lock for lock, _ in LOCKS])
+def test_every_package_of_a_lock_has_one_version_and_hashes(lock: str) -> None:
+    for entries in locked_packages(lock).values():
         for requirement, hashes in entries:
             assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
             assert hashes
             assert all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64} *", one) for one in hashes), requirement
 
 
-def test_the_lock_holds_what_the_project_asks_for() -> None:
+@pytest.mark.parametrize(("lock", "variable"), LOCKS)
+def test_a_lock_holds_what_the_project_asks_for(lock: str, variable: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (extras,) = re.findall(r"(?m)^LOCKED_EXTRAS := (.+)$", makefile)
     asked = [
         *project["dependencies"],
-        *(one for extra in extras.split() for one in project["optional-dependencies"][extra]),
+        *(one for extra in made_value(variable).split() for one in project["optional-dependencies"][extra]),
     ]
-    packages = locked_packages()
+    packages = locked_packages(lock)
     for text in asked:
         wanted = Requirement(text)
         entries = packages[canonicalize_name(wanted.name)]
@@ -180,6 +180,18 @@ def test_the_lock_holds_what_the_project_asks_for() -> None:
             (pin,) = requirement.specifier
             assert wanted.specifier.contains(pin.version), text
     assert "onnxruntime" not in packages
+
+
+def test_the_compiler_of_the_image_is_of_the_cuda_that_torch_is_built_for() -> None:
+    text = (DEPLOY / "Dockerfile.cuda").read_text(encoding="utf-8")
+    (of_image,) = re.findall(r"FROM nvidia/cuda:(\d+)\.\S+-devel", text)
+    assert f"nvidia-nccl-cu{of_image}" in locked_packages("cuda.lock")
+
+
+def made_value(variable: str) -> str:
+    """A variable of the Makefile, expanded."""
+    command = ["make", "--no-print-directory", f"--eval=value: ; @echo $({variable})", "value"]
+    return subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def checked_bill(folder: Path, components: list[dict[str, str]]) -> subprocess.CompletedProcess[str]:
