@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-START_TIMEOUT_SEC: Final = 60.0
+START_TIMEOUT_SEC: Final = 180.0
 _TICKS_PER_SEC: Final = os.sysconf("SC_CLK_TCK")
 
 

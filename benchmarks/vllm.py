@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.vllm_parts.report import Report, Size
 
-PARTS: Final = ("early_input", "overhead", "waiting", "speech", "readouts", "conversation")
+PARTS: Final = ("early_input", "overhead", "front", "waiting", "speech", "readouts", "conversation")
 QUICK: Final = Size(rounds=2, pairs=20, seconds=3.0)
 WHOLE: Final = Size(rounds=9, pairs=200, seconds=10.0)
 
