@@ -13,6 +13,7 @@ import numpy as np
 
 from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.audio.samples import Samples
+from omni_ws.engine.asr.repeats import copied_at_end
 from omni_ws.engine.asr.whisper_languages import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 
@@ -50,7 +51,8 @@ class ScoredWord:
 
 @dataclass(frozen=True, slots=True)
 class WhisperTranscript:
-    """What the model read. ``words`` is empty unless asked for.
+    """What the model read. ``words`` is empty unless asked for, or where the text repeats itself at its end: only times
+    tell whether that was said.
 
     ``no_speech`` is the probability that nothing was said, ``score`` the mean log-probability of the tokens. The model
     writes something for noise, too: then the first is high and the second is low.
@@ -123,9 +125,11 @@ class WhisperModel:
             return_no_speech_prob=True,
         )
         tokens = [token for token in result.sequences_ids[0] if not self._vocabulary[token].startswith("<|")]
+        text = self._text(tokens)
+        timed = tokens and (words or copied_at_end(text.split()))
         return WhisperTranscript(
-            self._text(tokens),
-            self._words(encoded, prompt, tokens, seconds) if words and tokens else (),
+            text,
+            self._words(encoded, prompt, tokens, seconds) if timed else (),
             float(result.no_speech_prob),
             float(result.scores[0]),
         )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -114,9 +115,7 @@ class WhisperRecogniser:
         self._cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
         if heard is None:
             return Recognised()
-        words = without_repeats(heard.words)
-        text = heard.text if len(words) == len(heard.words) else " ".join(word.text for word in words)
-        return Recognised(text, tuple(Word(word.text, word.start_ms, word.end_ms) for word in words))
+        return Recognised(heard.text, tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words))
 
     def _interim(self, pcm: Pcm16) -> str:
         began = self._clock()
@@ -125,9 +124,14 @@ class WhisperRecogniser:
         return "" if heard is None else heard.text
 
     def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
-        """What was read; None where nobody spoke."""
+        """What was read, once; None where nobody spoke."""
         assert self._model is not None
         audio = pcm.astype(np.float32) / np.float32(32768)
         heard = self._model.transcribe(audio, beam=beam, words=words, language=self._language)
         noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
-        return None if noise or not any(map(str.isalnum, heard.text)) else heard
+        if noise or not any(map(str.isalnum, heard.text)):
+            return None
+        once = without_repeats(heard.words)
+        if len(once) == len(heard.words):
+            return heard
+        return replace(heard, text=" ".join(word.text for word in once), words=tuple(once))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.engine.asr.repeats import without_repeats
+from omni_ws.engine.asr.repeats import copied_at_end, without_repeats
 from omni_ws.engine.asr.whisper_model import ScoredWord
 
 
@@ -35,3 +35,17 @@ def scored(text: str, times: list[int]) -> list[ScoredWord]:
 def test_copies_that_take_no_time_were_not_said(text: str, times: list[int], said: int) -> None:
     words = scored(text, times)
     assert without_repeats(words) == words[:said]
+
+
+@pytest.mark.parametrize(
+    ("text", "copied"),
+    [
+        ("10 of clubs 10 of clubs 10 of", 5),
+        ("Location. location", 1),
+        ("no no yes", 0),
+        ("10 of clubs 10 of", 0),
+        ("", 0),
+    ],
+)
+def test_copies_are_counted_whole_or_cut_short(text: str, copied: int) -> None:
+    assert copied_at_end(text.split()) == copied

@@ -36,6 +36,8 @@ class TimedModel:
         self.now = 0.0
         self.pace = 0.1
         self.no_speech, self.score, self.text = 0.1, -0.3, "words"
+        #: Words of a text that repeats itself, which have times also where none are asked for.
+        self.repeated: tuple[ScoredWord, ...] = ()
         #: The beam, the length in seconds and the language of what has begun.
         self.begun: list[tuple[int, float, str | None]] = []
         #: Held back while it is not set.
@@ -48,7 +50,7 @@ class TimedModel:
         assert self.goes_on.wait(30)
         self.now += self.pace * seconds
         found = (ScoredWord("words", 10, 20, 0.9),) if words else ()
-        return WhisperTranscript(self.text, found, self.no_speech, self.score)
+        return WhisperTranscript(self.text, self.repeated or found, self.no_speech, self.score)
 
     @property
     def beams(self) -> list[int]:
@@ -89,6 +91,19 @@ def test_settled_texts_have_words_and_a_beam(recogniser: WhisperRecogniser, mode
     recognised = recogniser.transcribe(pcm(2)).result(10)
     assert recognised == Recognised("words", (Word("words", 10, 20),))
     assert model.begun == [(5, 2.0, None)]
+
+
+async def test_what_was_said_once_is_told_once(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    model.text = "ten of clubs ten of clubs ten of"
+    starts = [0, 300, 600, *[900] * 5]
+    model.repeated = tuple(
+        ScoredWord(word, start, min(start + 300, 900), 0.9)
+        for word, start in zip(model.text.split(), starts, strict=True)
+    )
+    assert recogniser.transcribe(pcm(2)).result(10).text == "ten of clubs"
+    live = recogniser.live_text()
+    await until(lambda: live.read(spoken(1)) == "ten of clubs")
+    live.end()
 
 
 def test_settled_texts_go_before_interim_ones(recogniser: WhisperRecogniser, model: TimedModel) -> None:
