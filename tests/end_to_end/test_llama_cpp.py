@@ -128,14 +128,14 @@ async def test_a_conversation_longer_than_its_context(llama_cpp: int) -> None:
     async with spoken_to(llama_cpp) as (server, _, relay):
         config = {"modalities": ["text"], "sampling": {"temperature": 0, "max_tokens": 4}}
         async with connect(server.websocket_url, config=config) as session:
-            for number in range(8):
-                words = f"Remember number {number}. " + "The sun is bright today. " * 20
+            for number in range(5):
+                words = f"Remember number {number}. " + "The sun is bright today. " * 30
                 assert (await session.ask_text(words)).text
         seen = prompts(relay)
-    assert len(seen) == 8
+    assert len(seen) == 5
     heads = b"".join(relay.sent).count(b"POST /v1/chat/completions")
     assert b"".join(relay.sent).lower().count(b"connection: close") == heads
-    assert max(len(messages) for messages in seen) < 15
+    assert max(len(messages) for messages in seen) < 9
 
 
 async def test_it_closes_the_connection_after_a_streamed_answer(llama_cpp: int) -> None:
