@@ -1,10 +1,10 @@
 /* The microphone's side of the audio thread: collects quanta of 128 frames to chunks of 20 ms, as 16-bit samples at the
    context's own rate. Nothing is resampled here: the rate is told to the server, which does it better. */
 
-const CHUNK_SECONDS = 0.02;
+const CHUNK_FRAMES = Math.round(sampleRate * 0.02);
 
 class Capture extends AudioWorkletProcessor {
-  #chunk = new Int16Array(Math.round(sampleRate * CHUNK_SECONDS));
+  #chunk = new Int16Array(CHUNK_FRAMES);
   #filled = 0;
   #peak = 0;
 
@@ -27,7 +27,7 @@ class Capture extends AudioWorkletProcessor {
   #post() {
     const samples = this.#chunk;
     this.port.postMessage({ samples, peak: this.#peak }, [samples.buffer]);
-    this.#chunk = new Int16Array(samples.length || Math.round(sampleRate * CHUNK_SECONDS));
+    this.#chunk = new Int16Array(CHUNK_FRAMES);
     this.#filled = 0;
     this.#peak = 0;
   }

@@ -10,6 +10,7 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
   #stream = null;
   /** @type {AudioNode[]} */
   #nodes = [];
+  #changes = 0; // how often it was opened or closed
 
   get isOpen() {
     return this.#stream !== null;
@@ -32,7 +33,8 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
     return this.isOpen ? Boolean(this.settings.echoCancellation) : null;
   }
 
-  /* Raises the DOMException of getUserMedia, or an Error named InsecureContext where a page may not ask at all. */
+  /* Raises the DOMException of getUserMedia, or an Error named InsecureContext where a page may not ask at all. It stays
+     closed where it was closed, or opened anew, while the browser asked the person. */
   /** @param {AudioContext} context @param {MicrophoneChoice} choice */
   async open(context, { deviceId = "", echoCancellation = true, noiseSuppression = true, autoGainControl = true }) {
     this.close();
@@ -43,7 +45,12 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
     const wanted = { channelCount: 1, echoCancellation, noiseSuppression, autoGainControl };
     // A device that is not there any more is no reason to stay silent: any other will do.
     if (deviceId) wanted.deviceId = { ideal: deviceId };
+    const change = this.#changes;
     const stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
+    if (change !== this.#changes) {
+      for (const track of stream.getTracks()) track.stop();
+      return;
+    }
     this.#stream = stream;
     const [track] = stream.getAudioTracks();
     track.onended = () => {
@@ -66,6 +73,7 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
   }
 
   close() {
+    this.#changes += 1;
     for (const node of this.#nodes) {
       node.disconnect();
       if (node instanceof AudioWorkletNode) node.port.onmessage = null;

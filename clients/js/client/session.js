@@ -49,7 +49,9 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   #timer;
   /** @type {ReturnType<typeof setInterval> | undefined} */
   #pinger;
-  #heardAt = 0;
+  /* Runs from the first ping since something was heard. */
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #deadline;
   /** @type {SessionConfig} */
   #configuration = {};
   /** @type {Set<string>} */
@@ -215,7 +217,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   /** @param {string | ArrayBuffer} data */
   #read(data) {
-    this.#heardAt = performance.now();
+    this.#endDeadline();
     if (data instanceof ArrayBuffer) {
       const { sequenceId, modality, startMs, payload } = decodeOutput(data);
       if (this.onwire) this.onwire("received", described("output_chunk", data));
@@ -288,12 +290,13 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   }
 
   #ping({ measured = true } = {}) {
-    const asked = performance.now();
-    const socket = this.#socket;
-    this.#send({ type: "ping", t: measured ? asked : null });
-    setTimeout(() => {
-      if (socket === this.#socket && this.#ready && this.#heardAt < asked) this.#closed(1006);
-    }, DEAD_MS);
+    this.#send({ type: "ping", t: measured ? performance.now() : null });
+    this.#deadline ??= setTimeout(() => this.#closed(1006), DEAD_MS);
+  }
+
+  #endDeadline() {
+    clearTimeout(this.#deadline);
+    this.#deadline = undefined;
   }
 
   /** @param {Frame} frame */
@@ -370,6 +373,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.#socket = null;
     this.#ready = false;
     clearInterval(this.#pinger);
+    this.#endDeadline();
     if (!socket) return;
     socket.onopen = socket.onmessage = socket.onclose = null;
     socket.close(code);

@@ -36,6 +36,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   #tail = 0;
   /** @type {number | null} */
   #pressedAt = null;
+  #starts = 0;
   /** @type {TalkEvents["network"]["state"]} */
   #network = "well";
   /** @type {{ endMs: number, capturedAt: number, samples: Int16Array }[]} */
@@ -123,14 +124,16 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
 
   /** @param {"talking" | "listening"} phase */
   async #start(phase) {
+    const start = ++this.#starts;
     this.#become("opening");
     try {
       const context = await this.sound.wake();
       if (!this.microphone.isOpen) await this.microphone.open(context, this.devices);
       await this.sound.running();
     } catch (error) {
-      return this.#fail(/** @type {Error} */ (error));
+      return start === this.#starts ? this.#fail(/** @type {Error} */ (error)) : undefined;
     }
+    if (start !== this.#starts) return; // let go, and pressed again, while the browser asked
     if (this.phase !== "opening") {
       if (this.mode === "open") this.microphone.close();
       return;
