@@ -582,11 +582,123 @@ async def test_answers_are_shown_as_they_are_meant_and_never_read_as_html(demo: 
     assert found[3:] == [True, True]
     assert found[0] == (
         '<p class="heading">Two</p><p><strong>bold</strong> and <code>a*b</code> &lt;img src=x&gt;</p><ul><li>one</li>'
-        '<li><a href="https://a.example/b" target="_blank" rel="noopener noreferrer">two</a></li>'
-        '<li>three</li></ul><pre tabindex="0" data-language="js"><code>let a = 1;\n</code></pre>'
+        '<li><a href="https://a.example/b" target="_blank" rel="noopener noreferrer">two</a></li></ul>'
+        '<ol><li value="3">three</li></ol><pre tabindex="0" data-language="js"><code>let a = 1;\n</code></pre>'
     )
     assert found[1] == ["<p>[x](javascript:alert) 2 * 3 * 4</p>", 0]
     assert found[2] == [[0, 3], [5, 8], None, [10, 13]]
+
+
+#: What is written, and the elements that it becomes. The attributes of a table's box are left out.
+MARKDOWN = [
+    (
+        "1. Soft\n2. Medium\n   - cold\n   - warm\n     1) deep\n3. Hard",
+        '<ol><li value="1">Soft</li><li value="2">Medium<ul><li>cold</li><li>warm<ol><li value="1">deep</li></ol></li>'
+        '</ul></li><li value="3">Hard</li></ol>',
+    ),
+    # As models indent below a number, and with a tab.
+    ("1. a\n  - b\n2. c", '<ol><li value="1">a<ul><li>b</li></ul></li><li value="2">c</li></ol>'),
+    ("- a\n\t- b\n - c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+    # More than a line in an item, and what stands behind the list.
+    (
+        "7. a\n\n   more\n   ```\n   if x:\n     y\n   ```\n\n8. b\n\nend",
+        '<ol><li value="7">a<p>more</p><pre tabindex="0"><code>if x:\n  y</code></pre></li></ol>'
+        '<ol><li value="8">b</li></ol><p>end</p>',
+    ),
+    ("- a\n1. b\n* * *\n---", '<ul><li>a</li></ul><ol><li value="1">b</li></ol><hr><hr>'),
+    (
+        "so\n| a \\| b | **c** |\n|:-:|--:|\n| 1 | <b> | 3 |\nd |\nend | of\n\nlast",
+        '<p>so</p><div class="table"><table><thead><tr><th scope="col" style="text-align: center;">a | b</th>'
+        '<th scope="col" style="text-align: end;"><strong>c</strong></th></tr></thead><tbody>'
+        '<tr><td style="text-align: center;">1</td><td style="text-align: end;">&lt;b&gt;</td></tr>'
+        '<tr><td style="text-align: center;">d</td></tr>'
+        '<tr><td style="text-align: center;">end</td><td style="text-align: end;">of</td></tr></tbody></table></div><p>last</p>',
+    ),
+    ("a | b\n--- | -", None),  # complete enough to be a table
+    ("a | b\nc | d", "<p>a | b\nc | d</p>"),
+    ("|\n|", "<p>|\n|</p>"),
+    ("say\n> one\n> - two\n>\n>> three\nend", "<p>say</p><blockquote><p>one</p><ul><li>two</li></ul>"
+     "<blockquote><p>three</p></blockquote></blockquote><p>end</p>"),
+    ("***a*** and *b*", "<p><strong><em>a</em></strong> and <em>b</em></p>"),
+    ("a\n---\nb --- c", "<p>a</p><hr><p>b --- c</p>"),
+    ("**a **b** [c [d](https://e.example)", '<p>**a <strong>b</strong> [c <a href="https://e.example" target="_blank" '
+     'rel="noopener noreferrer">d</a></p>'),
+]  # fmt: skip
+
+
+async def test_markdown_as_models_write_it(demo: DemoPage) -> None:
+    """Also while it grows letter by letter; and each word that sounds is found in it."""
+    found = await demo.page.evaluate(
+        """async (texts) => {
+          const { blocksOf, showRichText } = await import("/browser/rich-text.js");
+          return texts.map((text) => {
+            const whole = document.createElement("div");
+            whole.append(...blocksOf(text).map(({ element }) => element));
+            const growing = document.createElement("div");
+            for (let end = 1; end <= text.length; end++) showRichText(growing, text.slice(0, end));
+            return [whole.innerHTML, growing.innerHTML === whole.innerHTML];
+          });
+        }""",
+        [text for text, _ in MARKDOWN],
+    )
+    box = '<div class="table" tabindex="0" role="group" aria-label="Table">'
+    for (text, wanted), (shown, grew) in zip(MARKDOWN, found, strict=True):
+        shown = shown.replace(box, '<div class="table">')
+        assert wanted is None or shown == wanted, text
+        assert grew, text
+    assert "<table>" in next(shown for (text, _), (shown, _) in zip(MARKDOWN, found, strict=True) if "--- | -" in text)
+
+
+async def test_words_that_sound_are_found_within_lists_and_tables(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { showRichText } = await import("/browser/rich-text.js");
+          const { markSpoken, markUnheard } = await import("/browser/spoken-word.js");
+          const node = document.createElement("div");
+          document.body.append(node);
+          showRichText(node, "1. One\\n   - two **three**\\n\\n| four | five |\\n|---|---|\\n| six | seven |\\n\\n> eight\\n\\n---\\nnine");
+          const said = "One two three four five six seven eight nine".split(" ");
+          const words = said.map((text, index) => ({ text, start_ms: 100 * index, end_ms: 100 * index + 90 }));
+          const marked = words.map(({ start_ms: at }) => String(markSpoken(node, words, at)));
+          markUnheard(node, words, 250);
+          const texts = (name) => [...CSS.highlights.get(name)].map(String);
+          const cut = [texts("cut"), texts("unheard")];
+          markUnheard(node, words, null);
+          markSpoken(null);
+          node.remove();
+          return [marked, said, cut];
+        }"""
+    )
+    marked, said, cut = found
+    assert marked == said
+    assert cut[0] == ["three"]
+    assert cut[1][0].split()[-1].endswith("nine")
+
+
+async def test_no_text_takes_longer_to_show_than_its_length_accounts_for(demo: DemoPage) -> None:
+    """What would take minutes if its time grew with the square of its length."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { blocksOf } = await import("/browser/rich-text.js");
+          const many = (piece, count = 200_000) => piece.repeat(count / piece.length);
+          const stairs = Array.from({ length: 600 }, (_, step) => " ".repeat(step) + "- x").join("\\n");
+          const texts = {
+            strong: many("**a "), soft: many("*a "), code: many("` "), labels: many("["), links: many("[a](http://b"),
+            addresses: "http://" + many(","), quotes: many(">"), quoted: many("> "), items: many("- "), numbers: many("1. a\\n"),
+            rules: many("- ") + "x", spaces: many(" ") + "x", lines: "- a" + many("\\n") + "x", stairs,
+            pairs: many("- a\\n\\n\\n\\n"), columns: many("|a", 50_000) + "\\n" + many("|-", 50_000) + "\\n" + many("|\\n", 100_000),
+            bars: many("|\\n"), rows: many("a|b\\n"), dashes: "---" + many(" ") + "|",
+          };
+          const times = {};
+          for (const [name, text] of Object.entries(texts)) {
+            const begun = performance.now();
+            blocksOf(text);
+            times[name] = performance.now() - begun;
+          }
+          return times;
+        }"""
+    )
+    assert not {name: ms for name, ms in found.items() if ms > 4000}
 
 
 async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage) -> None:
