@@ -22,7 +22,7 @@ export class Attachments {
     this.modalities = [];
     imageButton.onclick = () => imageInput.click();
     imageInput.onchange = () => {
-      this.add(imageInput.files);
+      this.add([...imageInput.files]);
       imageInput.value = "";
     };
     for (const [source, button] of Object.entries(this.frameButtons)) button.onclick = () => this.#toggle(source);
@@ -146,7 +146,8 @@ export class Attachments {
         const button = document.createElement("button");
         const image = document.createElement("img");
         button.type = "button";
-        button.setAttribute("aria-label", "Remove this picture");
+        button.title = "Remove this picture";
+        button.setAttribute("aria-label", button.title);
         image.src = picture.url;
         image.alt = "";
         button.append(image);

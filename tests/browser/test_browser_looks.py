@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.chromium import DemoPage, chromium_path, demo_page
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
@@ -294,6 +296,24 @@ async def test_keys() -> None:
         await demo.page.locator("#open-settings").click()
         await demo.page.keyboard.press("Escape")
         assert not await demo.page.locator("#settings").is_visible()
+
+
+async def test_several_pictures_are_chosen_and_one_is_taken_back(tmp_path: Path) -> None:
+    files = [tmp_path / f"{colour}.png" for colour in ("red", "green", "blue")]
+    for file in files:
+        Image.new("RGB", (40, 30), file.stem).save(file)
+    async with live_server() as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#image-file").set_input_files(files)
+        waiting = demo.page.get_by_role("button", name="Remove this picture")
+        await waiting.nth(2).wait_for()
+        assert await waiting.first.get_attribute("title") == "Remove this picture"
+        assert await waiting.first.evaluate("(one) => getComputedStyle(one, '::after').content") == '"×"'
+        await waiting.first.click()
+        await demo.until("() => document.querySelectorAll('#pictures button').length === 2")
+        await demo.write("look")
+        await demo.answered("look")
+        assert await demo.page.locator(".you .images img").count() == 2
 
 
 async def test_settings_are_remembered_and_told() -> None:
