@@ -92,8 +92,8 @@ export class ConversationView {
     copy.hidden = !answer.text || !["done", "stopped"].includes(answer.state);
     showCalls(calls, answer.calls);
     const said = [];
-    if (turn.firstSoundMs !== null) said.push(`first sound after ${duration(turn.firstSoundMs)}`);
-    if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
+    if (turn.firstSoundMs !== null) said.push(whole(`first sound after ${duration(turn.firstSoundMs)}`));
+    if (answer.state === "stopped") said.push(turn.heardMs ? whole(`stopped after ${seconds(turn.heardMs)}`) : "stopped");
     const used = answer.calls.map(({ name }) => name).join(", ");
     if (used) said.push(`used ${used}`);
     else if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
@@ -206,6 +206,11 @@ function make(tag, className = "") {
 
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
+}
+
+/* Words that no line breaks. */
+function whole(text) {
+  return text.replaceAll(" ", "\u00a0");
 }
 
 function seconds(ms) {

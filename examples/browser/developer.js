@@ -42,7 +42,12 @@ export class Developer {
     client.session.addEventListener("rtt", ({ detail }) => (this.#rtt = detail));
     client.addEventListener("turn", () => this.#later());
     element("open-developer").onclick = () => this.toggle(this.panel.hidden);
-    element("close-developer").onclick = () => this.toggle(false);
+    element("close-developer").onclick = () => this.close();
+    this.panel.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // elsewhere it stops the answer
+      if (event.target !== this.filter || !this.filter.value) this.close(); // what is written there goes first
+    });
     this.filter.oninput = () => this.#later();
     element("wire-copy").onclick = () => copy(JSON.stringify(this.#matching(), null, 2), "The frames were copied.");
     element("wire-clear").onclick = () => {
@@ -53,11 +58,16 @@ export class Developer {
     element("request-copy").onclick = () => copy(element("request").textContent, "The lines were copied.");
   }
 
+  close() {
+    if (!this.panel.hidden) this.toggle(false);
+  }
+
   toggle(open) {
     this.panel.hidden = !open;
     this.levels.show(open);
     element("open-developer").setAttribute("aria-pressed", String(open));
     if (open) this.#later();
+    if (open) element("close-developer").focus();
     else element("open-developer").focus();
   }
 

@@ -46,6 +46,11 @@ export class Figures {
     element("round-trip").parentElement.hidden = false;
   }
 
+  /* Without a connection the last round trip tells nothing. */
+  offline() {
+    element("round-trip").parentElement.hidden = true;
+  }
+
   /* `cancelled` is null while there is no microphone. */
   echo(cancelled) {
     show("figure-echo", cancelled === null ? "–" : cancelled ? "taken out" : "not taken out");

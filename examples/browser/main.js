@@ -8,7 +8,7 @@ import { Developer } from "./developer.js";
 import { Figures } from "./figures.js";
 import { InputMeter } from "./input-meter.js";
 import { Orb } from "./orb.js";
-import { announce, element, Messages } from "./page.js";
+import { announce, bindDialog, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
 import { Replay } from "./replay.js";
@@ -68,9 +68,9 @@ const preview = new VoicePreview(element("preview"), new URL("v1/audio/speech", 
   complain: (error) => messages.show("server", plainWords.ofServer(error), { seconds: 8 }),
 });
 element("settings").addEventListener("close", () => preview.stop());
-new Developer(client, { hasKey: () => currentKey() !== "", copy });
-element("open-who").onclick = () => element("who-dialog").showModal();
-element("close-who").onclick = () => element("who-dialog").close();
+const developer = new Developer(client, { hasKey: () => currentKey() !== "", copy });
+bindDialog(element("who-dialog"), { opener: element("open-who"), closer: element("close-who") });
+bindDialog(element("save-dialog"), { opener: element("save"), closer: element("close-save") });
 const attachments = new Attachments({
   place: element("pictures"),
   video: element("camera-view"),
@@ -88,6 +88,7 @@ let models = [];
 // --- the session
 
 session.addEventListener("state", ({ detail }) => {
+  if (detail.state !== "open") figures.offline();
   if (detail.state === "open") {
     messages.hide("connection");
     messages.hide("key");
@@ -112,7 +113,7 @@ session.addEventListener("state", ({ detail }) => {
 });
 
 session.addEventListener("created", async ({ detail }) => {
-  if (detail.lost) {
+  if (detail.lost && conversation.turns.some(({ dropped }) => !dropped)) {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
   attachments.allow(detail.capabilities.input_modalities);
@@ -373,12 +374,18 @@ function showState() {
   element("talk").setAttribute("aria-label", open || active ? label : "Talk: hold, or press once to begin and once to send");
   element("talk-label").textContent = label;
   element("stop").disabled = !speaker.playing && !conversation.current;
-  element("mute").disabled = !open;
+  element("invitation").textContent = active ? "Say something." : "Press the button and speak.";
+  element("mute").disabled = !canMute();
   element("mute").setAttribute("aria-pressed", String(talk.muted));
   element("mute").querySelector("use").setAttribute("href", talk.muted ? "#i-mute" : "#i-microphone");
   element("mode-open").disabled = !canOpen;
   element("mode-open").parentElement.title = canOpen ? "" : "This server does not detect turns";
   element(`mode-${talk.mode}`).checked = true;
+}
+
+/* An open microphone can be muted; one that is off has nothing to mute. */
+function canMute() {
+  return talk.mode === "open" && talk.phase !== "off";
 }
 
 // --- hands
@@ -395,8 +402,11 @@ const hands = {
 bindTalkButton(element("talk"), hands);
 bindKeyboard({
   talk: hands,
-  stop: () => client.interrupt(),
-  mute: () => talk.mode === "open" && talk.mute(!talk.muted),
+  stop: () => {
+    if (element("stop").disabled) developer.close(); // nothing else is there to be ended
+    client.interrupt();
+  },
+  mute: () => canMute() && talk.mute(!talk.muted),
   write: () => element("text").focus(),
 });
 
@@ -411,8 +421,6 @@ element("write").addEventListener("submit", (event) => {
 });
 for (const example of document.querySelectorAll("[data-say]")) example.onclick = () => write(example.dataset.say);
 
-element("save").onclick = () => element("save-dialog").showModal();
-element("close-save").onclick = () => element("save-dialog").close();
 element("save-text").onclick = () => save({ text: true });
 element("save-sound").onclick = () => save({ recording: true });
 element("save-all").onclick = () => save({ everything: true, recording: true });

@@ -40,6 +40,19 @@ export class Messages {
   }
 }
 
+/* Open a dialog by one button; another one, Escape, and a click beside it close it. `opened` is called after the first. */
+export function bindDialog(dialog, { opener, closer, opened = () => {} }) {
+  opener.onclick = () => {
+    dialog.showModal();
+    opened();
+  };
+  closer.onclick = () => dialog.close();
+  dialog.addEventListener("click", ({ target, clientX: x, clientY: y }) => {
+    const { left, right, top, bottom } = dialog.getBoundingClientRect();
+    if (target === dialog && (x < left || x > right || y < top || y > bottom)) dialog.close();
+  });
+}
+
 /* Says something to screen readers alone. */
 export function announce(text) {
   const place = element("announcement");

@@ -1,7 +1,7 @@
 /* The drawer: everything that one sets once, and the figures of the connection. Each field of the form has the name of
    its setting. */
 
-import { element } from "./page.js";
+import { bindDialog, element } from "./page.js";
 import { duration, voiceName } from "./plain-words.js";
 import { judgesTurns } from "./settings.js";
 import { settingOf, TOOLS } from "./tools.js";
@@ -13,14 +13,14 @@ export class SettingsDrawer {
   /* Calls `changed(names)` with the settings whose values changed, and `opened()` when the drawer opens. */
   constructor(settings, { changed, opened }) {
     this.settings = settings;
-    const dialog = element("settings");
-    element("open-settings").onclick = () => {
-      this.listDevices();
-      dialog.showModal();
-      opened();
-    };
-    element("close-settings").onclick = () => dialog.close();
-    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    bindDialog(element("settings"), {
+      opener: element("open-settings"),
+      closer: element("close-settings"),
+      opened: () => {
+        this.listDevices();
+        opened();
+      },
+    });
     this.#form.addEventListener("submit", (event) => event.preventDefault());
     this.#form.addEventListener("change", ({ target }) => {
       settings[target.name] = valueOf(target);

@@ -74,7 +74,7 @@ async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
         await demo.answered(TO_FORWARD, turn=0)
         await demo.in_state("speaking")
         await demo.in_state("listening")
-        note = await demo.page.locator(".turn .note").first.inner_text()
+        note = await demo.note(turn=0)
         played = await demo.played()
         await demo.page.locator("#talk").click()
         await demo.in_state("ready")

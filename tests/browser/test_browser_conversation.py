@@ -67,8 +67,8 @@ async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path
             # The recording goes on in a circle: a turn may begin in the middle of it, and end behind its beginning.
             assert words in await demo.page.locator(".turn").nth(turn).locator(".you").inner_text()
             assert await demo.answered(turn=turn) == TO_GOFORWARD[turn]
-            note = await demo.page.locator(".turn").nth(turn).locator(".note").inner_text()
-            assert re.fullmatch(r"first sound after (\d+\sms|\d+\.\d\ss)", note), note
+            note = await demo.note(turn)
+            assert re.fullmatch(r"first sound after (\d+ ms|\d+\.\d s)", note), note
         async with saved_file(demo, ".wav") as sound, saved_file(demo, ".json") as text:
             await demo.page.locator("#save").click()
             await demo.page.locator("#save-all").click()
@@ -120,8 +120,8 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         await demo.page.keyboard.press("Escape")
         await demo.in_state("ready")
         await demo.answered(state="stopped")
-        note = await demo.page.locator(".turn .note").inner_text()
-        assert re.search(r"stopped after \d\.\d\ss", note), note
+        note = await demo.note()
+        assert re.search(r"stopped after \d\.\d s", note), note
         before = await demo.played()
         await server.until(lambda: server.engine.active_requests == 0, "the engine to stop")
         # The next answer is whole, and nothing of the one before is in it.

@@ -612,7 +612,8 @@ MARKDOWN = [
         '<th scope="col" style="text-align: end;"><strong>c</strong></th></tr></thead><tbody>'
         '<tr><td style="text-align: center;">1</td><td style="text-align: end;">&lt;b&gt;</td></tr>'
         '<tr><td style="text-align: center;">d</td></tr>'
-        '<tr><td style="text-align: center;">end</td><td style="text-align: end;">of</td></tr></tbody></table></div><p>last</p>',
+        '<tr><td style="text-align: center;">end</td><td style="text-align: end;">of</td></tr></tbody></table></div>'
+        '<p>last</p>',
     ),
     ("a | b\n--- | -", None),  # complete enough to be a table
     ("a | b\nc | d", "<p>a | b\nc | d</p>"),
@@ -656,7 +657,8 @@ async def test_words_that_sound_are_found_within_lists_and_tables(demo: DemoPage
           const { markSpoken, markUnheard } = await import("/browser/spoken-word.js");
           const node = document.createElement("div");
           document.body.append(node);
-          showRichText(node, "1. One\\n   - two **three**\\n\\n| four | five |\\n|---|---|\\n| six | seven |\\n\\n> eight\\n\\n---\\nnine");
+          const table = "| four | five |\\n|---|---|\\n| six | seven |";
+          showRichText(node, `1. One\\n   - two **three**\\n\\n${table}\\n\\n> eight\\n\\n---\\nnine`);
           const said = "One two three four five six seven eight nine".split(" ");
           const words = said.map((text, index) => ({ text, start_ms: 100 * index, end_ms: 100 * index + 90 }));
           const marked = words.map(({ start_ms: at }) => String(markSpoken(node, words, at)));
@@ -684,9 +686,11 @@ async def test_no_text_takes_longer_to_show_than_its_length_accounts_for(demo: D
           const stairs = Array.from({ length: 600 }, (_, step) => " ".repeat(step) + "- x").join("\\n");
           const texts = {
             strong: many("**a "), soft: many("*a "), code: many("` "), labels: many("["), links: many("[a](http://b"),
-            addresses: "http://" + many(","), quotes: many(">"), quoted: many("> "), items: many("- "), numbers: many("1. a\\n"),
+            addresses: "http://" + many(","), quotes: many(">"), quoted: many("> "), items: many("- "),
+            numbers: many("1. a\\n"),
             rules: many("- ") + "x", spaces: many(" ") + "x", lines: "- a" + many("\\n") + "x", stairs,
-            pairs: many("- a\\n\\n\\n\\n"), columns: many("|a", 50_000) + "\\n" + many("|-", 50_000) + "\\n" + many("|\\n", 100_000),
+            pairs: many("- a\\n\\n\\n\\n"),
+            columns: many("|a", 50_000) + "\\n" + many("|-", 50_000) + "\\n" + many("|\\n", 100_000),
             bars: many("|\\n"), rows: many("a|b\\n"), dashes: "---" + many(" ") + "|",
           };
           const times = {};

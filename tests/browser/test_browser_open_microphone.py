@@ -51,8 +51,7 @@ async def test_two_turns_without_touching_anything(server: LiveServer, tmp_path:
         await demo.answered(CONNECT, turn=1)
         await demo.in_state("listening")
         played = await demo.played()
-        note = await demo.page.locator(".turn .note").first.inner_text()
-        assert "first sound after" in note
+        assert "first sound after" in await demo.note(turn=0)
         await demo.page.keyboard.press("m")
         await demo.in_state("muted")
         await demo.page.keyboard.press("m")
@@ -114,3 +113,25 @@ async def test_a_broken_connection_is_resumed(server: LiveServer, tmp_path: Path
         played = await demo.played()
         assert await demo.page.locator(".server[data-state=done]").count() == 2
         assert played.seconds > whole.seconds + 3
+
+
+async def test_a_microphone_that_is_off_is_neither_muted_nor_spoken_into(tmp_path: Path) -> None:
+    chromium_path()
+    microphone = recording(tmp_path / "quiet.wav", silence(5))
+    async with live_server() as server, demo_page(microphone=microphone, settings={"mode": "open"}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        mute, invitation = demo.page.locator("#mute"), demo.page.locator("#invitation")
+        assert await mute.is_disabled()
+        assert await invitation.inner_text() == "Press the button and speak."
+        await demo.page.keyboard.press("m")
+        assert await mute.get_attribute("aria-pressed") == "false"
+        await demo.page.locator("#talk").click()
+        await demo.in_state("listening")
+        assert await invitation.inner_text() == "Say something."
+        await demo.page.keyboard.press("m")
+        await demo.in_state("muted")
+        await mute.click()
+        await demo.in_state("listening")
+        await demo.page.locator("#talk").click()
+        await demo.in_state("ready")
+        assert await mute.is_disabled()

@@ -325,8 +325,7 @@ async def test_time_without_a_connection_is_no_latency() -> None:
             await demo.answered("la", turn=turn)
             await demo.until_played(0.95 * (turn + 1))
             await demo.in_state("ready")
-            note = demo.page.locator(".turn .note").nth(turn)
-            assert ("first sound after" in await note.inner_text()) is not away
+            assert ("first sound after" in await demo.note(turn)) is not away
 
 
 async def test_the_engine_fails() -> None:
@@ -366,6 +365,29 @@ async def test_a_server_that_was_restarted_is_asked_again() -> None:
         assert await demo.answered() == "are you there"
         await demo.in_state("ready")
         gate.set()
+
+
+async def test_where_nothing_was_said_nothing_was_forgotten() -> None:
+    async with (
+        live_server() as second,
+        live_server() as first,
+        tcp_relay(first.port) as relay,
+        demo_page(expect_problems=True) as demo,
+    ):
+        await demo.open(url(relay.port))
+        trip = demo.page.locator("#round-trip")
+        await trip.wait_for()
+        relay.target_port = second.port
+        relay.refusing = True
+        relay.cut()
+        await demo.message("Trying again")
+        assert not await trip.is_visible()  # it would be that of a connection that is no more
+        relay.refusing = False
+        await demo.in_state("ready")
+        await demo.write("hello")
+        await demo.answered("hello")
+        assert not await demo.page.locator(".message", has_text="does not remember").is_visible()
+        await trip.wait_for()
 
 
 async def test_no_server_for_a_while() -> None:

@@ -159,6 +159,10 @@ class DemoPage:
         await answer.wait_for()
         return await answer.locator(".words").inner_text()
 
+    async def note(self, turn: int = -1) -> str:
+        """What stands below an answer, with ordinary spaces."""
+        return (await self.page.locator(".turn .note").nth(turn).inner_text()).replace("\u00a0", " ")
+
     async def write(self, text: str) -> None:
         await self.page.locator("#text").fill(text)
         await self.page.locator("#text").press("Enter")
@@ -178,7 +182,7 @@ class DemoPage:
         await self.heard(said, turn=1)
         await self.answered(answer, turn=1)
         await self.in_state("listening")
-        assert "stopped after" in await self.page.locator(".turn .note").first.inner_text()
+        assert "stopped after" in await self.note(turn=0)
 
     async def message(self, words: str) -> None:
         await self.page.locator(".message", has_text=words).wait_for()
