@@ -156,6 +156,7 @@ export class Orb {
     for (const ring of this.#rings) this.#ring(ring, unit, radius, ink, now);
     this.#body(radius, ink);
     if (this.#state === "busy") this.#arcs(radius, ink);
+    if (this.#calm.matches && (this.#state === "hearing" || this.#state === "speaking")) this.#stillRings(radius, ink);
     if (this.#state === "muted") this.#strike(radius);
     if (!this.#breaking) return;
     const broken = this.#calm.matches ? 0.4 : (now - this.#brokenAt) / BREAK_MS;
@@ -218,6 +219,15 @@ export class Orb {
     this.#pen.beginPath();
     this.#pen.arc(0, 0, at, 0, TURN);
     this.#pen.stroke();
+  }
+
+  #stillRings(radius, ink) {
+    for (const [size, alpha] of [[1.26, 0.7], [1.44, 0.4]]) {
+      this.#stroke(rgb(ink, alpha), Math.max(2, radius * 0.03));
+      this.#pen.beginPath();
+      this.#pen.arc(0, 0, radius * size, 0, TURN);
+      this.#pen.stroke();
+    }
   }
 
   #arcs(radius, ink) {
