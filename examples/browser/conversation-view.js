@@ -45,6 +45,7 @@ export class ConversationView {
       nodes.turn.remove();
       this.#nodes.delete(turn.number);
     }
+    if (!this.#welcome.hidden) this.#following = true; // wherever the welcome was read
     this.#welcome.hidden = this.#nodes.size > 0;
     this.#showUser(nodes, turn);
     this.#showAnswer(nodes, turn);
@@ -60,7 +61,7 @@ export class ConversationView {
   }
 
   #follow() {
-    if (!this.#following) return;
+    if (!this.#following || !this.#welcome.hidden) return; // a welcome is read from its beginning
     const log = this.#log;
     const end = log.scrollHeight - log.clientHeight;
     const line = this.#spoken?.getBoundingClientRect();

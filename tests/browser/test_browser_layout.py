@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
 PHONE: Final[ViewportSize] = {"width": 360, "height": 740}
+LEAST_PHONE: Final[ViewportSize] = {"width": 320, "height": 568}
+TABLET: Final[ViewportSize] = {"width": 900, "height": 700}
 #: A phone on its side, a laptop at 200 %, and a phone with little height.
 SMALL: Final[tuple[ViewportSize, ...]] = (
     {"width": 740, "height": 360},
@@ -75,11 +77,25 @@ async def test_how_to_talk_can_be_chosen_on_every_screen() -> None:
         for name in hands:
             await demo.page.locator(name).scroll_into_view_if_needed()
             assert not await out_of_reach(demo, name)
-        await demo.page.set_viewport_size({"width": 320, "height": 568})
+        await demo.page.set_viewport_size(LEAST_PHONE)
         assert not await out_of_reach(demo, *hands)
         box = await demo.page.locator("#stop").bounding_box()
         assert box is not None
         assert box["x"] + box["width"] <= 320 - 12
+
+
+async def test_a_welcome_is_read_from_its_beginning_and_an_answer_to_its_end() -> None:
+    async with live_server() as server, demo_page(viewport=LEAST_PHONE) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        log = demo.page.locator("#log")
+        assert await log.evaluate("(log) => log.scrollHeight > log.clientHeight")
+        for size in (SMALL[1], LEAST_PHONE):
+            await demo.page.set_viewport_size(size)
+            assert not await out_of_reach(demo, "#invitation"), size
+        await log.evaluate("(log) => (log.scrollTop = 20)")
+        await demo.write("word " * 200)
+        await demo.answered("word")
+        await demo.until("(log) => log.scrollHeight - log.scrollTop - log.clientHeight < 2", await log.element_handle())
 
 
 async def test_the_camera_covers_neither_the_centre_nor_its_word() -> None:
@@ -96,7 +112,8 @@ async def test_the_camera_covers_neither_the_centre_nor_its_word() -> None:
           const [x, y] = [(orb.left + orb.right) / 2, (orb.top + orb.bottom) / 2];
           const covers = ({ left, right, top, bottom }) =>
             video.left < right && video.right > left && video.top < bottom && video.bottom > top;
-          const [beside, above] = [Math.max(video.left - x, 0, x - video.right), Math.max(video.top - y, 0, y - video.bottom)];
+          const beside = Math.max(video.left - x, 0, x - video.right);
+          const above = Math.max(video.top - y, 0, y - video.bottom);
           return [Math.hypot(beside, above) < radius, covers(word), video.right > innerWidth || video.width < 60];
         }"""
         for size in (*SMALL, DESKTOP):
@@ -109,7 +126,9 @@ async def test_what_is_written_has_room_on_a_phone() -> None:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert not await out_of_reach(demo, "#image", "#camera")
         await demo.page.locator("#text").fill("a longer question")
-        assert (await demo.page.locator("#text").bounding_box() or {})["width"] > 220
+        box = await demo.page.locator("#text").bounding_box()
+        assert box is not None
+        assert box["width"] > 220
         assert not await demo.page.locator("#camera").is_visible()
         await demo.page.locator("#text").fill("")
         await demo.page.locator("#camera").click()
@@ -124,11 +143,19 @@ async def test_the_panel_for_developers_covers_nothing() -> None:
         await demo.write("it's a tone")
         await demo.answered()
         await demo.in_state("ready")
-        for size in (*SMALL, {"width": 900, "height": 700}, DESKTOP):
+        await demo.page.locator("#camera").click()
+        await demo.until("() => document.querySelector('#camera-view').videoWidth > 0")
+        covered = """() => {
+          const box = (name) => document.querySelector(name).getBoundingClientRect();
+          const [video, log] = [box("#camera-view"), box("#log")];
+          return video.right > log.left && video.left < log.right && video.bottom > log.top + 1;
+        }"""
+        for size in (*SMALL, TABLET, DESKTOP):
             await demo.page.set_viewport_size(size)
             await demo.page.locator("#open-developer").click()
             await demo.page.locator("#wire summary").first.wait_for()
             assert not await out_of_reach(demo, "#status", "#talk", "#stop", "#close-developer"), size
+            assert not await demo.page.evaluate(covered), size
             for _ in range(30):
                 await demo.page.keyboard.press("Tab")
                 seen = await demo.page.evaluate(_FOCUS_IS_SEEN)
