@@ -63,12 +63,14 @@ export class Developer {
   }
 
   toggle(open) {
+    const { activeElement: focused } = document;
+    const within = this.panel.contains(focused) || focused === document.body; // Safari's buttons take no focus from a click
     this.panel.hidden = !open;
     this.levels.show(open);
     element("open-developer").setAttribute("aria-pressed", String(open));
     if (open) this.#later();
     if (open) element("close-developer").focus();
-    else element("open-developer").focus();
+    else if (within) element("open-developer").focus();
   }
 
   #note(direction, frame) {

@@ -147,7 +147,7 @@ function isTable(lines, place) {
 function table(lines, place) {
   const sides = cellsOf(lines[place + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "end") : ""));
   const row = (line, tag) => {
-    const cells = cellsOf(line).slice(0, sides.length); // one that has fewer is not filled up: nobody knows how many rows come
+    const cells = cellsOf(line).slice(0, sides.length); // fewer stay fewer: rows times columns may be more than the text
     return make("tr", cells.map((text, column) => cell(tag, text, sides[column])));
   };
   const rows = [];

@@ -202,6 +202,7 @@ async def test_the_panel_for_developers_is_left_by_the_keyboard() -> None:
         assert await panel.is_visible()
         await demo.page.locator("#text").press("Escape")
         assert not await panel.is_visible()
+        assert await demo.page.evaluate(focused) == "text"
 
 
 async def test_a_click_beside_a_dialog_closes_it_and_one_within_does_not() -> None:
