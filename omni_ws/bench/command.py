@@ -1,0 +1,181 @@
+"""The command ``omni-ws bench``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from omni_ws.bench.load import Load, Question, SpokenQuestion, TypedQuestion
+from omni_ws.bench.report import as_json, as_text
+from omni_ws.bench.talker import bench
+from omni_ws.bench.tally import Tally
+from omni_ws.client import DEFAULT_URL, ConnectionFailed
+from omni_ws.client.connection import websocket_url
+from omni_ws.client.wav import read_wav
+from omni_ws.errors import OmniError
+
+ALL_ANSWERED: Final = 0
+FAILED: Final = 1
+#: Also for a server that cannot be reached.
+USAGE_ERROR: Final = 2
+#: What shells report for a program that SIGINT ended.
+INTERRUPTED: Final = 130
+#: One that answers by rules understand.
+DEFAULT_TEXT: Final = "What is three plus four?"
+DEFAULT_TURNS: Final = 5
+_MODALITIES: Final = ("text", "audio")
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Runs the command and returns its exit status; ``--help`` and wrong usage raise SystemExit."""
+    options = _parser().parse_args(arguments)
+    try:
+        load = _load(options, environ)
+    except (ValueError, OmniError) as error:
+        return _complain(error)
+    tally, interrupted = Tally(), False
+    try:
+        asyncio.run(bench(load, tally))
+    except KeyboardInterrupt:
+        interrupted = True
+    except ConnectionFailed as error:
+        return _complain(f"{error}; start a server (omni-ws serve), or choose another with --url")
+    if options.json:
+        print(orjson.dumps(as_json(load, tally, interrupted=interrupted)).decode())
+    else:
+        print(as_text(load, tally, interrupted=interrupted))
+    if "unauthenticated" in tally.refused:
+        print("omni-ws bench: give a key with --api-key or OMNI_WS_API_KEY", file=sys.stderr)
+    if interrupted:
+        return INTERRUPTED
+    return FAILED if tally.failed or tally.refused else ALL_ANSWERED
+
+
+def _complain(problem: object) -> int:
+    print(f"omni-ws bench: error: {problem}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
+    """Raises ValueError or OmniError for options that do not fit, and for files that cannot be read."""
+    return Load(
+        url=_checked_url(options.url),
+        question=_question(options),
+        api_key=options.api_key or environ.get("OMNI_WS_API_KEY"),
+        tls=_tls(options.ca_file),
+        sessions=options.sessions,
+        turns=None if options.seconds is not None else options.turns or DEFAULT_TURNS,
+        run_sec=options.seconds,
+        stagger_sec=options.stagger,
+        pause_sec=options.pause,
+        patience_sec=options.patience,
+        modalities=options.modalities,
+    )
+
+
+def _checked_url(url: str) -> str:
+    try:
+        whole = websocket_url(url)
+        if urlsplit(whole).port != 0:  # reading a port that is none raises ValueError
+            return whole
+    except ValueError:
+        pass
+    raise ValueError(f"not a WebSocket URL: {url}")
+
+
+def _tls(ca_file: str | None) -> ssl.SSLContext | None:
+    try:
+        return None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # includes SSLError, for a file without certificates
+        raise ValueError(f"cannot read {ca_file}: {error.strerror or error}") from None
+
+
+def _question(options: argparse.Namespace) -> Question:
+    if options.file is None:
+        if options.open_mic is not None:
+            raise ValueError("--open-mic goes with --file")
+        return TypedQuestion(DEFAULT_TEXT if options.text is None else options.text)
+    try:
+        return SpokenQuestion.of(options.file, read_wav(options.file), turn_detection=options.open_mic)
+    except OSError as error:
+        raise ValueError(f"cannot read {options.file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"cannot use {options.file}: {error}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-ws bench",
+        description="Load a running server with talkers who ask and wait for their answers, and print how long those "
+        "took. The exit status is 0 if all turns were answered, 1 if one failed or a session was refused, 2 for wrong "
+        "usage or a server that cannot be reached, 130 after ^C, which prints what was measured so far.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--url", default=DEFAULT_URL, help="address of the server [%(default)s]")
+    add("--api-key", metavar="KEY", help="API key [environment variable OMNI_WS_API_KEY]")
+    add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
+    add("--sessions", type=_count, default=4, metavar="N", help="talkers, each on its own connection [%(default)s]")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--turns", type=_count, metavar="N", help=f"questions of each talker [{DEFAULT_TURNS}]")
+    length.add_argument("--seconds", type=_above_zero, metavar="SEC", help="instead: begin turns for so long")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--file", metavar="X.wav", help="say this recording, in real time, in pieces of 20 ms")
+    what.add_argument("--text", type=_text, help=f"type this question [{DEFAULT_TEXT}]")
+    add(
+        "--open-mic",
+        nargs="?",
+        const="server_vad",
+        choices=["server_vad", "semantic_vad"],
+        help="let the server detect the end of the recording, with silence behind it [server_vad]",
+    )
+    add("--modalities", type=_modalities, metavar="text,audio", help="what answers are made of [as the server has it]")
+    add("--stagger", type=_seconds, default=0.2, metavar="SEC", help="between the starts of talkers [%(default)g]")
+    add("--pause", type=_seconds, default=0.0, metavar="SEC", help="between answer and next question [%(default)g]")
+    add("--patience", type=_above_zero, default=30.0, metavar="SEC", help="how long an answer may take [%(default)g]")
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError("must be a number, 0 or above")
+    return number
+
+
+def _above_zero(text: str) -> float:
+    if (number := _seconds(text)) == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def _modalities(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not set(names) <= set(_MODALITIES) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError("must be text, audio, or both with a comma")
+    return names
