@@ -22,9 +22,6 @@ FAILURE: Final = 1
 #: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
-#: Reserved names of commands, not listed by --help.
-_PLANNED: Final = ("bench",)
-
 
 def run() -> NoReturn:
     """Entry point of the program.
@@ -43,9 +40,6 @@ def run() -> NoReturn:
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in _PLANNED:
-        print(f"omni-ws: the command {arguments[0]} is not available in this version", file=sys.stderr)
-        return USAGE_ERROR
     _parser().parse_args(arguments[:1])
     if arguments[0] == "readout-vectors":
         from omni_ws.tools import readout_vectors
@@ -55,6 +49,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from omni_ws.replay.command import main as replay
 
         return replay(arguments[1:], os.environ if environ is None else environ)
+    if arguments[0] == "bench":
+        from omni_ws.bench.command import main as bench
+
+        return bench(arguments[1:], os.environ if environ is None else environ)
     if arguments[0] == "weights":
         from omni_ws.tools.weights import main as weights
 
@@ -70,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="run the server (serve --help, serve --help-all)", add_help=False)
     commands.add_parser("readout-vectors", help="compute readout vectors from example prompts", add_help=False)
     commands.add_parser("replay", help="replay recorded sessions and compare the answers", add_help=False)
+    commands.add_parser("bench", help="load a running server and print how soon it answers", add_help=False)
     commands.add_parser("weights", help="list, fetch and check weights of models", add_help=False)
     return parser
 
