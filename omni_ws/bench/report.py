@@ -63,7 +63,7 @@ def _lines(load: Load, report: Mapping[str, Any], refusals: Mapping[str, str]) -
     yield f"{report['url']}, {_described(load)}"
     sessions, turns, times = report["sessions"], report["turns"], report["ms"]
     refused = [f"{count} refused: {code}" for code, count in sessions["refused"].items()]
-    yield ", ".join([f"sessions: {sessions['opened']} of {sessions['wanted']} opened", *refused])
+    yield ", ".join([f"sessions: {sessions['opened']} opened by {sessions['wanted']} talkers", *refused])
     yield from (f"  {code}: {message}" for code, message in refusals.items())
     counts = [f"turns: {turns['asked']} asked in {report['seconds']:.1f} s", f"{turns['answered']} answered"]
     counts += [f"{count} failed: {code}" for code, count in turns["failed"].items()]

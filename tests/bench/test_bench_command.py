@@ -122,7 +122,7 @@ async def test_the_table_says_what_was_measured() -> None:
         ended = await bench(server.websocket_url, "--turns", "1", "--sessions", "2")
     assert ended.status == 0
     assert f"typed: {DEFAULT_TEXT}" in ended.output
-    assert "sessions: 2 of 2 opened\n" in ended.output
+    assert "sessions: 2 opened by 2 talkers\n" in ended.output
     assert re.search(r"turns: 2 asked in \d\.\d s, 2 answered\n", ended.output)
     assert re.search(r"end of input → first text +2( +\d+\.\d){4}\n", ended.output)
     assert "first audio" not in ended.output
@@ -193,7 +193,7 @@ async def test_a_session_too_many_is_refused_and_the_others_go_on() -> None:
     assert (ended.status, table.status) == (1, 1)
     assert ended.report["sessions"] == {"wanted": 3, "opened": 1, "refused": {"engine_overloaded": 2}}
     assert ended.report["turns"]["answered"] == 1
-    assert "sessions: 1 of 3 opened, 2 refused: engine_overloaded\n  engine_overloaded: " in table.output
+    assert "sessions: 1 opened by 3 talkers, 2 refused: engine_overloaded\n  engine_overloaded: " in table.output
 
 
 async def test_a_wrong_key_is_refused_and_a_right_one_is_taken() -> None:
