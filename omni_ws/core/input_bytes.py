@@ -47,8 +47,12 @@ class InputBytes:
         if most is not None and self.received_bytes + self.waiting_bytes + size > most:
             raise PayloadTooLarge(f"the input exceeds {most} bytes in total", param="payload")
 
-    def _hold(self, size: int) -> None:
+    def _hold(self, size: int, *, counted: bool = False) -> None:
+        """Count ``size`` more bytes. There is room for them, and no check, where they were ``counted`` before."""
         if self._closed:
+            return
+        if counted:
+            self._release(-size)
             return
         if self.held_bytes + size > self.limits.max_held_bytes:
             raise PayloadTooLarge(

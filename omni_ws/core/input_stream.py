@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
@@ -208,7 +209,7 @@ class InputStream(InputBytes):
 
     def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
         """Accept the next chunk in order, which has no number."""
-        events = self._deliver(chunk)
+        events = self._deliver_counted(chunk)
         self.reorder.next_sequence_id += 1
         return events
 
@@ -352,7 +353,7 @@ class InputStream(InputBytes):
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
                 self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
-                events += self._deliver(released)
+                events += self._deliver_counted(released)
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
                 events += self._finish()
@@ -365,15 +366,23 @@ class InputStream(InputBytes):
             return self._text.deliver(chunk, self._take_in)
         return self._take_in(chunk)
 
-    def _take_in(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+    def _deliver_counted(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """Deliver a chunk for which there was room when it arrived.
+
+        It is not refused now, though a character that it completes makes it up to three bytes longer.
+        """
+        return self._text.deliver(chunk, partial(self._take_in, counted=True))
+
+    def _take_in(self, chunk: InputChunk, *, counted: bool = False) -> Sequence[StreamEvent]:
         session, size = self.current, len(chunk.payload)
         if session is None and self._over:
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
-        self._check_total(size)
+        if not counted:
+            self._check_total(size)
         if size and (session is None or session.keeps_input or self.diverting):
-            self._hold(size)
+            self._hold(size, counted=counted)
         self.received_bytes += size
         self.opened = True
         if chunk.end_of_input:

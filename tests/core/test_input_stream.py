@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.acknowledged_stream import AcknowledgedStream
 
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset, StartTrigger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import (
     GenerationStarted,
@@ -720,3 +720,41 @@ def test_a_bare_end_after_a_cancel_opens_nothing() -> None:
     stream.cancel(now=0)
     assert stream.receive_chunk(end(1), now=0) == []
     assert stream.take_ack().next_sequence_id == 2
+
+
+@pytest.mark.parametrize("limit", ["budget", "held", "total"])
+def test_a_chunk_that_waited_is_not_refused_for_the_character_that_it_completes(limit: str) -> None:
+    room = 10
+    limits = StreamLimits(
+        max_held_bytes=room if limit == "held" else 4000, max_total_bytes=room if limit == "total" else None
+    )
+    budget = ByteBudget(room if limit == "budget" else 1 << 20)
+    stream = make(limits=limits, budget=budget)
+    assert stream.receive_chunk(text(1, b"\x82\xac" + b"x" * 8), now=0) == []
+    assert payload(stream.receive_chunk(text(0, b"\xe2"), now=0)) == "€xxxxxxxx".encode()
+    assert stream.take_ack() == ReceivedInput(2, 0, 11)
+    assert (stream.held_bytes, stream.waiting_bytes, budget.used) == (11, 0, 11)
+
+
+def test_bytes_that_wait_for_an_offset_are_not_refused_for_the_character_that_they_complete() -> None:
+    budget = ByteBudget(10)
+    stream = make(budget=budget)
+    waits = InputChunk(Modality.TEXT, b"\x82\xac" + b"x" * 7, offset=Offset(1))
+    assert stream.receive_chunk(waits, now=0) == []
+    first = InputChunk(Modality.TEXT, b"\xe2", offset=Offset(0))
+    assert payload(stream.receive_chunk(first, now=0)) == "€xxxxxxx".encode()
+    more = InputChunk(Modality.TEXT, b"\xe2", offset=Offset(10))
+    with pytest.raises(EngineOverloaded):
+        stream.receive_chunk(more, now=0)
+    assert (stream.received_bytes, stream.held_bytes, budget.used) == (10, 10, 10)
+
+
+def test_a_chunk_for_which_there_is_no_room_can_come_again_while_others_wait() -> None:
+    budget = ByteBudget(10)
+    stream = make(budget=budget)
+    stream.receive_chunk(text(1, b"x" * 8), now=0)
+    with pytest.raises(EngineOverloaded):
+        stream.receive_chunk(text(0, b"abc"), now=0)
+    assert stream.take_ack() == ReceivedInput(0, 1, 0)
+    assert (stream.held_bytes, stream.waiting_bytes, budget.used) == (8, 8, 8)
+    assert payload(stream.receive_chunk(text(0, b"ab"), now=0)) == b"abxxxxxxxx"
