@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
 from typing import Any, Final
 
 import orjson
 
-_BLANKS: Final = b" \t\r\n"
+_NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 
 
 class LoneObject:
@@ -77,7 +78,5 @@ class LoneObject:
         return isinstance(value, dict) and not self._marks.isdisjoint(value)
 
     def _skip_blanks(self, start: int) -> int:
-        end = len(self.data)
-        while start < end and self.data[start] in _BLANKS:
-            start += 1
-        return start
+        found = _NOT_BLANK.search(self.data, start)
+        return len(self.data) if found is None else found.start()

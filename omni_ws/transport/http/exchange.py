@@ -89,6 +89,8 @@ class ResponseState(enum.Enum):
 _PENDING: Final = ResponseState.PENDING
 _STARTED: Final = ResponseState.STARTED
 _ENDED: Final = ResponseState.ENDED
+#: Of a body that was pushed back, what one ``read`` returns at most.
+_PIECE_BYTES: Final = 64 * 1024
 
 
 class HttpExchange:
@@ -137,7 +139,9 @@ class HttpExchange:
         #: Called with every piece of the body before it is throttled, with ``b""`` at the end. ``read`` raises what it
         #: raises.
         self.on_body: Callable[[bytes], None] | None = None
-        self._pushed_back: list[bytes] = []
+        #: Bytes that were read, and are to be read again; and whether the body ended with them.
+        self._pushed_back = bytearray()
+        self._ended_there = False
         self._state = _PENDING
         #: Whether parts of the response are sent as chunks.
         self._chunked = False
@@ -170,8 +174,8 @@ class HttpExchange:
         is too slow, InvalidFrame for broken framing, and PeerGone.
         """
         self._refuse_encoded_body()
-        if self._pushed_back:
-            return self._pushed_back.pop(0)
+        if self._pushed_back or self._ended_there:
+            return self._read_again()
         self._input.before_read()
         chunk = await self._body.take()
         if self.on_body is not None:
@@ -185,9 +189,18 @@ class HttpExchange:
             self.recording.read(chunk)
         return chunk
 
-    def push_back(self, data: bytes, *, ended: bool) -> None:
-        """Make the next ``read`` return ``data`` again, and with ``ended`` the one after that the end of the body."""
-        self._pushed_back = [data, b""] if ended else [data]
+    def push_back(self, data: bytearray, *, ended: bool) -> None:
+        """Make ``read`` return ``data`` again, in pieces, and with ``ended`` the end of the body behind it.
+
+        ``data`` is emptied meanwhile. What is left of it is charged with what ``charge`` names.
+        """
+        self._pushed_back, self._ended_there = data, ended
+
+    def _read_again(self) -> bytes:
+        piece = bytes(self._pushed_back[:_PIECE_BYTES])
+        del self._pushed_back[:_PIECE_BYTES]
+        self._ended_there = self._ended_there and bool(piece)
+        return piece
 
     async def body(self) -> AsyncIterator[bytes]:
         """Iterate over the body as it arrives. Raises as ``read`` does."""
@@ -211,12 +224,12 @@ class HttpExchange:
         return bytes(whole)
 
     def charge(self, size: int) -> None:
-        """Charge ``size`` bytes in all, kept of the body, to ``input_share``, in place of what was charged before.
+        """Charge ``size`` bytes in all, kept of what was read, to ``input_share``, in place of what was charged before.
 
         Raises EngineOverloaded where that exceeds the server's budget.
         """
         if self.input_share is not None:
-            self.input_share.resize(size)
+            self.input_share.resize(size + len(self._pushed_back))
 
     def _refuse_encoded_body(self) -> None:
         for coding in self.request.headers.tokens("content-encoding"):
@@ -352,6 +365,7 @@ class HttpExchange:
 
     def close(self) -> None:
         """Release what the exchange holds, once its handler has returned or was cancelled."""
+        self._pushed_back = bytearray()
         self.charge(0)
         if self.recording is not None:
             self.recording.over()

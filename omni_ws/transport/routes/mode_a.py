@@ -75,7 +75,7 @@ async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
     ended = ordinary is None
     if ordinary is None:
         ordinary = await to_thread_if_large(len(body.data), body.finish)
-    exchange.push_back(bytes(body.data), ended=ended)
+    exchange.push_back(body.data, ended=ended)
     return ordinary
 
 

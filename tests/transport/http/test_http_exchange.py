@@ -13,6 +13,7 @@ import pytest
 from support.http_server import RoutedApplication, serving
 from support.raw_http import RawClient, chunked, raw_client, request
 
+from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -324,6 +325,44 @@ async def test_too_large_body_is_refused_when_it_shows() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Transfer-Encoding: chunked"), chunked(b"b" * 1001, end=False))
         assert (await client.response()).status == 413
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_body_that_was_pushed_back_is_read_in_pieces_and_charged_until_then(ended: bool) -> None:
+    """What works through a body piece by piece would otherwise copy the rest of it for each."""
+    budget = ByteBudget(1 << 20)
+    body = bytes(range(256)) * 1200
+    charged: list[int] = []
+    again = bytearray()
+
+    async def read_twice(exchange: HttpExchange) -> None:
+        exchange.input_share = Share(budget)
+        first = bytearray()
+        while len(first) < len(body):
+            first += await exchange.read()
+        exchange.push_back(first, ended=False)
+        while len(again) < len(body):
+            piece = await exchange.read()
+            assert 0 < len(piece) <= 64 * 1024
+            exchange.charge(0)
+            charged.append(budget.used)
+            again.extend(piece)
+        if ended:
+            exchange.push_back(bytearray(), ended=True)
+            assert await exchange.read() == b""
+        assert await exchange.read() == b""
+        exchange.push_back(bytearray(b"not read again"), ended=True)
+        exchange.charge(0)
+        assert budget.used == 14
+        await exchange.respond(200)
+
+    async with serving(only(read_twice)) as door, raw_client(door.port) as client:
+        await client.send(request("POST", "/", f"Content-Length: {len(body)}", body=body))
+        assert (await client.response()).status == 200
+    assert again == body
+    assert charged == sorted(charged, reverse=True)
+    assert charged[0] >= len(body) - 64 * 1024
+    assert (charged[-1], budget.used) == (0, 0)
 
 
 async def test_refusal_reaches_a_client_that_is_still_sending() -> None:
