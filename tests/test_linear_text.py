@@ -24,7 +24,7 @@ from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.request import MAX_KEPT_TEXT
+from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT
 from omni_ws.transport.http.multipart_form import FormReader
 from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame

@@ -29,6 +29,7 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech
+from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText, SentCalls
 from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
 from omni_ws.service.conversation.unheard_output import UnheardOutput
@@ -39,9 +40,6 @@ log = logging.getLogger(__name__)
 
 #: Input that may wait between the socket and the engine, in bytes; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
-#: Text of a request that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
-MAX_KEPT_TEXT: Final = 1 << 18
-
 
 #: Maps the name of a field of ``session_config`` to the name that the client used for it.
 FieldNames: TypeAlias = Callable[[str | None], str | None]
@@ -50,29 +48,6 @@ FieldNames: TypeAlias = Callable[[str | None], str | None]
 def as_they_are(param: str | None) -> str | None:
     """The names of a client that writes ``session_config`` itself."""
     return param
-
-
-class KeptText:
-    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is dropped."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._room = MAX_KEPT_TEXT
-
-    def append(self, piece: str) -> None:
-        piece = piece[: self._room]
-        if piece:
-            self._pieces.append(piece)
-            self._room -= len(piece)
-
-    def take_back(self, length: int) -> None:
-        """Remove the last pieces, which are ``length`` characters together."""
-        while self._pieces and length >= len(self._pieces[-1]):
-            length -= len(self._pieces[-1])
-            self._room += len(self._pieces.pop())
-
-    def joined(self, separator: str = "") -> str:
-        return separator.join(self._pieces)
 
 
 @dataclass(slots=True, eq=False)
@@ -152,9 +127,8 @@ class Request:
     _unspoken: tuple[Word, ...] = ()
     #: Bytes of typed text and results of tools that may still be kept.
     _text_room: int = MAX_KEPT_TEXT
-    #: Id and name of each tool call that was sent, by its index; and its arguments in pieces.
-    _calls: dict[int, tuple[str, str]] = field(default_factory=dict)
-    _arguments: dict[int, KeptText] = field(default_factory=dict)
+    #: Tool calls that were sent.
+    _calls: SentCalls = field(default_factory=SentCalls)
 
     def __post_init__(self) -> None:
         self.input = Channel(INPUT_QUEUE_BYTES, cost=_payload_bytes, on_take=partial(self.on_input_taken, self))
@@ -287,9 +261,7 @@ class Request:
 
     def called(self, fragment: ToolCallFragment) -> None:
         """A fragment of a tool call was sent."""
-        call_id, name = self._calls.get(fragment.index, ("", ""))
-        self._calls[fragment.index] = (fragment.id or call_id, fragment.name or name)
-        self._arguments.setdefault(fragment.index, KeptText()).append(fragment.arguments)
+        self._calls.append(fragment)
 
     def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
         """These outputs, the latest of the answer, were taken back from the outbox."""
@@ -300,13 +272,12 @@ class Request:
                     self.spoken.pop()
             self.said.take_back(len(chunk.text) if chunk.modality is OutputModality.TEXT else 0)
             if chunk.tool_call is not None:
-                self._calls.pop(chunk.tool_call.index, None)
-                self._arguments.pop(chunk.tool_call.index, None)
+                self._calls.take_back(chunk.tool_call)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that were sent, in the order in which they began."""
-        return tuple(ToolCall(*names, self._arguments[index].joined()) for index, names in self._calls.items())
+        return self._calls.calls()
 
     @property
     def user_text(self) -> str:

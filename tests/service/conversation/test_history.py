@@ -14,7 +14,7 @@ from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
 from omni_ws.service.conversation.history import History, HistoryItem, estimate_tokens
 from omni_ws.service.conversation.kept_speech import KeptSpeech, held_bytes
-from omni_ws.service.conversation.request import MAX_KEPT_TEXT, KeptText
+from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText
 
 
 def test_oldest_turns_make_room() -> None:
@@ -79,6 +79,10 @@ def test_kept_text_is_bounded() -> None:
     assert len(text.joined()) == MAX_KEPT_TEXT
     text.append("more")
     assert text.joined().endswith("x")
+    text.take_back(len("more") + 3)  # of the second piece, so much was dropped
+    assert len(text.joined()) == MAX_KEPT_TEXT
+    text.take_back(2 * (MAX_KEPT_TEXT // 2 + 1) - 3)
+    assert len(text.joined()) == MAX_KEPT_TEXT // 2 + 1
     words = KeptText()
     words.append("one")
     words.append("two")

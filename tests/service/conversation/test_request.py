@@ -7,7 +7,16 @@ from collections.abc import Callable
 import pytest
 from support.made_requests import make_request
 
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.chunks import (
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputModality,
+    StartTrigger,
+    ToolCall,
+    ToolCallFragment,
+)
+from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EmptyInput, EngineFailed
@@ -119,3 +128,26 @@ def test_a_finished_request_holds_neither_input_nor_the_engine_s_meter() -> None
     request.finish()
     assert request.input.queued == 0
     assert request.meter is not meter
+
+
+#: The fragments of two calls.
+FRAGMENTS = (
+    ToolCallFragment(0, "call_1", "weather", '{"city": '),
+    ToolCallFragment(0, None, None, '"Bern"}'),
+    ToolCallFragment(1, "call_2", "time", ""),
+    ToolCallFragment(1, None, None, "{}"),
+)
+CALLS = (ToolCall("call_1", "weather", '{"city": "Bern"}'), ToolCall("call_2", "time", "{}"))
+
+
+@pytest.mark.parametrize("sent", range(len(FRAGMENTS) + 1))
+def test_an_answer_that_goes_on_has_its_tool_calls_whole(sent: int) -> None:
+    request = request_in(RequestState.ANSWERING)
+    for fragment in FRAGMENTS:
+        request.called(fragment)
+    withdrawn = [OutputChunk("req_1", 1, OutputModality.TOOL_CALL, tool_call=one) for one in FRAGMENTS[sent:]]
+    request.hold(withdrawn)
+    assert [call.id for call in request.tool_calls] == ["call_1", "call_2"][: (sent + 1) // 2]
+    assert request.messages_if_cut()[-1].tool_calls == CALLS[: sent // 2]
+    assert request.go_on() == withdrawn
+    assert request.tool_calls == CALLS
