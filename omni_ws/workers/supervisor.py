@@ -276,15 +276,16 @@ class Supervisor:
         pause = self._pauses[member.seat]
         self._pauses[member.seat] = min(2 * pause, LONGEST_PAUSE_SEC)
         await asyncio.sleep(pause)
-        if self._seated.get(member.seat) is member and not self._stop.is_set():
-            await self._start_again(member.seat)
+        await self._start_again(member)
 
-    async def _start_again(self, seat: int) -> None:
-        try:
-            await self._start_member(seat)
-        except (OSError, RuntimeError) as error:
-            logger.error("cannot start a worker: %s", error)
-            self._loop.call_later(LONGEST_PAUSE_SEC, lambda: self._spawn(self._start_again(seat)))
+    async def _start_again(self, ended: Member) -> None:
+        """Start a worker in the place of one that has ended, unless another has its seat or the server stops."""
+        while self._seated.get(ended.seat) is ended and not self._stop.is_set():
+            try:
+                await self._start_member(ended.seat)
+            except (OSError, RuntimeError) as error:
+                logger.error("cannot start a worker: %s", error)
+                await asyncio.sleep(LONGEST_PAUSE_SEC)
 
     # signals
 

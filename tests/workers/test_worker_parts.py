@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from support.open_files import no_more_files
 from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
 from omni_ws.metrics import Metrics, rendered
+from omni_ws.service.sessions.shared_counts import WorkerRow
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage
+from omni_ws.workers.member import Member
 from omni_ws.workers.metrics_sum import Family, as_families, as_metrics, growing, summed
+from omni_ws.workers.start import WorkerStart
+from omni_ws.workers.supervisor import Supervisor
 
 
 def families(sessions: int, requests: int, up: int) -> list[Family]:
@@ -154,3 +159,45 @@ def test_what_workers_cannot_share_is_refused(fields: dict[str, object], named: 
         ServerConfig(workers=0)
     with pytest.raises(ValueError, match="workers"):
         ServerConfig(workers=65)
+
+
+class _FailingStarts(Supervisor):
+    """Its starts fail, but for the last of ``starts``. After the first one, ``meanwhile`` happens."""
+
+    def __init__(self, starts: int, meanwhile: Callable[[_FailingStarts], object]) -> None:
+        super().__init__(ServerConfig(workers=2), ())
+        self.left, self._meanwhile = starts, meanwhile
+        self.dead, self.successor = (make_member(self._counts.take_row(serial)) for serial in (1, 3))
+        self._seated[0] = self.dead
+
+    async def _start_member(self, seat: int, *, seated: bool = True) -> Member:
+        self.left -= 1
+        if self.left:
+            self._loop.call_soon(self._meanwhile, self)
+            raise BlockingIOError("fork: no more processes")
+        self._seated[seat] = self.successor
+        return self.successor
+
+
+def make_member(row: WorkerRow) -> Member:
+    start = WorkerStart(config=ServerConfig(), keys=(), serial=1, wanted=2, row=row.index, port=0)
+    return Member(start, row, lambda member, message: None)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "left"),
+    [
+        (lambda supervisor: None, 0),
+        (lambda supervisor: supervisor._seated.update({0: supervisor.successor}), 2),
+        (lambda supervisor: supervisor._stop.set(), 2),
+    ],
+    ids=["nothing", "a successor is seated", "the server stops"],
+)
+async def test_a_worker_that_cannot_be_started_is_tried_again_while_its_seat_is_free(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[_FailingStarts], object], left: int
+) -> None:
+    monkeypatch.setattr("omni_ws.workers.supervisor.LONGEST_PAUSE_SEC", 0.001)
+    supervisor = _FailingStarts(3, meanwhile)
+    await supervisor._start_again(supervisor.dead)
+    assert supervisor.left == left
+    await supervisor._close()
