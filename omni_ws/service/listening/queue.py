@@ -96,10 +96,13 @@ class ListeningQueue:
 
     def put(self, item: Item) -> None:
         """Append an item. An audio chunk of more than ``MAX_PIECE_BYTES`` becomes several."""
-        while isinstance(item, InputChunk) and len(item.payload) > MAX_PIECE_BYTES and _is_audio(item):
-            self._append(replace(item, payload=item.payload[:MAX_PIECE_BYTES], end_of_input=False))
-            item = replace(item, payload=item.payload[MAX_PIECE_BYTES:])
-        self._append(item)
+        if not isinstance(item, InputChunk) or len(item.payload) <= MAX_PIECE_BYTES or not _is_audio(item):
+            self._append(item)
+            return
+        payload = item.payload
+        for end in range(MAX_PIECE_BYTES, len(payload), MAX_PIECE_BYTES):
+            self._append(replace(item, payload=payload[end - MAX_PIECE_BYTES : end], end_of_input=False))
+        self._append(replace(item, payload=payload[end:]))
 
     def _append(self, item: Item) -> None:
         if not self._items:

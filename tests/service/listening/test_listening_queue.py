@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from support.inline_workers import MS, InlineWorkers, quiet
@@ -146,6 +147,21 @@ async def test_a_long_chunk_is_cut_and_keeps_its_end() -> None:
     ]
     queue.put(InputChunk(Modality.IMAGE, payload, 8))
     assert len(queue) == 1
+
+
+async def test_each_byte_of_a_long_chunk_is_copied_once() -> None:
+    copied = 0
+
+    class Payload(bytes):
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal copied
+            piece = super().__getitem__(place)
+            copied += len(piece)
+            return Payload(piece)
+
+    payload = Payload(20 * MAX_PIECE_BYTES)
+    make().put(InputChunk(Modality.AUDIO, payload))
+    assert copied == len(payload)
 
 
 async def test_audio_is_overdue_once_it_has_waited() -> None:
