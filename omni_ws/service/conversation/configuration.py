@@ -93,7 +93,7 @@ class Configuration:
         self.rules = rules
         self._modalities = rules.capabilities.input_modalities
         self._wanted: dict[str, Any] = {}
-        self.effective = self._resolve({})
+        self.effective = self._resolve({}, first=True)
 
     def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Merge a partial configuration, and return the effective one. Unknown fields are ignored.
@@ -174,11 +174,18 @@ class Configuration:
         for name in options.media_limits.keys() - capabilities.media_limits:
             raise UnsupportedParameter(f"{name} is not supported by this engine", param=name)
 
-    def _resolve(self, wanted: Mapping[str, Any]) -> SessionConfig:
+    def _resolve(self, wanted: Mapping[str, Any], *, first: bool = False) -> SessionConfig:
         rules = self.rules
         capabilities = rules.capabilities
-        config = effective(merge(rules.defaults, wanted))
+        fields = merge(rules.defaults, wanted)
+        # A merge keeps the objects that it does not change. A megabyte of tools takes long to read and check again.
+        same_tools = not first and all(wanted.get(name) is self._wanted.get(name) for name in ("tools", "tool_choice"))
+        if same_tools:
+            fields.pop("tools", None)
+        config = effective(fields)
         changes: dict[str, Any] = {"model": rules.model.names[0], "voice": _voice(config, capabilities)}
+        if same_tools:
+            changes["tools"] = self.effective.tools
         rules.model.check(config.model)
         if "after_start" not in wanted and not capabilities.extend:
             changes["after_start"] = InputMode.SNAPSHOT
@@ -197,6 +204,8 @@ class Configuration:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
         _check(config, capabilities)
+        if not same_tools:
+            check_tools(config.tools, config.tool_choice)
         if config.output_audio.format not in rules.output_formats:
             raise UnsupportedFormat(
                 f"output in {config.output_audio.format} is not supported here; "
@@ -266,7 +275,6 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         raise UnsupportedParameter(
             "tools are not supported by this engine", param="tools" if config.tools else "tool_choice"
         )
-    check_tools(config.tools, config.tool_choice)
     for name in SamplingConfig.__struct_fields__:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:
