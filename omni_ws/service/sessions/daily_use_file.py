@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: Changes of so many seconds are written together; a server that is killed loses them.
 WRITE_INTERVAL_SEC: Final = 1.0
+#: After a failure it waits twice as long each time, and so long at most.
+LONGEST_INTERVAL_SEC: Final = 60.0
 
 
 class _Content(msgspec.Struct):
@@ -43,7 +45,8 @@ class DailyUseFile:
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._changed = False
-        self._failed = False
+        self._interval = WRITE_INTERVAL_SEC
+        self._closing = False
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _locked(path.with_name(path.name + ".lock"))
@@ -78,8 +81,8 @@ class DailyUseFile:
 
     def _note_change(self) -> None:
         self._changed = True
-        if self._timer is None and self._writing is None:
-            self._timer = asyncio.get_running_loop().call_later(WRITE_INTERVAL_SEC, self._begin_to_write)
+        if self._timer is None and self._writing is None and not self._closing:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._begin_to_write)
 
     def _begin_to_write(self) -> None:
         self._timer = None
@@ -90,11 +93,12 @@ class DailyUseFile:
         content = msgspec.json.encode(_Content(self.use.day, self.use.used))
         try:
             await asyncio.to_thread(_replace, self._path, content)
-            self._failed = False
+            self._interval = WRITE_INTERVAL_SEC
         except OSError as error:
-            if not self._failed:  # the next change tries again
+            if self._interval == WRITE_INTERVAL_SEC:
                 logger.warning("cannot write the daily use of keys to %s: %s", self._path, error.strerror)
-            self._failed = True
+            self._interval = min(2 * self._interval, LONGEST_INTERVAL_SEC)
+            self._changed = True
         finally:
             self._writing = None
         if self._changed:
@@ -102,6 +106,7 @@ class DailyUseFile:
 
     async def close(self) -> None:
         """Writes what has changed, and gives the file up."""
+        self._closing = True
         if self._writing is not None:
             await self._writing
         if self._timer is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from support.realtime_client import realtime_client
 from omni_ws.config import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import AuthConfig, ServerConfig
+from omni_ws.core.daily_use import DailyLimits, DailyUse
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.server import create_app
+from omni_ws.service.sessions.daily_use_file import DailyUseFile
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -60,6 +64,15 @@ def serve(tmp_path: Path, clock: Clock) -> Callable[..., Any]:
         return live_server(engine, keys=keys, auth={"usage_file": tmp_path / "usage.json"})
 
     return serve
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread brings about, which the virtual clock does not see."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError("it did not come about")
 
 
 async def chat(server: LiveServer, name: str = "ann", **fields: Any) -> RawResponse:
@@ -222,6 +235,56 @@ async def test_a_full_disk_stops_nothing(
         async with live_server(**settings) as server:
             assert [(await chat(server)).status for _ in range(3)] == [200, 200, 429]
         assert caplog.text.count("cannot write the daily use of keys") == 1
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_what_could_not_be_written_is_written_later(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, closed: bool
+) -> None:
+    path = tmp_path / "gone" / "usage.json"
+    file = DailyUseFile(path, DailyUse({"ann": DailyLimits(tokens=10)}))
+    shutil.rmtree(path.parent)
+
+    async def written(tokens: int) -> None:
+        await until(lambda: path.exists() and json.loads(path.read_text())["keys"]["ann"]["tokens"] == tokens)
+
+    file.use.add("ann", tokens=7, audio_ms=0, now=clock.now)
+    await until(lambda: bool(caplog.text))
+    path.parent.mkdir()
+    if closed:
+        await file.close()
+        assert json.loads(path.read_text())["keys"]["ann"]["tokens"] == 7
+        return
+    await written(7)
+    file.use.add("ann", tokens=1, audio_ms=0, now=clock.now)
+    await written(8)
+    await file.close()
+    assert caplog.text.count("cannot write the daily use of keys") == 1
+
+
+async def test_a_file_that_cannot_be_written_is_tried_less_and_less_often(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = DailyUseFile(tmp_path / "gone" / "usage.json", DailyUse({"ann": DailyLimits(tokens=10)}))
+    shutil.rmtree(tmp_path / "gone")
+    times: list[float] = []
+    begin, loop = file._begin_to_write, asyncio.get_running_loop()
+
+    def begin_to_write() -> None:
+        times.append(loop.time())
+        begin()
+
+    file._begin_to_write = begin_to_write  # type: ignore[method-assign]
+    file.use.add("ann", tokens=7, audio_ms=0, now=clock.now)
+    await until(lambda: len(times) == 9)
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    # The virtual clock may go on while the file is written.
+    assert all(
+        pause > least for pause, least in zip(pauses, [1.9, 3.9, 7.9, 15.9, 31.9, 59.9, 59.9, 59.9], strict=True)
+    )
+    assert max(pauses) < 70
+    await file.close()
+    assert caplog.text.count("cannot write the daily use of keys") == 1
 
 
 # length of a session
