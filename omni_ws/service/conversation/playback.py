@@ -57,7 +57,10 @@ class Playback:
 
     @property
     def heard_ms(self) -> float:
-        """What was heard: by the latest report; without reports all that was sent, unless playback was assumed."""
+        """What was heard: by the latest report; without reports, all that was sent.
+
+        Where playback is assumed, ``stop`` makes a report.
+        """
         return self.sent_ms if self.reported_ms is None else min(self.reported_ms, self.sent_ms)
 
     @property
@@ -146,15 +149,20 @@ def _end_of_share(text: str, share: float) -> int:
 
 def _end_of_words(text: str, words: Sequence[Word]) -> int:
     """The index in ``text`` where the last of ``words`` ends. Words that are not found are skipped."""
-    lowered, end, exact = text.lower(), 0, False
+    lowered, end, exact = _lowered(text), 0, False
     for word in words:
         if word.text_end is not None:
             end, exact = min(word.text_end, len(text)), True
             continue
-        spoken = word.text.strip().lower()
+        spoken = _lowered(word.text.strip())
         found = lowered.find(spoken, end, end + MAX_SKIPPED_CHARACTERS + len(spoken)) if spoken else -1
         if found >= 0:
             end, exact = found + len(spoken), False
     while not exact and end < len(text) and not text[end].isspace() and not text[end].isalnum():
         end += 1  # closing punctuation
     return end
+
+
+def _lowered(text: str) -> str:
+    """The text in lower case, character for character: "İ" is the only one whose lower case has another length."""
+    return text.replace("İ", "i").lower()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from omni_ws.core.chunks import Word
@@ -192,3 +194,15 @@ def test_an_assumed_position_is_what_was_heard_once_it_is_stopped() -> None:
     playback.report(2000)
     assert playback.heard_ms == 2000
     assert not playback.playing
+
+
+def test_words_are_found_where_lower_case_is_longer() -> None:
+    playback, _ = playing(sent_ms=2000)
+    playback.report(900)
+    text = "İİİ: İstanbul'a İzmir'den gel dedim"
+    words = [Word("İstanbul'a", 0, 400), Word("izmir'den", 400, 800), Word("gel", 1000, 1400)]
+    assert heard_part(text, words, playback) == "İİİ: İstanbul'a İzmir'den"
+
+
+def test_only_one_character_has_a_lower_case_of_another_length() -> None:
+    assert [one for one in map(chr, range(sys.maxunicode + 1)) if len(one.lower()) != 1] == ["İ"]
