@@ -97,11 +97,6 @@ class App:
         yield ProfilingRoutes(self.profiling, authenticator, sessions.group)
         yield DemoRoutes()
 
-    @property
-    def routes(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """The template of every route, with its methods."""
-        return self._router.templates
-
     # what the front door calls
 
     async def handle(self, exchange: HttpExchange) -> None:

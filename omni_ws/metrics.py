@@ -235,10 +235,6 @@ class Metrics:
     def _describe(self, name: str, kind: MetricKind, labels: tuple[str, ...], meaning: str) -> None:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
-    def render(self, accept: str) -> Callable[[], tuple[bytes, str]]:
-        """As ``rendered``, for all metrics of this process."""
-        return rendered(self.families(), accept)
-
     def families(self) -> list[Metric]:
         """Collects all metrics.
 

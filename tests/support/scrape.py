@@ -6,6 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.live_server import LiveServer
 from support.raw_http import RawResponse, raw_client, request
 
+from omni_ws.metrics import rendered
+
 
 class Scrape:
     """Samples of one moment. What was never counted is 0."""
@@ -40,5 +42,5 @@ async def scrape(server: LiveServer) -> Scrape:
 
 def read(server: LiveServer) -> Scrape:
     """The same without asking over HTTP, which needs threads: for a clock that jumps."""
-    text, _ = server.app.sessions.metrics.render("")()
+    text, _ = rendered(server.app.sessions.metrics.families(), "")()
     return Scrape(text.decode())

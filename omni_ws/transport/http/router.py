@@ -103,11 +103,6 @@ class Router:
         self.match("GET", request.segments)  # raises its own NotFound where there is no route either
         raise NotFound(f"no WebSocket at {shown_path(request.segments)}")
 
-    @property
-    def templates(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """Every template with its methods."""
-        return tuple((route.template, frozenset(route.methods)) for route in self._ordered)
-
     def match(self, method: str, segments: tuple[str, ...]) -> Match:
         """Raises NotFound, or MethodNotAllowed with the methods of the path."""
         route, parameters = self._find(segments)

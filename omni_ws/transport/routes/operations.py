@@ -61,8 +61,8 @@ class OperationsRoutes(FrontEnd):
         self._authenticator.authenticate(exchange.request)
         accept = ",".join(exchange.request.headers.get_all("accept"))
         group, own = self._sessions.group, self._sessions.metrics
-        render = own.render(accept) if group is None else rendered(await group.all_metrics(own.families()), accept)
-        text, media_type = await asyncio.to_thread(render)
+        families = own.families() if group is None else await group.all_metrics(own.families())
+        text, media_type = await asyncio.to_thread(rendered(families, accept))
         await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
 
     async def models(self, exchange: HttpExchange) -> None:

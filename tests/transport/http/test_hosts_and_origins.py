@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, raw_client
+from support.routes import routes_of
 
 from omni_ws.config.keys import ApiKey, digest
 
@@ -26,7 +27,7 @@ async def test_a_server_without_keys_answers_to_no_foreign_name(host: str) -> No
     """On every route and on the WebSocket, also where the origin matches the foreign Host, as after DNS rebinding."""
     async with live_server() as server:
         foreign = host.format(port=server.port)
-        methods = [(method, path) for path, methods in server.app.routes for method in methods]
+        methods = [(method, path) for path, methods in routes_of(server.app).items() for method in methods]
         for method, path in (*methods, ("GET", "/nowhere"), ("OPTIONS", "/health"), ("GET", "*")):
             for origin in ("", f"Origin: http://{foreign}\r\n"):
                 response = await ask(server, foreign, f"{method} {path}", origin)

@@ -16,6 +16,7 @@ from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.part_engines import WordEngine
 from support.raw_http import RawResponse, post, raw_client, request
+from support.routes import routes_of
 from support.tone_engine import ToneEngine
 
 from omni_ws import __version__
@@ -251,7 +252,7 @@ async def test_the_description_has_every_route_and_no_other(description: dict[st
 
 def described_routes(app: App) -> set[tuple[str, str]]:
     return {
-        (method, route.template.replace(":path}", "}")) for route in app._router._ordered for method in route.methods
+        (method, template.replace(":path}", "}")) for template, methods in routes_of(app).items() for method in methods
     }
 
 

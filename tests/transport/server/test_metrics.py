@@ -32,7 +32,7 @@ from omni_ws.engine.base import AudioOutput, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.metrics import Metrics
+from omni_ws.metrics import Metrics, rendered
 from omni_ws.server import create_app
 from omni_ws.service.listening.workers import SpeechWorkers
 
@@ -240,7 +240,7 @@ async def test_a_part_whose_work_the_llm_does_is_up_with_it() -> None:
     ups = []
     for step in (engine.start, llm.stop, llm.start):
         await step()
-        found = Scrape(app.sessions.metrics.render("")()[0].decode())
+        found = Scrape(rendered(app.sessions.metrics.families(), "")()[0].decode())
         ups.append([found.value("part_up", part=part) for part in ("asr", "llm")])
     assert ups == [[1, 1], [0, 0], [1, 1]]
 
@@ -363,7 +363,7 @@ async def test_the_work_of_listening_threads_is_timed() -> None:
     workers.submit(minute, lambda outcome: done.set())
     await done.wait()
     workers.close()
-    found = Scrape(metrics.render("")()[0].decode())
+    found = Scrape(rendered(metrics.families(), "")()[0].decode())
     assert found.value("listening_pieces_total") == 1
     assert 0.02 <= found.value("listening_seconds_total") < 5
 
