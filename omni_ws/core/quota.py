@@ -10,7 +10,7 @@ from omni_ws.errors import EngineOverloaded
 
 
 class ByteBudget:
-    """The bytes of input that all sessions together may hold.
+    """The bytes of input, decoded media, output and kept speech that all sessions together may hold.
 
     ``used`` changes on the event loop only. ``decoded``, the bytes of decoded media, changes on the decoding threads,
     under the lock of ``MediaRoom``: separate counters, so the event loop needs no lock.

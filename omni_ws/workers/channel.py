@@ -17,7 +17,7 @@ from typing import Any, Final
 #: Kind, whether a descriptor comes with it, number, and size of the payload.
 _HEAD: Final = struct.Struct("!B?QI")
 _READ_BYTES: Final = 256 * 1024
-#: Descriptors that one read may bring.
+#: Room for descriptors; Linux brings one a read.
 _READ_DESCRIPTORS: Final = 64
 
 

@@ -10,7 +10,8 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.service.sessions.shared_counts import SharedCounts
 
-#: Rows of counts for each worker that is wanted: the one that serves, and its predecessor while that drains.
+#: Rows of counts for each worker that is wanted: the one that serves, its predecessor while that drains, and a
+#: successor that starts.
 ROWS_PER_WORKER = 3
 
 

@@ -19,5 +19,5 @@ class ConversationLimits:
     stream: StreamLimits
     #: Requests that may wait behind the one that is being answered.
     max_pending_requests: int = 4
-    #: Words of history that the engine gets; 0 for none.
+    #: Tokens, by ``estimate_tokens`` and a rate of speech, of the history that the engine gets; 0 for none.
     max_history_tokens: int = 4096

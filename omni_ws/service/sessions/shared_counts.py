@@ -57,7 +57,7 @@ class _Cell(IntEnum):
 
 
 class WorkerRow:
-    """What one worker counts. Only this worker writes it, and the supervisor once it has died."""
+    """What one worker counts. The supervisor writes it before the worker starts and after it has ended."""
 
     def __init__(self, cells: memoryview[int], index: int) -> None:
         self._cells = cells
@@ -150,7 +150,7 @@ class SharedCounts:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the other processes from counting. Blocks for microseconds; blocks may be nested."""
+        """Keeps the other processes from counting, for microseconds, unless its holder is stopped. May be nested."""
         if not self._depth:
             fcntl.lockf(self._file, fcntl.LOCK_EX)
         self._depth += 1
@@ -298,7 +298,7 @@ def _store_day(cells: _Cells, day: int, used: UsedToday) -> None:
 
 
 def _hash(holder: str | None) -> int:
-    """A number that stands for a holder: 63 bits, so that no two are ever the same."""
+    """A number that stands for a holder: 63 bits: two holders practically never share one."""
     if holder is None:
         return _NOBODY
     found = int.from_bytes(hashlib.blake2b(holder.encode(), digest_size=8).digest(), "big") >> 1

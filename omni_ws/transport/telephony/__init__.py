@@ -1,1 +1,1 @@
-"""Telephone calls, over the WebSocket media stream of a telephony gateway."""
+"""Telephone calls, over a gateway's media stream, or Asterisk's AudioSocket."""
