@@ -154,8 +154,8 @@ class InputStream(InputBytes):
 
     def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> Sequence[StreamEvent]:
         """End the input of the open request, if there is one, also while input is diverted."""
-        session, self.current = self.current, None
-        return [] if session is None else [*self._text.end(), *session.finish(sequence_id, trigger=trigger)]
+        request_input, self.current = self.current, None
+        return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
     def reweigh(self, difference: int) -> None:
         """Add ``difference`` to the bytes that are held for no request. It may be negative."""
@@ -165,9 +165,9 @@ class InputStream(InputBytes):
         """Close the input that is open, or being discarded: the next chunk opens a new request."""
         self.drop_waiting(now=now)
         self._text.end()
-        session, self.current = self.current, None
-        if session is not None:
-            session.cancel()
+        request_input, self.current = self.current, None
+        if request_input is not None:
+            request_input.cancel()
 
     def drop_waiting(self, *, now: float) -> None:
         """Discard what waits behind a gap. Numbering continues after the highest number that waited."""
@@ -181,9 +181,9 @@ class InputStream(InputBytes):
         self._finish_after.clear()
         self._ends_at = None
 
-    def abandon(self, session: RequestInput) -> None:
+    def abandon(self, request_input: RequestInput) -> None:
         """Discard the rest of the input of a request that is over before it."""
-        session.fail()
+        request_input.fail()
 
     def touch(self, *, now: float) -> None:
         """Begin the idle time anew: the client was heard."""
@@ -195,15 +195,15 @@ class InputStream(InputBytes):
         if self.gap_since is not None:
             self.gap_since = now
 
-    def taken(self, session: RequestInput, byte_count: int) -> None:
+    def taken(self, request_input: RequestInput, byte_count: int) -> None:
         """Release ``byte_count`` bytes of a request, which the engine has taken over; after ``forget``, none."""
-        byte_count = min(byte_count, session.held_bytes)
-        session.held_bytes -= byte_count
+        byte_count = min(byte_count, request_input.held_bytes)
+        request_input.held_bytes -= byte_count
         self._release(byte_count)
 
-    def forget(self, session: RequestInput) -> None:
+    def forget(self, request_input: RequestInput) -> None:
         """Release all that is held of a request, which is over."""
-        self.taken(session, session.held_bytes)
+        self.taken(request_input, request_input.held_bytes)
 
     # for the OffsetBuffer
 
@@ -374,14 +374,14 @@ class InputStream(InputBytes):
         return self._text.deliver(chunk, partial(self._take_in, counted=True))
 
     def _take_in(self, chunk: InputChunk, *, counted: bool = False) -> Sequence[StreamEvent]:
-        session, size = self.current, len(chunk.payload)
-        if session is None and self._over:
+        request_input, size = self.current, len(chunk.payload)
+        if request_input is None and self._over:
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
         if not counted:
             self._check_total(size)
-        if size and (session is None or session.keeps_input or self.diverting):
+        if size and (request_input is None or request_input.keeps_input or self.diverting):
             self._hold(size, counted=counted)
         self.received_bytes += size
         self.opened = True
@@ -390,20 +390,20 @@ class InputStream(InputBytes):
         return [Diverted(chunk)] if self.diverting else self._assign(chunk)
 
     def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
-        session = self.current
-        if session is None:
+        request_input = self.current
+        if request_input is None:
             if self._had_request and chunk.is_bare_end:
                 return []
             self._had_request = True
-            session = self.current = RequestInput(self._settings())
-            return [RequestOpened(session, by_speech), *self._assign(chunk)]
+            request_input = self.current = RequestInput(self._settings())
+            return [RequestOpened(request_input, by_speech), *self._assign(chunk)]
         if chunk.end_of_input:
             self.current = None
-        if not session.input_open:
+        if not request_input.input_open:
             return []
-        if session.keeps_input:
-            session.held_bytes += len(chunk.payload)
-        return session.receive_chunk(chunk)
+        if request_input.keeps_input:
+            request_input.held_bytes += len(chunk.payload)
+        return request_input.receive_chunk(chunk)
 
     def _repeats_end(self, chunk: InputChunk) -> bool:
         """Whether this repeats the end of a single request, which changes nothing, whatever its number."""
@@ -422,11 +422,11 @@ class InputStream(InputBytes):
             return [Diverted(None)]
         if self.single_request and not self.opened:  # a request without input, which fails as one
             return self._deliver(InputChunk.end())
-        session, self.current = self.current, None
-        if session is None:
+        request_input, self.current = self.current, None
+        if request_input is None:
             return []
         self.notable_events += 1
-        return [*self._text.end(), *session.finish()]
+        return [*self._text.end(), *request_input.finish()]
 
 
 def _ended(sequence_id: int | None) -> SessionConflict:

@@ -82,7 +82,7 @@ class InputEnded:
     error: EmptyInput | None = None
 
 
-SessionEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
+InputEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
 
 
 class RequestInput:
@@ -109,11 +109,11 @@ class RequestInput:
         #: Totals of the input received so far; the duration of compressed audio is nominal.
         self.received = self._accumulator.summary
 
-    def receive_chunk(self, chunk: InputChunk) -> list[SessionEvent]:
+    def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
         """Take the next chunk in order. Raises SessionConflict when the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
-        events: list[SessionEvent] = []
+        events: list[InputEvent] = []
         has_content = chunk.payload or chunk.has_content
         if self.state is _OPEN:
             if has_content:
@@ -132,14 +132,14 @@ class RequestInput:
 
     def finish(
         self, sequence_id: int | None = None, *, trigger: StartTrigger = StartTrigger.END_OF_INPUT
-    ) -> list[SessionEvent]:
+    ) -> list[InputEvent]:
         """End the input; idempotent.
 
         A request that has not started starts now, with ``trigger`` as its reason.
         """
         if not self.input_open:
             return []
-        events: list[SessionEvent] = []
+        events: list[InputEvent] = []
         if self.state is SessionState.OPEN:
             if not self.received.chunks:
                 self._set_state(SessionState.FAILED)

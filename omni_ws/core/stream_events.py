@@ -8,7 +8,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.request_input import RequestInput, SessionEvent
+from omni_ws.core.request_input import InputEvent, RequestInput
 from omni_ws.errors import InvalidValue
 
 
@@ -45,4 +45,4 @@ class ReceivedInput(Struct, frozen=True):
     received_bytes: int
 
 
-StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | SessionEvent
+StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputEvent
