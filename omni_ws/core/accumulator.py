@@ -56,6 +56,7 @@ class InputAccumulator:
         match modality:
             case Modality.TEXT:
                 summary.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
+                summary.tool_results += chunk.tool_call_id is not None
             case Modality.IMAGE:
                 summary.images += 1
             case Modality.VIDEO:  # pragma: no branch

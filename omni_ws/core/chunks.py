@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 from msgspec import Struct
+
+#: The longest ``format`` of a chunk, in characters: a media type is at most 255 (RFC 6838, section 4.2).
+MAX_FORMAT_CHARACTERS: Final = 256
+#: The longest id that a client may choose, of an item or of the tool call that it answers. OpenAI's limit.
+MAX_ID_CHARACTERS: Final = 512
 
 
 class Modality(StrEnum):

@@ -21,6 +21,7 @@ class InputSummary:
     text_chars: int = 0
     images: int = 0
     video_chunks: int = 0
+    tool_results: int = 0
     #: The modality of the current part, and its length in milliseconds if it is audio.
     open_part: Modality | None = None
     open_part_audio_ms: float = 0

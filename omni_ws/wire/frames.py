@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from omni_ws.core.chunks import InputChunk, Modality, Offset
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, MAX_ID_CHARACTERS, InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
@@ -35,13 +35,13 @@ class ChunkFields(RefusedContentFields, frozen=True, kw_only=True):
     modality: Modality | None = None
     payload: bytes | None = None
     text: str | None = None
-    format: str | None = None
+    format: Annotated[str, Meta(max_length=MAX_FORMAT_CHARACTERS)] | None = None
     timestamp_ms: (
         Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | Annotated[float, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | None
     ) = None
     end_of_input: bool | None = None
     role: str | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)] | None = None
 
 
 class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", tag="input_chunk"):

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, InputChunk, Modality
 from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 
@@ -128,6 +128,8 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
         raise UnsupportedFormat(f"expected media type {modality}/*, got {mime[:64]!r}", param=where)
     if modality is Modality.AUDIO:  # raw formats have their sample rate in the parameters
         mime = ";".join([mime, *(one for one in attributes if one != "base64")])
+    if len(mime) > MAX_FORMAT_CHARACTERS:
+        raise UnsupportedFormat(f"a media type has at most {MAX_FORMAT_CHARACTERS} characters", param=where)
     return _checked_image(InputChunk(modality, _base64(data, where), format=mime), where)
 
 

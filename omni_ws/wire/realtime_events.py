@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_ws.core.chunks import MAX_ID_CHARACTERS
 from omni_ws.errors import InvalidFrame, InvalidValue
 from omni_ws.wire.openai_options import check_depth
 
-#: OpenAI's limit for the ids that clients choose.
-MAX_ID_CHARACTERS: Final = 512
 #: OpenAI's limit for the entries of ``metadata``.
 MAX_METADATA: Final = 16
 
@@ -57,14 +56,17 @@ def text_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> str:
     return value
 
 
-def optional_id(fields: Mapping[str, Any], name: str, *, place: str = "") -> str | None:
-    """The id in this field; None where it is absent, null or empty. Raises InvalidValue."""
-    if not fields.get(name):
-        return None
+def id_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> str:
+    """The id or name in this field. Raises InvalidValue where there is none, or one that is too long."""
     value = text_field(fields, name, place=place)
     if len(value) > MAX_ID_CHARACTERS:
-        raise InvalidValue(f"{place}{name} is too long", param=f"{place}{name}")
+        raise InvalidValue(f"{place}{name} is too long: at most {MAX_ID_CHARACTERS} characters", param=f"{place}{name}")
     return value
+
+
+def optional_id(fields: Mapping[str, Any], name: str, *, place: str = "") -> str | None:
+    """The id in this field; None where it is absent, null or empty. Raises InvalidValue."""
+    return id_field(fields, name, place=place) if fields.get(name) else None
 
 
 def number_field(fields: Mapping[str, Any], name: str, *, default: float | None = None) -> float:

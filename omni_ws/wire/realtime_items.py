@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.openai_media import MediaUrl, media_by_url
-from omni_ws.wire.realtime_events import base64_field, optional_id, text_field
+from omni_ws.wire.realtime_events import base64_field, id_field, optional_id, text_field
 
 #: What an item costs besides its content.
 ITEM_OVERHEAD_BYTES: Final = 512
@@ -72,12 +72,11 @@ def read_item(fields: Mapping[str, Any], new_id: str, *, place: str = "item") ->
     if kind == "message":
         return _message(fields, item_id, place)
     if kind == "function_call":
-        call_id, name, arguments = (
-            text_field(fields, one, place=f"{place}.") for one in ("call_id", "name", "arguments")
-        )
+        call_id, name = (id_field(fields, one, place=f"{place}.") for one in ("call_id", "name"))
+        arguments = text_field(fields, "arguments", place=f"{place}.")
         return Item(item_id=item_id, kind=kind, call_id=call_id, name=name, text=arguments)
     if kind == "function_call_output":
-        call_id = text_field(fields, "call_id", place=f"{place}.")
+        call_id = id_field(fields, "call_id", place=f"{place}.")
         output = fields.get("output")
         output = output if isinstance(output, str) else json.dumps(output)
         chunk = InputChunk(Modality.TEXT, output.encode(), tool_call_id=call_id)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, MAX_ID_CHARACTERS, InputChunk, Modality
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import (
     EngineOverloaded,
@@ -147,6 +147,20 @@ def test_a_refused_chunk_names_its_field(fields: dict[str, Any], kind: type[Omni
     error = refusal(chunk(**fields))
     assert type(error) is kind
     assert error.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "longest", "fields"),
+    [
+        ("format", MAX_FORMAT_CHARACTERS, {"modality": "image", "payload": "AAE="}),
+        ("tool_call_id", MAX_ID_CHARACTERS, {"role": "tool", "text": "a"}),
+    ],
+)
+def test_names_that_a_chunk_keeps_have_a_longest_length(name: str, longest: int, fields: dict[str, Any]) -> None:
+    accepted = decode_frame(chunk(**fields, **{name: "x" * longest}))
+    assert getattr(accepted, name) == "x" * longest
+    error = refusal(chunk(**fields, **{name: "x" * (longest + 1)}))
+    assert (type(error), error.param) == (InvalidValue, name)
 
 
 def test_offset_instead_of_a_number_is_refused_by_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, InputChunk, Modality
 from omni_ws.errors import EmptyInput, InvalidRequest, InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_completion import MAX_PROMPT_TOKENS, read_completion
 from omni_ws.wire.openai_fields import ConfigurationPatch
@@ -185,6 +185,25 @@ def test_data_urls(data: bytes, kind: str) -> None:
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], input_follows=False
     ).input
     assert chunk == InputChunk(Modality.IMAGE, data, format=kind.partition(";")[0].lower())
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [("image", ""), ("audio", ";rate=" + "1" * 10)],
+)
+def test_a_media_type_has_a_longest_length(kind: str, parameters: str) -> None:
+    def read(characters: int) -> InputChunk:
+        name = f"{kind}/".ljust(characters - len(parameters), "x")
+        url = f"data:{name}{parameters};base64,{base64.b64encode(b'GIF89a').decode()}"
+        content = [{"type": f"{kind}_url", f"{kind}_url": {"url": url}}]
+        (chunk,) = read_messages([{"role": "user", "content": content}], input_follows=False).input
+        assert isinstance(chunk, InputChunk)
+        return chunk
+
+    assert len(read(MAX_FORMAT_CHARACTERS).format or "") == MAX_FORMAT_CHARACTERS
+    with pytest.raises(UnsupportedFormat) as caught:
+        read(MAX_FORMAT_CHARACTERS + 1)
+    assert caught.value.param == f"messages[0].content[0].{kind}_url.url"
 
 
 # --- speech

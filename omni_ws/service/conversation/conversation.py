@@ -41,12 +41,12 @@ from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEn
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge, SessionConflict, ShuttingDown
+from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.configuration import Configuration
 from omni_ws.service.conversation.greeting import greeting_configuration, greeting_input
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.input_flow import InputFlow
-from omni_ws.service.conversation.limits import MAX_WAITING_CHUNKS, ConversationLimits
+from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import NOBODY, ConversationOwner
@@ -178,9 +178,8 @@ class Conversation:
         if events:
             self._handle(events)
         request = self.receiving
-        most = MAX_WAITING_CHUNKS
-        if request is not None and request.session.received.chunks > most and request.waiting_chunks > most:
-            raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
+        if request is not None and request.session.received.chunks > MAX_TOOL_RESULTS:
+            request.check_held()
         if self._refusal is not None:
             self._raise_refused_text()
 

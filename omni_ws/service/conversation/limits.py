@@ -10,6 +10,8 @@ from omni_ws.core.stream_limits import StreamLimits
 #: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes
 #: leaves out the overhead of a chunk, and chunks may be tiny.
 MAX_WAITING_CHUNKS: Final = 1 << 18
+#: Results of tools in one request, which are kept by their ids until it ends, also where they are empty.
+MAX_TOOL_RESULTS: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

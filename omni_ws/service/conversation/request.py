@@ -26,10 +26,11 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.errors import OmniError
+from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText, SentCalls
+from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS
 from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
 from omni_ws.service.conversation.unheard_output import UnheardOutput
@@ -256,6 +257,14 @@ class Request:
     def waiting_chunks(self) -> int:
         """Chunks that the engine has not taken."""
         return self.session.received.chunks if self.started is None else self.input.items
+
+    def check_held(self) -> None:
+        """Raise PayloadTooLarge for more of what is not counted in bytes than a request may hold."""
+        received, most = self.session.received, MAX_WAITING_CHUNKS
+        if received.tool_results > MAX_TOOL_RESULTS:
+            raise PayloadTooLarge(f"a request may have at most {MAX_TOOL_RESULTS} tool results")
+        if received.chunks > most and self.waiting_chunks > most:
+            raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
 
     # what was said
 

@@ -19,7 +19,7 @@ from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.limits import ConversationLimits
+from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -63,8 +63,8 @@ class Session:
         self.number = 0
         self.messages: list[ServerMessage] = []
 
-    def chunk(self, text: str, *, end: bool = False) -> None:
-        chunk = InputChunk(Modality.TEXT, text.encode(), self.number, end_of_input=end)
+    def chunk(self, text: str, *, end: bool = False, result_of: str | None = None) -> None:
+        chunk = InputChunk(Modality.TEXT, text.encode(), self.number, end_of_input=end, tool_call_id=result_of)
         self.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
         self.number += 1
 
@@ -203,6 +203,24 @@ async def test_refused_chunk_leaves_the_conversation_as_it_was() -> None:
     await running
     texts = [message.text for message in session.take() if isinstance(message, OutputChunk)]
     assert "".join(texts) == "x" * 900 + "y"
+    session.check_nothing_left()
+
+
+@pytest.mark.parametrize("policy", ["on_end_only", "on_first_chunk"])
+async def test_a_request_has_a_limit_of_tool_results(policy: str) -> None:
+    """They are kept until it ends, and an empty one has no bytes to be charged with."""
+    gate = asyncio.Event()
+    session = Session(ScriptedEngine((gate.wait,)))
+    session.conversation.configure({"start_policy": policy})
+    running = asyncio.create_task(session.conversation.run())
+    for number in range(MAX_TOOL_RESULTS):
+        session.chunk("", result_of=f"call_{number}")
+    with pytest.raises(PayloadTooLarge, match="tool results"):
+        session.chunk("", result_of="one too many")
+    session.conversation.cancel()
+    gate.set()
+    session.conversation.close()
+    await running
     session.check_nothing_left()
 
 

@@ -61,6 +61,16 @@ async def test_a_conversation_of_before_is_history() -> None:
         assert engine.requests[0].history[2].tool_calls[0].name == "look"
 
 
+async def test_ids_and_names_may_have_512_characters() -> None:
+    engine = CapableEngine([said("yes")])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        await create(client, type="function_call", call_id="c" * 512, name="n" * 512, arguments="{}", id="i" * 512)
+        await create(client, type="function_call_output", call_id="c" * 512, output="hot")
+        await client.respond()
+        (result,) = engine.inputs[0]
+        assert result.tool_call_id == "c" * 512
+
+
 async def test_a_tool_is_called_and_its_output_answered() -> None:
     engine = CapableEngine([*tool_call("look", '{"at":', '"it"}'), finished(FinishReason.TOOL_CALLS)])
     async with live_server(engine) as server, realtime_client(server) as client:
@@ -172,6 +182,13 @@ async def test_an_id_is_given_once() -> None:
         ({"type": "function_call", "call_id": "c"}, "invalid_value", "item.name"),
         ({"type": "function_call_output", "output": "x"}, "invalid_value", "item.call_id"),
         ({"type": "message", "role": "user", "content": [], "id": "x" * 513}, "invalid_value", "item.id"),
+        ({"type": "function_call_output", "output": "x", "call_id": "x" * 513}, "invalid_value", "item.call_id"),
+        (
+            {"type": "function_call", "call_id": "x" * 513, "name": "n", "arguments": ""},
+            "invalid_value",
+            "item.call_id",
+        ),
+        ({"type": "function_call", "call_id": "c", "name": "x" * 513, "arguments": ""}, "invalid_value", "item.name"),
     ],
 )
 async def test_a_refused_item_names_its_field(item: Any, code: str, param: str) -> None:
