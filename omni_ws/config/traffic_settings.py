@@ -83,7 +83,7 @@ class LimitsConfig(Section):
     max_history_tokens: Whole = Field(
         default=4096,
         description="History that is context of the next request: a word counts 1 (in scripts without blanks, a "
-        "character), a second of audio 25.",
+        "character; at least 1 for every 16 characters), a second of audio 25.",
     )
 
 

@@ -23,6 +23,8 @@ KEPT_MULTIPLE: Final = 2
 _STRIDE: Final = 0.25
 #: Requests that can be named, with or without items; and, beside them, ids of requests that were truncated.
 MAX_REQUESTS: Final = 1 << 14
+#: Characters that count as a token even where they are one word, or blank. Few languages have longer words.
+CHARACTERS_PER_TOKEN: Final = 16
 #: Who a message may be of.
 ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
@@ -269,14 +271,23 @@ class History:
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about what a tokenizer makes of ``text``: each word, and of scripts without blanks each character."""
-    return len(text.split()) if text.isascii() else sum(1 for _ in _TOKENS.finditer(text))
+    """Return about what a tokenizer makes of ``text``: each word, and of scripts without blanks each character.
+
+    It is never less than one for each CHARACTERS_PER_TOKEN, so that text that counts little is not long.
+    """
+    words = len(text.split()) if text.isascii() else sum(1 for _ in _TOKENS.finditer(text))
+    return max(words, len(text) // CHARACTERS_PER_TOKEN)
 
 
 def _count(message: Message) -> int:
-    calls = sum(1 + estimate_tokens(call.arguments) for call in message.tool_calls)
+    calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
     speech = 0 if message.speech is None else tokens_of(message.speech)
-    return max(1, estimate_tokens(message.text) + calls + speech)
+    return max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech)
+
+
+def _long(name: str) -> int:
+    """What an id or a name counts: nothing, unless it is longer than engines make them."""
+    return len(name) // 128
 
 
 def _speech_bytes(message: Message) -> int:

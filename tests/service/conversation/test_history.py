@@ -41,10 +41,32 @@ def test_oldest_turns_make_room() -> None:
         ("カタカナ ｶﾅ", 6),
         ("สวัสดี", 6),
         ("\U00020000\U00020001", 2),
+        ("x" * 31, 1),
+        ("x" * 32, 2),
+        ("ü" * 48, 3),
+        (" " * 64, 4),
     ],
 )
 def test_characters_of_scripts_without_blanks_count_as_words(text: str, tokens: int) -> None:
     assert estimate_tokens(text) == tokens
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        Message("user", "x" * 10_000),
+        Message("tool", "x", tool_call_id="x" * 10_000),
+        Message("assistant", "", tool_calls=(ToolCall("x" * 10_000, "x", "{}"),)),
+        Message("assistant", "", tool_calls=(ToolCall("x", "x" * 10_000, "{}"),)),
+        Message("assistant", "", tool_calls=(ToolCall("x", "x", "x" * 10_000),)),
+    ],
+)
+def test_what_is_kept_is_bounded_in_characters(long: Message) -> None:
+    """A word counts one, however long it is; what is kept of a conversation has to end somewhere."""
+    history = History(1000, ByteBudget(1 << 20))
+    for _ in range(1000):
+        history.add([long])
+    assert 1 <= len(history.items) <= 2000 * 128 / 10_000
 
 
 def test_what_a_request_sees_begins_where_that_before_began_for_many_turns() -> None:
