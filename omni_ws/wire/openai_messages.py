@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.openai_media import MediaUrl, audio_chunk, media_by_url
 
+#: The longest conversation. Each message is read, and counted for the history, on its own; OpenAI takes half as many.
+MAX_MESSAGES: Final = 4096
 #: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
 _UNSUPPORTED = ("function_call", "audio")
 
@@ -51,6 +53,8 @@ def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool)
     """
     if not messages and not input_follows:
         raise InvalidValue("messages must hold at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidValue(f"at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
     reader = _Reader()
     input_from = len(messages) if input_follows else _input_from(messages)
     for index, message in enumerate(messages):

@@ -14,7 +14,7 @@ from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, InputChunk, Modality
 from omni_ws.errors import EmptyInput, InvalidRequest, InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_completion import MAX_PROMPT_TOKENS, read_completion
 from omni_ws.wire.openai_fields import ConfigurationPatch
-from omni_ws.wire.openai_messages import HistoryMessage, read_messages
+from omni_ws.wire.openai_messages import MAX_MESSAGES, HistoryMessage, read_messages
 from omni_ws.wire.openai_request import (
     SpeechDialect,
     chat_wants_events,
@@ -185,6 +185,15 @@ def test_data_urls(data: bytes, kind: str) -> None:
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], input_follows=False
     ).input
     assert chunk == InputChunk(Modality.IMAGE, data, format=kind.partition(";")[0].lower())
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_the_longest_conversation_and_one_message_more(follows: bool) -> None:
+    messages = [{"role": "user", "content": "a"}] * MAX_MESSAGES
+    assert len(read_messages(messages, input_follows=follows).history) == MAX_MESSAGES - (not follows)
+    with pytest.raises(InvalidValue, match="at most") as caught:
+        read_messages([*messages, *messages[:1]], input_follows=follows)
+    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize(

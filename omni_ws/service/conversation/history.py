@@ -25,6 +25,8 @@ _STRIDE: Final = 0.25
 MAX_REQUESTS: Final = 1 << 14
 #: Characters that count as a token even where they are one word, or blank. Few languages have longer words.
 CHARACTERS_PER_TOKEN: Final = 16
+#: The longest text whose words are counted, in characters.
+MAX_COUNTED_TEXT: Final = 1 << 18
 #: Who a message may be of.
 ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
@@ -273,8 +275,11 @@ class History:
 def estimate_tokens(text: str) -> int:
     """Return about what a tokenizer makes of ``text``: each word, and of scripts without blanks each character.
 
-    It is never less than one for each CHARACTERS_PER_TOKEN, so that text that counts little is not long.
+    It is never less than one for each CHARACTERS_PER_TOKEN, so that text that counts little is not long. Words are
+    counted on the event loop: in a text of more than MAX_COUNTED_TEXT characters, four count as one.
     """
+    if len(text) > MAX_COUNTED_TEXT:
+        return len(text) // 4
     words = len(text.split()) if text.isascii() else sum(1 for _ in _TOKENS.finditer(text))
     return max(words, len(text) // CHARACTERS_PER_TOKEN)
 

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.output import AnyOutput, OutputChunk
@@ -19,6 +20,9 @@ from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.routes.response_stream import PromptWriter
+
+#: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
+_CHUNKS_AT_A_TIME: Final = 64
 
 
 class HttpSession:
@@ -217,6 +221,8 @@ class HttpSession:
 
 async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
     """Feed ``session`` with all of its input: the source of a request whose input is complete."""
-    for chunk in chunks:
+    for index, chunk in enumerate(chunks, 1):
         await session.feed(chunk)
+        if index % _CHUNKS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
     session.end_input()

@@ -35,7 +35,7 @@ from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.result_stream import write_result, write_result_events
 from omni_ws.wire.append_body import BodyChunk, read_append, read_create
-from omni_ws.wire.openai_request import read_chat
+from omni_ws.wire.openai_request import ChatRequest, read_chat
 
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: Limit of ``?wait=``.
@@ -83,8 +83,8 @@ class ModeBRoutes(FrontEnd):
             size = 0
             if exchange.request.has_body:
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes, may_be_empty=True)
-            parameters, chunks = await to_thread_if_large(size, partial(read_create, fields))
-            session = self._open(parameters, key, slot)
+            request, chunks = await to_thread_if_large(_weight(size, fields), partial(_read_create, fields))
+            session = self._open(request, key, slot)
         try:
             await session.feed(chunks)
             exchange.session_id = session.id
@@ -97,9 +97,8 @@ class ModeBRoutes(FrontEnd):
             self._registry.discard(session)
             raise
 
-    def _open(self, parameters: dict[str, Any], key: ApiKey | None, slot: ExitStack) -> ModeBSession:
+    def _open(self, request: ChatRequest, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Open and register a session, which takes over ``slot``. Raises InvalidRequest for its parameters."""
-        request = read_chat(parameters, input_follows=True)
         conversation = self._sessions.open(
             output_formats=FILE_FORMATS,
             single_request=True,
@@ -125,7 +124,7 @@ class ModeBRoutes(FrontEnd):
         except PayloadTooLarge as error:
             session.fail(error)
             raise
-        chunks: list[BodyChunk] = await to_thread_if_large(size, partial(read_append, fields))
+        chunks: list[BodyChunk] = await to_thread_if_large(_weight(size, fields), partial(read_append, fields))
         await session.feed(chunks)
         await exchange.respond_json(202, self._status(session))
 
@@ -208,6 +207,18 @@ class ModeBRoutes(FrontEnd):
             "created_at": session.created_at,
             "error": None if session.error is None else error_object(session.error),
         }
+
+
+def _read_create(fields: dict[str, Any]) -> tuple[ChatRequest, list[BodyChunk]]:
+    """The parameters of a new session, and its first chunks. Raises an InvalidRequest that names the field."""
+    parameters, chunks = read_create(fields)
+    return read_chat(parameters, input_follows=True), chunks
+
+
+def _weight(size: int, fields: dict[str, Any]) -> int:
+    """What a body of ``size`` bytes counts where its size decides on a thread: each chunk costs as much as a KiB."""
+    chunks = fields.get("chunks")
+    return max(size, len(chunks) << 10 if isinstance(chunks, list) else 0)
 
 
 def _end_recording(exchange: HttpExchange) -> None:

@@ -1,14 +1,15 @@
-"""HTTP requests that end before the first step of their tasks."""
+"""HTTP requests that end before the first step of their tasks, and those that are fed with many chunks."""
 
 from __future__ import annotations
 
 import asyncio
 
 from support.live_server import live_server
+from support.until import until
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.transport.routes.http_session import HttpSession
+from omni_ws.transport.routes.http_session import HttpSession, feed_all
 
 
 async def test_what_never_ran_holds_nothing() -> None:
@@ -23,3 +24,28 @@ async def test_what_never_ran_holds_nothing() -> None:
             session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
             assert server.held_bytes > 0
         assert (server.held_bytes, session.conversation.busy) == (0, False)
+
+
+async def test_many_chunks_of_one_body_leave_the_loop_to_others() -> None:
+    passes = 0
+
+    async def others() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    async def source() -> None:
+        nonlocal passes
+        passes = 0
+        await feed_all(session, [InputChunk(Modality.TEXT, b"a")] * 1000)
+
+    async with live_server() as server:
+        conversation = server.app.sessions.open(output_formats=frozenset({AudioEncoding.PCM16}), single_request=True)
+        conversation.configure({"start_policy": "on_end_only"})
+        session = HttpSession(conversation, conversation.outbox)
+        other = asyncio.create_task(others())
+        async with session.running(source):
+            await until(lambda: conversation.stream.received_bytes == 1000)
+            assert passes >= 10
+        other.cancel()
