@@ -199,11 +199,12 @@ class Request:
 
     def cancel(self, *, by: Request | None = None) -> None:
         """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
+        if self.state is RequestState.CANCELLED:
+            return
         self.timeline.mark_cancelled(None if by is None else by.timeline)
         if by is not None and by.timeline.by_speech and self._speaks and not self.playback.sent_ms:
             self.unheard = True
-        if self.state is not RequestState.CANCELLED:
-            self._set_state(RequestState.CANCELLED)
+        self._set_state(RequestState.CANCELLED)
         self.error = None
         self.session.cancel()
 

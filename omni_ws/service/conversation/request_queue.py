@@ -41,9 +41,9 @@ class QueueOwner(Protocol):
 class RequestQueue:
     """Gives the first request to the engine, and every request exactly one final.
 
-    Finals are written in the order of the queue, with two exceptions. A request that is refused as it opens has its
-    final at once. So has one that is cancelled while it is answered; the next answer waits until the engine has
-    released it.
+    Finals are written in the order of the queue, except that of a request that is refused as it opens: it is written at
+    once. So are, in their order, that of a request that is cancelled while it is answered, and those of all requests
+    that another interrupts; the next answer waits until the engine has released the one before.
 
     With ``interrupt_resume`` speech holds the answer that it interrupts, and the engine works on its request meanwhile.
     Where that has words, or anything else happens, the held answer is cancelled before anything of the new one is
@@ -128,6 +128,8 @@ class RequestQueue:
         self._loudspeaker.silence()
         for earlier in tuple(self.requests):
             self.cancel(earlier, by=by)
+            # In its order: those before it have their finals. It would wait for the engine to wind up.
+            self.end(earlier, FinishReason.CANCELLED)
 
     def wake(self) -> None:
         """Look at the requests again: the state of one has changed."""

@@ -108,6 +108,18 @@ def numbers(messages: Iterable[ServerMessage]) -> list[int]:
     return [message.sequence_id for message in messages if isinstance(message, OutputChunk | FinalChunk)]
 
 
+def winding_up(released: asyncio.Event) -> Callable[[], object]:
+    """The step of an engine that answers until it is cancelled, and then takes its time."""
+
+    async def answer() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await released.wait()
+
+    return answer
+
+
 # order
 
 
@@ -237,14 +249,7 @@ async def test_a_cancellation_settles_the_last_interim_transcript() -> None:
 
 async def test_the_next_request_waits_until_the_engine_has_released_a_cancelled_one() -> None:
     released = asyncio.Event()
-
-    async def wind_up() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await released.wait()
-
-    bench = Bench(wind_up)
+    bench = Bench(winding_up(released))
     async with running(bench) as run:
         first, second = bench.ask("req_1", "req_2")
         await until(lambda: first.answering)
@@ -269,7 +274,7 @@ async def test_an_interruption_cancels_all_earlier_requests() -> None:
         bench.queue.open(third)
         bench.queue.interrupt(by=third)
         bench.queue.append(third)
-        assert bench.finals == [("req_1", "cancelled")]
+        assert bench.finals == [("req_1", "cancelled"), ("req_2", "cancelled")]
         bench.engine.script = ()
         give_input(third, "hello")
         bench.queue.wake()
@@ -279,6 +284,49 @@ async def test_an_interruption_cancels_all_earlier_requests() -> None:
     for request in (first, second):
         (cancellation,) = request.timeline.cancellations
         assert (cancellation.by, cancellation.cause.value) == ("req_3", "speech")
+
+
+async def test_interrupting_requests_do_not_pile_up_while_the_engine_winds_up() -> None:
+    released = asyncio.Event()
+    bench = Bench(winding_up(released))
+    async with running(bench) as run:
+        (first,) = bench.ask("req_0")
+        await until(lambda: first.answering and bench.engine.active_requests == 1)
+        requests = [first]
+        for number in range(1, 100):
+            newest = make_request(f"req_{number}", observed=bench.observed)
+            bench.queue.open(newest)
+            bench.queue.interrupt(by=newest)
+            bench.queue.append(newest)
+            give_input(newest, "hello")
+            bench.queue.wake()
+            requests.append(newest)
+            await asyncio.sleep(0)
+            assert bench.queue.requests == [newest]
+        assert bench.engine.active_requests == 1
+        assert bench.finals == [(f"req_{number}", "cancelled") for number in range(99)]
+        assert [len(request.timeline.cancellations) for request in requests] == [1] * 99 + [0]
+        bench.engine.script = ()
+        released.set()
+        bench.queue.close()
+        await run
+    assert bench.finals[99:] == [("req_99", "stop")]
+
+
+async def test_a_request_that_waits_is_cancelled_once() -> None:
+    gate = asyncio.Event()
+    bench = Bench(gate.wait)
+    async with running(bench) as run:
+        first, second = bench.ask("req_1", "req_2")
+        await until(lambda: first.answering)
+        for _ in range(3):
+            bench.queue.cancel(second)
+        assert bench.finals == [], "in its order"
+        gate.set()
+        bench.queue.close()
+        await run
+    assert bench.finals == [("req_1", "stop"), ("req_2", "cancelled")]
+    assert len(second.timeline.cancellations) == 1
 
 
 # failure
