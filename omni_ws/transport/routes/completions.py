@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,7 @@ import orjson
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.openai_requests import checked_options
+from omni_ws.service.conversation.openai_requests import checked_options, ended_on_error
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router
@@ -39,9 +39,11 @@ class CompletionRoutes(GenerationRoutes):
             self.json_body(exchange, chat_wants_events) as body,
         ):
             request = await body.read(read_completion)
-            sessions = [
-                self._prompt_session(exchange, request, one, owner=owner) for one in range(len(request.prompts))
-            ]
+            sessions: list[HttpSession] = []
+            with ExitStack() as opening:  # where one cannot be opened, none of them ever runs
+                for one in range(len(request.prompts)):
+                    sessions.append(self._prompt_session(exchange, request, one, owner=owner))
+                    opening.enter_context(ended_on_error(sessions[-1].conversation))
             async with self._running(request, sessions) as source:
                 await self._respond(exchange, request, source)
 

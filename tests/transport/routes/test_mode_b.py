@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from omni_ws.errors import InvalidValue
 from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.hang_up import PeerGone
+from omni_ws.transport.routes import mode_b as mode_b_routes
 from omni_ws.transport.routes import result_stream as kept_answer
 from omni_ws.transport.routes.mode_b import MAX_WAIT_SEC
 
@@ -202,10 +204,14 @@ async def test_a_session_that_is_refused_is_over_for_those_who_look_on() -> None
             ("/v1/chat/completions", wrong),
             ("/v1/audio/speech", {"input": "hi", "voice": "nobody"}),
             ("/v1/completions", {"prompt": "hi", "temperature": 9}),
+            (
+                "/v1/completions",
+                {"prompt": ["hi", "you", [1, 2]]},
+            ),  # each prompt has a session, and the third is refused
         ):
             assert (await call(server.port, "POST", path, body)).status == 400
-    assert seen.opened == seen.ended
-    assert len(seen.opened) == 4
+    assert sorted(seen.opened) == sorted(seen.ended)
+    assert len(seen.opened) == 7
 
 
 async def test_spoken_answers_are_pcm_unless_named_and_the_same_for_every_reader() -> None:
@@ -336,6 +342,27 @@ async def test_what_cannot_be_appended_leaves_the_session_as_it_was(
             response.body
         )
         assert {**await session.status(), "expires_in": before["expires_in"]} == before
+
+
+@pytest.mark.parametrize(("chunks", "on_the_loop"), [(256, True), (257, False)])
+async def test_a_body_of_many_small_chunks_is_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, chunks: int, on_the_loop: bool
+) -> None:
+    """Each is an object to be made and checked, however few bytes it has."""
+    threads: list[threading.Thread] = []
+
+    def watched(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*arguments: Any, **named: Any) -> Any:
+            threads.append(threading.current_thread())
+            return read(*arguments, **named)
+
+        return reading
+
+    for name in ("read_append", "read_create", "read_chat"):
+        monkeypatch.setattr(mode_b_routes, name, watched(getattr(mode_b_routes, name)))
+    async with live_server() as server, mode_b(server, {"chunks": [{}] * chunks}) as session:
+        assert (await session.append(*([{}] * chunks)))["state"] == "open"
+    assert [thread is threading.current_thread() for thread in threads] == [on_the_loop] * 3
 
 
 async def test_a_body_of_another_kind() -> None:
