@@ -12,8 +12,8 @@ from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
-from omni_ws.service.conversation.history import History, HistoryItem, estimate_tokens
-from omni_ws.service.conversation.kept_speech import KeptSpeech, held_bytes
+from omni_ws.service.conversation.history import MAX_COUNTED_TEXT, History, HistoryItem, estimate_tokens
+from omni_ws.service.conversation.kept_speech import CHUNK_OVERHEAD_BYTES, RUN_OVERHEAD_BYTES, KeptSpeech, held_bytes
 from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText
 
 
@@ -45,6 +45,8 @@ def test_oldest_turns_make_room() -> None:
         ("x" * 32, 2),
         ("ü" * 48, 3),
         (" " * 64, 4),
+        ("一" * MAX_COUNTED_TEXT, MAX_COUNTED_TEXT),
+        ("一" * (MAX_COUNTED_TEXT + 4), MAX_COUNTED_TEXT // 4 + 1),
     ],
 )
 def test_characters_of_scripts_without_blanks_count_as_words(text: str, tokens: int) -> None:
@@ -367,6 +369,22 @@ def test_speech_counts_25_tokens_a_second_and_is_given_back_as_it_goes() -> None
     assert [budget.used, len(history.messages)] == [0, 0]
     history.add([message(spoken(budget, TOKEN))])
     assert [budget.used, len(history.messages)] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["used", "decoded"])
+def test_speech_leaves_half_of_the_budget_to_others(name: str) -> None:
+    cost = len(TOKEN) + CHUNK_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
+    for free, kept in ((cost, True), (cost - 1, False)):
+        budget = ByteBudget(1 << 20)
+        setattr(budget, name, budget.capacity // 2 - free)
+        assert (spoken(budget, TOKEN).lost is None) is kept
+
+
+def test_speech_that_no_longer_fits_beside_decoded_media_is_dropped_in_silence() -> None:
+    budget = ByteBudget(1 << 20)
+    budget.decoded = budget.capacity - 100
+    assert spoken(budget, TOKEN).lost == "the server's memory for speech is full"
+    assert budget.used == 0
 
 
 def test_bytes_of_speech_in_a_history_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
