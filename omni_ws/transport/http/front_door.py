@@ -36,7 +36,7 @@ from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, UpgradeRequired
 from omni_ws.transport.http.access_log import AccessRecord, LogAccess, discard_record
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
-from omni_ws.transport.http.connection import HttpConnection
+from omni_ws.transport.http.connection import HttpConnection, Phase
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.request import HttpRequest
 
@@ -139,22 +139,30 @@ class FrontDoor(HttpConnection):
             return
         received = b"%b %b HTTP/%b\r\n" % (event.method, event.target, event.http_version)
         received += _fields(event) + b"\r\n" + self._http.trailing_data[0]
-        self.release()
+        self._enter(Phase.HANDED_OVER)
+        self._detach()
         self._transport.pause_reading()
-        self._pass_on(serial, received)
+        self._pass_on(serial, received, until=self._loop.time() + self._limits.write_timeout_sec)
 
-    def _pass_on(self, serial: int, received: bytes) -> None:
-        """Give the connection away, once the response before has left. The system keeps it open meanwhile."""
+    def _pass_on(self, serial: int, received: bytes, *, until: float) -> None:
+        """Give the connection away, once the response before has left, or drop it where that is not ``until`` then.
+
+        It stays in the registry until one of both. The system keeps it open meanwhile.
+        """
         if self._elsewhere is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size():
-            self._loop.call_later(_LOOK_AGAIN_SEC, self._pass_on, serial, received)
+            if self._loop.time() >= until:
+                self._write_timeout_expired()
+                return
+            self._loop.call_later(_LOOK_AGAIN_SEC, functools.partial(self._pass_on, serial, received, until=until))
             return
         try:
             descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
         except OSError:  # this process may open no more files; the client may try again
             self._transport.abort()
             return
+        self._connections.discard(self)  # it counts among those elsewhere now
         self._elsewhere.pass_on(serial, descriptor, received)
         self._transport.abort()  # which closes this process's descriptor alone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from dataclasses import replace
@@ -211,6 +212,54 @@ async def test_client_that_does_not_read_is_dropped() -> None:
         begin = now()
         await ended.wait()
         assert now() - begin == pytest.approx(20, abs=JUST)
+        peer.close()
+
+
+class AnotherProcess:
+    """Has to serve ``/elsewhere``."""
+
+    connections_elsewhere = 0
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.given = asyncio.Event()
+
+    def destination(self, target: bytes) -> int | None:
+        return 1 if target == b"/elsewhere" else None
+
+    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
+        os.close(connection)
+        self.received.append(received)
+        self.given.set()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_connection_is_passed_on_once_its_client_has_read_or_dropped(reads: bool) -> None:
+    async def answer(exchange: HttpExchange) -> None:
+        await exchange.respond(200, body=b"x" * 60_000)  # which the transport buffers without pausing the handler
+
+    other = AnotherProcess()
+    app = RoutedApplication(handlers={"GET /": answer})
+    async with serving(app, limits=LIMITS, elsewhere=other) as door:
+        with socket.socket(fileno=os.dup(door.server.sockets[0].fileno())) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", door.port))
+        peer.sendall(request("GET", "/") + request("GET", "/elsewhere"))
+        begin = now()
+        await asyncio.sleep(19)
+        assert (len(door.connections), other.received) == (1, [])
+        if reads:
+            peer.setblocking(False)
+            received = b""
+            while len(received) < 60_000:
+                received += await asyncio.get_running_loop().sock_recv(peer, 65536)
+            await other.given.wait()
+            assert other.received[0].startswith(b"GET /elsewhere HTTP/1.1\r\n")
+        assert await door.connections.wait_idle(10)
+        assert now() - begin == pytest.approx(19 if reads else 20, abs=JUST)
+        assert other.given.is_set() is reads
         peer.close()
 
 
