@@ -1,13 +1,14 @@
 """Media types of audio, as in ``Content-Type`` and the ``format`` of a chunk.
 
 Sources: RFC 9110 section 8.3.1 (syntax), RFC 2586 (L16), RFC 4856 (PCMU, PCMA), RFC 7845 (Opus in Ogg), RFC 2046 and
-RFC 3551 (``audio/basic``).
+RFC 3551 (``audio/basic``), RFC 2231 (parameters that name their character set).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from email.message import Message
+from email.utils import collapse_rfc2231_value
 
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 from omni_ws.errors import InvalidValue, UnsupportedFormat
@@ -100,7 +101,7 @@ def _split(content_type: str) -> tuple[str, dict[str, str]]:
     message["content-type"] = " ".join(content_type.split())
     media = content_type.partition(";")[0].strip().lower()
     raw_parameters = message.get_params(failobj=[])
-    return media, {name.lower(): value for name, value in raw_parameters[1:]}
+    return media, {name.lower(): collapse_rfc2231_value(value) for name, value in raw_parameters[1:]}
 
 
 def _encoding(media: str, parameters: dict[str, str]) -> AudioEncoding:

@@ -62,6 +62,15 @@ def test_bad_parameters_are_named(text: str, param: str) -> None:
     assert caught.value.param == param
 
 
+def test_parameters_may_name_their_character_set() -> None:
+    assert parse_audio_mime("audio/pcm; rate*=us-ascii'en'24000").sample_rate == 24_000
+    assert parse_audio_mime("audio/ogg; codecs*=utf-8''opus").encoding is AudioEncoding.OPUS
+    with pytest.raises(UnsupportedFormat):
+        parse_audio_mime("audio/pcm; endian*=utf-8''big")
+    with pytest.raises(InvalidValue):
+        parse_audio_mime("audio/pcm; rate*=nonsense''16k")
+
+
 @pytest.mark.parametrize("text", ["audio/pcm;rate=8000;channels=32", "audio/pcm;rate=192000;channels=1"])
 def test_the_limits_themselves_are_fine(text: str) -> None:
     assert parse_audio_mime(text).encoding is AudioEncoding.PCM16
