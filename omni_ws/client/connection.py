@@ -115,8 +115,14 @@ async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnecti
                 websocket.transport.abort()
                 raise
     except TimeoutError:
-        address = websocket_url(endpoint.url)  # not ``url``, which may have a resume token
-        raise ConnectionFailed(f"{address} did not answer within {endpoint.open_timeout:g} seconds") from None
+        raise ConnectionFailed(
+            f"{_address(endpoint)} did not answer within {endpoint.open_timeout:g} seconds"
+        ) from None
+
+
+def _address(endpoint: Endpoint) -> str:
+    """What messages may tell of the address to which a connection leads: that may have a resume token as well."""
+    return websocket_url(endpoint.url)
 
 
 async def _finish_resume(
@@ -160,11 +166,12 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
     except InvalidStatus as refusal:
         raise error_from_response(refusal.response.status_code, bytes(refusal.response.body or b"")) from None
     except InvalidURI as error:
-        raise InvalidValue(f"not a WebSocket URL: {error}", param="url") from None
+        # What the error says of the address is what ``url`` is, with its resume token.
+        raise InvalidValue(f"not a WebSocket URL: {_address(endpoint)}: {error.msg}", param="url") from None
     except (InvalidHandshake, WebSocketException) as error:
-        raise ConnectionFailed(f"{url} does not speak WebSocket: {error}") from error
+        raise ConnectionFailed(f"{_address(endpoint)} does not speak WebSocket: {error}") from error
     except OSError as error:
-        raise ConnectionFailed(f"cannot reach {url}: {error}") from error
+        raise ConnectionFailed(f"cannot reach {_address(endpoint)}: {error}") from error
 
 
 async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]) -> OpenedConnection:

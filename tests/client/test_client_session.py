@@ -28,6 +28,7 @@ from omni_ws.client import (
     ServerError,
     connect,
 )
+from omni_ws.client.connection import Endpoint, resume_session
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.errors import (
     EngineFailed,
@@ -196,6 +197,24 @@ async def test_nobody_listens() -> None:
     with pytest.raises(ConnectionFailed, match="cannot reach"):
         async with connect(url):
             pytest.fail("nobody listens")
+
+
+@pytest.mark.parametrize("answer", ["", "nonsense", "HTTP/1.1 302 Found\r\nLocation: ftp://x/?resume_token=secret"])
+async def test_messages_do_not_tell_the_resume_token(answer: str) -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"{answer}\r\n\r\n".encode())
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        if not answer:  # nobody listens
+            server.close()
+            await server.wait_closed()
+        with pytest.raises((ConnectionFailed, InvalidValue), match=str(port)) as failure:
+            await resume_session(Endpoint(url=f"ws://127.0.0.1:{port}"), "sess_1", "secret", 3, {})
+    assert "secret" not in str(failure.value)
 
 
 async def test_not_a_url() -> None:
