@@ -10,7 +10,8 @@ class PlaybackBuffer:
     """Bytes of raw samples. Call ``read`` from the thread of the sound device, everything else on the loop.
 
     Playback starts once ``prefill_bytes`` are buffered or the answer has ended, which hides gaps between the first
-    chunks. After an underrun the buffer fills up again first.
+    chunks. Where a read finds less than it wants, an underrun unless the answer has ended, the buffer fills up again
+    first.
     """
 
     def __init__(self, *, prefill_bytes: int, silence: bytes = b"\0") -> None:
@@ -61,9 +62,9 @@ class PlaybackBuffer:
             if self._filling and self._buffered and (self._ended or self._buffered >= self.prefill_bytes):
                 self._filling = False
             audio = b"" if self._filling else self._take(size)
-            if not self._buffered and not self._filling:
+            if len(audio) < size and not self._filling:
                 self._filling = True
-                self.underruns += not self._ended and len(audio) < size
+                self.underruns += not self._ended
         return audio + self._silence * (size - len(audio))
 
     def _take(self, size: int) -> bytes:

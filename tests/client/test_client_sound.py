@@ -114,6 +114,14 @@ def test_an_underrun_fills_up_again() -> None:
     assert buffer.read(2) == b"de"
 
 
+def test_a_buffer_that_is_drained_exactly_goes_on() -> None:
+    buffer = PlaybackBuffer(prefill_bytes=4)
+    buffer.write(b"abcd")
+    assert [buffer.read(2), buffer.read(2)] == [b"ab", b"cd"]
+    buffer.write(b"ef")
+    assert [buffer.read(2), buffer.underruns, buffer.read(2), buffer.underruns] == [b"ef", 0, b"\0\0", 1]
+
+
 def test_silence_at_once() -> None:
     buffer = PlaybackBuffer(prefill_bytes=0)
     buffer.write(b"abc")
