@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -23,6 +24,8 @@ from omni_ws.errors import EngineFailed, InvalidRequest
 
 #: The most that is read of one transcript, in bytes: a thousand times what anybody says in half a minute.
 _MOST_BYTES: Final = 1 << 20
+#: What a server says that does not stream; "upstream" is another word.
+_STREAMING: Final = re.compile(r"\bstream", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class RemoteTranscriber:
                     yield text
             return
         except InvalidRequest as refused:
-            if not streams or "stream" not in refused.message.lower():
+            if not streams or _STREAMING.search(refused.message) is None:
                 raise
         self._streams = False
         async with aclosing(self._ask(pcm, fields, request_id, streams=False)) as texts:

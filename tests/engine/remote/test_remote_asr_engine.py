@@ -54,6 +54,7 @@ from omni_ws.errors import (
     EmptyInput,
     EngineFailed,
     EngineOverloaded,
+    InvalidRequest,
     InvalidValue,
     OmniError,
     UnsupportedFormat,
@@ -267,6 +268,15 @@ async def test_a_server_that_does_not_stream_is_asked_without() -> None:
     async with upstream(written=[refusal, writes("Go")]) as there, remote_asr(there) as engine:
         assert (await transcribed(engine, BOTH_CLIPS)).transcript == "Go Go"
     assert ["stream" in form for form in there.heard] == [True, False, False]
+
+
+async def test_a_refusal_of_something_else_does_not_turn_streaming_off() -> None:
+    refusal = refuses(400, {"error": {"message": "The upstream refused: no such language."}})
+    async with upstream(written=[refusal, writes("Go")]) as there, remote_asr(there) as engine:
+        with pytest.raises(InvalidRequest):
+            await transcribed(engine, BOTH_CLIPS)
+        assert (await transcribed(engine, BOTH_CLIPS)).transcript == "Go Go"
+    assert all("stream" in form for form in there.heard)
 
 
 async def test_limits_of_an_answer() -> None:
