@@ -41,11 +41,7 @@ class UpstreamAudio:
         text = self._base64 + text
         whole = len(text) - len(text) % 4
         self._base64 = text[whole:]
-        try:
-            data = base64.b64decode(text[:whole], validate=True)
-        except (binascii.Error, ValueError):
-            raise EngineFailed("the upstream sent audio that is not base64") from None
-        return self.feed(data, sample_rate=sample_rate)
+        return self.feed(_decoded_base64(text[:whole]), sample_rate=sample_rate)
 
     def feed(self, data: bytes, *, sample_rate: int | None = None) -> list[AudioOutput]:
         """``sample_rate``: of these samples, where the upstream says so. Raises EngineFailed for what is no audio."""
@@ -57,12 +53,14 @@ class UpstreamAudio:
             raise EngineFailed(f"the upstream sent audio that cannot be read: {error.message}") from error
 
     def flush(self) -> list[AudioOutput]:
-        """What the resampler held back; the end of the audio."""
-        if self._base64.strip("="):
+        """What was held back, of base64 without padding and by the resampler; the end of the audio."""
+        held, self._base64 = self._base64.rstrip("="), ""
+        if len(held) == 1:
             raise EngineFailed("the upstream's audio ends in the middle of a sample")
+        outputs = self.feed(_decoded_base64(held + "=" * (-len(held) % 4)))
         if self._header is not None:
             raise EngineFailed("the upstream's audio ends in the middle of its header")
-        return self._outputs(self._close())
+        return outputs + self._outputs(self._close())
 
     def _decoded(self, data: bytes, sample_rate: int | None) -> list[Samples]:
         if self._header is None and data.startswith(_WAV):
@@ -111,3 +109,11 @@ class UpstreamAudio:
                 AudioOutput(samples[start : start + step], self._rate) for start in range(0, len(samples), step)
             ]
         return outputs
+
+
+def _decoded_base64(text: str) -> bytes:
+    """Raises EngineFailed for what is none."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise EngineFailed("the upstream sent audio that is not base64") from None

@@ -197,7 +197,7 @@ def test_spoken_text_is_not_said_twice() -> None:
     "piece",
     [
         "####",
-        "AAA",
+        "AAAAA",
         "AA=A",
         base64.b64encode(b"RIFF\x10\0\0\0WAVE").decode(),
         base64.b64encode(b"RIFFxxxxAVI ").decode(),
@@ -206,6 +206,14 @@ def test_spoken_text_is_not_said_twice() -> None:
 def test_audio_that_is_none(piece: str) -> None:
     with pytest.raises(EngineFailed):
         read(reader(), delta({"audio": {"data": piece}}))
+
+
+@pytest.mark.parametrize("bytes_long", [2, 4, 6])
+def test_base64_may_lack_its_padding(bytes_long: int) -> None:
+    audio, told = UpstreamAudio(sample_rate=24_000), bytes(range(bytes_long))
+    text = base64.b64encode(told).decode().rstrip("=")
+    outputs = [*audio.feed_base64(text[:3]), *audio.feed_base64(text[3:]), *audio.flush()]
+    assert (np.concatenate([output.samples for output in outputs]) * 32768).astype("<i2").tobytes() == told
 
 
 @pytest.mark.parametrize("magic", [b"ID3\x03", b"OggS", b"fLaC"])
