@@ -94,9 +94,11 @@ class ClauseSplitter:
         return end < len(text) and not _is_abbreviation(_word_before(text, end))
 
     def rest(self) -> str:
-        """Remove and return the text in progress."""
+        """Remove and return the text in progress, which is a clause of its own."""
         waiting = self._waiting.strip()
         self._begin("")
+        if waiting:
+            self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
         return waiting
 
     def _begin(self, waiting: str) -> None:

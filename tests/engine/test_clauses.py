@@ -132,6 +132,13 @@ def test_the_first_clause_may_be_shorter(text: str, clauses: list[str]) -> None:
     assert [*made, *([rest] if rest else [])] == clauses
 
 
+def test_a_clause_that_did_not_wait_for_its_end_is_the_first_one() -> None:
+    splitter = ClauseSplitter(first_comma_after=12, first_longest=20)
+    assert (splitter.rest(), splitter.feed("Hello!"), splitter.rest()) == ("", [], "Hello!")
+    text = "Well then my dear, let me think."
+    assert (splitter.feed(text), splitter.rest()) == ([], text)
+
+
 @given(st.lists(st.sampled_from(PIECES), max_size=30), st.randoms(use_true_random=False), st.booleans())
 def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], random: Random, early: bool) -> None:
     text = " ".join(words)
