@@ -389,9 +389,12 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
     # Not the future's result, which tracebacks of the waiting task would keep alive.
     made: list[T] = []
 
+    def discard_made() -> None:
+        threading.Thread(target=discard, args=(made.pop(),), daemon=True).start()
+
     def succeed() -> None:
         if done.cancelled():
-            threading.Thread(target=discard, args=(made.pop(),), daemon=True).start()
+            discard_made()
         else:
             done.set_result(None)
 
@@ -409,5 +412,10 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
             loop.call_soon_threadsafe(settle)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    await done
+    try:
+        await done
+    except asyncio.CancelledError:
+        if not done.cancelled():  # it was settled in the very pass in which the waiting task was cancelled
+            discard_made()
+        raise
     return made.pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.language_model import _in_daemon_thread
 from omni_ws.errors import EngineFailed
 
 
@@ -46,6 +48,33 @@ def test_the_stages_of_an_answer() -> None:
     assert VllmEngine(VllmConfig(model="some/model")).capabilities.stages == ("thinker",)
     speaking = VllmEngine(VllmConfig(model="some/model", talker="canopylabs/orpheus-3b-0.1-ft"))
     assert speaking.capabilities.stages == ("thinker", "talker", "code2wav")
+
+
+@pytest.mark.parametrize("passes", [0, 1], ids=["before the result is told", "in the same pass"])
+async def test_what_is_made_for_a_start_that_is_cancelled_is_discarded(passes: int) -> None:
+    made, discarded, results = threading.Event(), threading.Event(), list[str]()
+
+    def make() -> str:
+        made.set()
+        return "process"
+
+    def discard(process: str) -> None:
+        results.append(process)
+        discarded.set()
+
+    starting = asyncio.create_task(_in_daemon_thread(make, discard, name="start of a test"))
+    await asyncio.sleep(0)
+    for thread in threading.enumerate():
+        if thread.name == "start of a test":
+            thread.join(5)  # which keeps the loop from its next pass
+    assert made.is_set()
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await asyncio.to_thread(discarded.wait, 5)
+    assert results == ["process"]
 
 
 @pytest.mark.vllm
