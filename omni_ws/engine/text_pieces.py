@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final, Self
 
-#: The length of a piece; work on it takes less than a millisecond.
+#: The length of a piece; to cut it into clauses, or to look for stop strings, takes a few milliseconds at most.
 PIECE_CHARACTERS: Final = 4096
 
 
-def pieces_of(text: str) -> Iterator[str]:
-    """Yield ``text`` in pieces of ``PIECE_CHARACTERS``; nothing for an empty text."""
-    for start in range(0, len(text), PIECE_CHARACTERS):
-        yield text[start : start + PIECE_CHARACTERS]
+def pieces_of(text: str, length: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Yield ``text`` in pieces of ``length``, in characters; nothing for an empty text."""
+    for start in range(0, len(text), length):
+        yield text[start : start + length]
 
 
 class CooperativePieces:

@@ -14,6 +14,8 @@ MAX_WORD: Final = 2048
 #: Words that are read together at most: "March 15, 2024" is three.
 MAX_GROUP_WORDS: Final = 10
 MAX_GROUP_CHARACTERS: Final = 200
+#: A longer word, without its markup, stays as it is: nobody would follow it, and reading it would take long.
+_MAX_READ_WORD: Final = 600
 #: From this length on, in characters, a line of code cannot be the end of a block.
 _MAX_FENCE: Final = 200
 
@@ -293,12 +295,14 @@ class SpeakableText:
 
     def _inline(self, word: str, start: int, end: int) -> None:
         """Say a word of a line without its markup, once it is known how it is read."""
-        for text in self._markup.clean(word).split():
+        cleaned = self._markup.clean(word)
+        as_written = not self._english or len(cleaned) > _MAX_READ_WORD
+        for text in cleaned.split():
             gap, self._gap = self._gap, False
             if text == "|":
                 self._flush()
                 self._say(",", end, end)
-            elif not self._english or len(text) > MAX_GROUP_CHARACTERS:
+            elif as_written or len(text) > MAX_GROUP_CHARACTERS:
                 self._flush()
                 self._say_word(text, start, end, gap=gap)
             else:

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from omni_ws.engine.spoken.inline_markup import InlineMarkup
 
-#: A longer line, in characters, is read as text.
-MAX_ROW: Final = 2000
+#: A longer line, in characters, is read as text: a row is read at once, in up to 20 ms.
+MAX_ROW: Final = 1000
 
 _DELIMITERS: Final = re.compile(r"\|[\s|:-]*-[\s|:-]*")
 _CELL: Final = re.compile(r"(?:[^|\\]|\\.)*")

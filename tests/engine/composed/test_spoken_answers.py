@@ -22,6 +22,9 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality,
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, Message, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.tts_stage import _spoken_pieces
+from omni_ws.engine.spoken.speakable_text import SpeakableText
+from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -153,3 +156,27 @@ async def test_an_interrupted_answer_is_cut_where_it_was_heard(played_ms: int, h
         await client.say("And then?")
         await client.answer()
         assert llm.requests[-1].history == (Message("user", "What does it cost?"), Message("assistant", heard))
+
+
+@pytest.mark.parametrize("length", [1, 7, 10_000])
+async def test_other_tasks_run_while_a_long_text_is_made_speakable(length: int) -> None:
+    turns, most = 0, 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def source() -> AsyncIterator[str]:
+        for piece in pieces_of("In 1998 it cost $3. " * 500, length):
+            yield piece
+
+    async with asyncio.TaskGroup() as group:
+        running, seen, held = group.create_task(other()), 0, 0
+        async for pieces in _spoken_pieces(source(), SpeakableText("en")):
+            held = sum(len(piece.written) for piece in pieces) + (held if turns == seen else 0)
+            most, seen = max(most, held), turns
+        running.cancel()
+    assert turns > 30
+    assert most < 300

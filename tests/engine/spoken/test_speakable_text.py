@@ -196,3 +196,8 @@ def test_code_is_passed_over_however_it_goes_on() -> None:
 def test_an_attribute_that_is_none_is_text() -> None:
     assert said("a <td class='x'>cell</td> b") == "a cell b"
     assert said("if x <a & y") == "if x and y"
+
+
+def test_a_long_calculation_stays_as_it_is() -> None:
+    assert said("2*3 " + "1*" * 100 + "1") == "two times three " + " times ".join(["one"] * 101)
+    assert said("1*" * 200 + "1") == " × ".join(["1"] * 201)
