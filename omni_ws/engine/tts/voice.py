@@ -40,13 +40,15 @@ log = logging.getLogger(__name__)
 
 WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
-#: hibari starts in a second of one core, which a busy machine takes long to give.
+#: hibari takes a second of CPU time to start, and a busy machine far longer.
 START_TIMEOUT = 30.0
 #: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
 SILENCE_TIMEOUT = 10.0
 
 FIRST_BACKOFF = 0.05
 MAX_BACKOFF = 5.0
+#: After so many failures in a row the wait has long been ``MAX_BACKOFF``.
+_MOST_DOUBLINGS = 10
 #: So many deaths without a finished job in between, and the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
@@ -99,6 +101,8 @@ class Voice:
         self._current: _Job | None = None
         self._next_number = 1
         self._process: asyncio.subprocess.Process | None = None
+        #: Whether the process has said that it is ready: it may take longer to start than to speak.
+        self._ready = False
         self._keeper: asyncio.Task[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._deaths = 0
@@ -214,9 +218,11 @@ class Voice:
             self._withdraw(job)
 
     def _give_next(self) -> None:
-        """Gives the worker its next job, if it is there and free."""
-        if self._current is not None or not self._waiting or self._process is None or self._process.stdin is None:
+        """Gives the worker its next job, if it is ready and free."""
+        if self._current is not None or not self._waiting or not self._ready:
             return
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._current = job = self._waiting.popleft()
         spoken = {"voice": job.voice, "speed": job.speed, "text": job.text}
         self._process.stdin.write(encode_object(FrameKind.SPEAK, job.number, spoken))
@@ -248,7 +254,8 @@ class Voice:
             if self._process is not None:
                 await self._read_all(self._process)
                 await self._bury()
-            await asyncio.sleep(min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** (self._deaths - 1)))
+            doublings = min(self._deaths - 1, _MOST_DOUBLINGS)
+            await asyncio.sleep(min(MAX_BACKOFF, FIRST_BACKOFF * 2**doublings))
             try:
                 ready = await self._launch()
             except EngineFailed as error:
@@ -305,11 +312,13 @@ class Voice:
             await self._end_process()
             raise
         ready: dict[str, Any] = decode_object(frame.payload)
+        self._ready = "reason" not in ready
         return ready
 
     async def _end_process(self) -> int | None:
         """Closes the worker's input, which ends it; kills it where that does not help. Returns its exit status."""
         process, self._process, self.worker_pid = self._process, None, None
+        self._ready = False
         return None if process is None else await end_process(process, name="voice worker")
 
     async def _read_all(self, process: asyncio.subprocess.Process) -> None:

@@ -204,6 +204,32 @@ async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkey
         await asyncio.gather(spoken(voice, SENTENCE), return_exceptions=True)
 
 
+async def test_a_worker_may_take_longer_to_start_than_to_speak(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_module, "SILENCE_TIMEOUT", 0.2)
+    monkeypatch.setattr(voice_module, "WORKER_MODULE", "support.late_voice_worker")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    dead = voice.worker_pid
+    assert dead is not None
+    os.kill(dead, signal.SIGKILL)
+    await until(lambda: voice.worker_pid not in (None, dead))
+    speaking = asyncio.create_task(spoken(voice, SENTENCE))
+    await until(lambda: voice._current is not None)
+    monkeypatch.setattr(voice_module, "SILENCE_TIMEOUT", 10)
+    assert len(await speaking) > 5
+    assert voice._deaths == 0
+
+
+async def test_however_often_a_worker_has_died_another_one_starts(
+    voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(voice_module, "MAX_BACKOFF", 0.01)
+    voice._deaths = 2000
+    dead = voice.worker_pid
+    assert dead is not None
+    os.kill(dead, signal.SIGKILL)
+    await until(lambda: voice.worker_pid not in (None, dead), seconds=20)
+
+
 async def test_stopping_fails_who_still_waits(voice: Voice) -> None:
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
