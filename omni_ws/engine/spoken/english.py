@@ -34,13 +34,14 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 _SYMBOLS: Final = _one_of([name for name in CURRENCIES if not name.isalpha()])
+_SIGNS_OF_MONEY: Final = "".join(re.escape(name) for name in CURRENCIES if len(name) == 1)
 _CODES: Final = _one_of([name for name in CURRENCIES if name.isalpha()])
 _UNITS: Final = _one_of(UNITS)
 _MAGNITUDES: Final = _one_of(MAGNITUDES)
 
 #: What may need the next word to be read: a number before its unit, a month before its day, a title, an operator.
 _WAITS: Final = re.compile(
-    rf"(?:\dx|[\d%½⅓⅔¼¾⅛⅕²³)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\.|^(?:--?-?|[+=×÷±~≈<>#*–—−]|{_SYMBOLS})"
+    rf"(?:\dx|[\d%½⅓⅔¼¾⅛⅕²³)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\.|^(?:--?-?|[+=×÷±~≈<>#*/–—−]|{_SYMBOLS})"
     rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]|\b(?:{_one_of(MONTH_NAMES)}|{_one_of(TITLES)})\.)$"
 )
 _WAITING_WORDS: Final = frozenset((*MONTH_NAMES, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et"))
@@ -49,6 +50,7 @@ _ORDINARY: Final = re.compile(r"[\"'“‘(]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)([.
 _SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", *FRACTIONS, *SIGNS))
 _BEFORE_ROMAN: Final = NUMBERED | CROWNED
 _DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m."))
+_ORDINAL: Final = re.compile(r"\d+(?:st|nd|rd|th)")
 _DAY: Final = re.compile(r"\d{1,2}(?:st|nd|rd|th)?,")
 
 _YEAR_WORDS: Final = frozenset(
@@ -60,6 +62,8 @@ _YEAR_WORDS: Final = frozenset(
 )
 _SUBSCRIPTS: Final = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _CALLS: Final = frozenset(("call", "dial", "text", "phone", "ring", "calling", "dialing", "number"))
+#: From so many on, digits in groups are the number of something, no amounts.
+_MANY_DIGITS: Final = 7
 _CONTEXT: Final = _YEAR_WORDS | _CALLS | _BEFORE_ROMAN
 
 
@@ -88,9 +92,9 @@ def in_words(text: str, before: str) -> str:
     Its time is quadratic at worst: the caller bounds the length.
     """
     if _needed_before(before):
-        read = _read(f"{before} {text}")
-        if read.startswith(f"{before} "):
-            return read[len(before) + 1 :]
+        read, begins = _read(f"{before} {text}"), f"{_read(before)} "
+        if read.startswith(begins):
+            return read[len(begins) :]
     return _read(text)
 
 
@@ -102,8 +106,10 @@ def _read(text: str) -> str:
 
 
 def _needed_before(before: str) -> bool:
-    """Whether the word before changes the reading, and reads as itself."""
-    return before.isalpha() and (before.lower() in _CONTEXT or before.istitle() or before == "the")
+    """Whether the word before changes the reading, and is read by itself."""
+    if not before.isalpha():
+        return _ORDINAL.fullmatch(before) is not None
+    return before.lower() in _CONTEXT or before.istitle() or before == "the"
 
 
 # Rules: each gets a match, in the order of _RULES.
@@ -117,6 +123,14 @@ def _email(match: re.Match[str]) -> str:
 def _phone(match: re.Match[str]) -> str:
     plus = "plus " if match[0].lstrip().startswith("+") else ""
     return plus + ", ".join(by_digit(group) for group in re.findall(r"\d+", match[0]))
+
+
+def _digit_groups(match: re.Match[str]) -> str:
+    """The number of a card or a book is read by digit, "1-2-3" is not."""
+    groups = re.split(r"[ -]", match[0])
+    if sum(map(len, groups)) < _MANY_DIGITS:
+        return ", ".join(groups)
+    return ", ".join(by_digit(group) if group.isdigit() else group for group in groups)
 
 
 def _call(match: re.Match[str]) -> str:
@@ -133,7 +147,8 @@ def _money_before(match: re.Match[str]) -> str:
 
 
 def _money_behind(match: re.Match[str]) -> str:
-    return _money(match[2], match[1], None)
+    first, last, currency = match.groups()
+    return (f"{decimal(first)} to " if first else "") + _money(currency, last, None)
 
 
 def _money(currency: str, amount: str, magnitude: str | None) -> str:
@@ -164,6 +179,10 @@ def _size(match: re.Match[str]) -> str:
 
 def _fraction(match: re.Match[str]) -> str:
     whole, above, below, unit = match.groups()
+    if "." in above + below:
+        between = "out of" if float(above) <= float(below) else "over"
+        named = f"{decimal(above)} {between} {decimal(below)}" + (f" {UNITS[unit][1]}" if unit else "")
+        return f"{whole} {named}" if whole else named
     return _fraction_words(whole, int(above), int(below)) + _unit_of_part(whole, int(above), unit)
 
 
@@ -309,27 +328,44 @@ _RULES: Final = _rules(
     # Addresses, telephone numbers, dates and times: their signs mean something else than elsewhere.
     (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email),
     (rf"(?<![\w/])(?ai:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
-    (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}\b", _phone),
+    (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\) ?|\(?\d{3}\)?[ .-])\d{3}[ .-]\d{4}\b", _phone),
+    (r"(?<![\w.,-])0\d{2,4}(?:-\d{3,8}|(?:[ -]\d{3,8}){2,3})(?![\w-]|[.,]\d)", _phone),
     (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone),
     (rf"\b((?ai:{'|'.join(_CALLS)})) (\d{{3}})\b(?![,.]?\d)", _call),
     (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to "),
     *dates.RULES,
+    (
+        rf"(?<![\w.,{_SIGNS_OF_MONEY}-])(?:\d+(?:-\d+){{2,}}(?:-X)?|\d{{4}}(?: \d{{4}}){{3}})(?![\w-]|[.,]\d)",
+        _digit_groups,
+    ),
     (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day),
     (r"\b(\d{3}0)s\b|(?:[’']|(?<=\bthe ))(\d0)s\b", _decade),
     # Money, before the ranges in it.
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus "),
-    (rf"({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?", _money_range),
-    (rf"((?:{_SYMBOLS})|\b(?:{_CODES}) )({_NUMBER})(?:[ -]?({_MAGNITUDES})\b)?(?:/([a-z]+)\b)?", _money_before),
-    (rf"({_NUMBER})\s?((?:{_SYMBOLS})|(?:{_CODES})\b)", _money_behind),
+    (
+        rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
+        _money_range,
+    ),
+    (
+        rf"((?<![A-Za-z])(?:{_SYMBOLS})|\b(?:{_CODES}) )({_NUMBER})(?:[ -]?({_MAGNITUDES})\b)?(?:/([a-z]+)\b)?",
+        _money_before,
+    ),
+    (rf"(?:({_NUMBER})[-–])?({_NUMBER})\s?((?:{_SYMBOLS})|(?:{_CODES})\b)", _money_behind),
     # Ranges and signs of numbers.
     (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))", " to "),
-    (r"(?:(?<![\w)\].])|(?<= ))[-−](?=\.?\d)|(?<=\d) [-−] (?=\d)", " minus "),
+    (r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=\d) [-−] (?=\d)", " minus "),
     (r"\bv\.? ?(?=\d+(?:\.\d+)*\b)", "version "),
     (r"(?<![\w.,])(\d+(?:\.\d+){2,})(?![\w])", _version),
     # Numbers with something behind them.
-    (rf"\b(?:(\d+) )?(\d{{1,3}})/(\d{{1,3}})(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/])", _fraction),
+    (
+        rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)"
+        rf"(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/]|\.\d)",
+        _fraction,
+    ),
+    (r"(?<=[\d)]) / (?=[\d(])", " divided by "),
     (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign),
     (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size),
+    (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°"),
     (rf"({_NUMBER})([ -]?)({_UNITS})(?![\w/°²³])", _unit),
     (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent"),
     (r"\^(\{?[-−]?\w+\}?)", _power),
@@ -337,13 +373,14 @@ _RULES: Final = _rules(
     (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by "),
     (r"(\d+(?:\.\d+)?)x\b(?! ?[-+*/=^])", _times),
     (r"(?<=\d) \* (?=\d)", " times "),
-    (r"\b(\d[\d,]*?)(?:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", ""))),
     (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand"),
     # Abbreviations.
     (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number),
     (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation),
     (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street),
-    (rf"\b({_one_of(TITLES)})\.? (?=[A-Z])", _title),
+    (r"\b(\d[\d,]*?)(?:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", ""))),
+    # "Gen Z" is no general.
+    (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({_one_of(TITLES)})\.? (?=[A-Z])", _title),
     (r"\b([A-Z]\w+) ([IVXL]+)\b", _roman),
     (r"\b(?:[A-Za-z]\.){2,}", _initials),
     # What is left of numbers.

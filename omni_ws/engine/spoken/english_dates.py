@@ -61,10 +61,11 @@ def _month_first(match: re.Match[str]) -> str:
 
 
 def _day_first(match: re.Match[str]) -> str:
-    article, day, month, digits = match.groups()
+    article, day, last, month, digits = match.groups()
     if not 1 <= int(day) <= 31:
         return match[0]
-    said = f"{article or 'the '}{ordinal(str(int(day)))} of {MONTH_NAMES[month]}"
+    days = ordinal(str(int(day))) + (f" to the {ordinal(str(int(last)))}" if last else "")
+    said = f"{article or 'the '}{days} of {MONTH_NAMES[month]}"
     return f"{said}, {year(digits)}" if digits else said
 
 
@@ -115,13 +116,18 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
         _iso,
     ),
     (r"(?<![\w/])(\d{1,2})/(\d{1,2})/(\d{4}|\d\d)(?![\w/])", _numeric),
+    (r"(?<![\w/-])(\d{1,2})-(\d{1,2})-(\d{4})(?![\w/-])", _numeric),
     (r"(?<![\w.])(\d{1,2})\.(\d{1,2})\.(\d{4})(?![\w])", _dotted),
     (
         rf"\b({_MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?(?:[-–](\d{{1,2}}))?(?![\d:%])(?:,? (\d{{4}})\b)?",
         _month_first,
     ),
-    (rf"\b(the )?(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({_MONTH})\b\.?(?:,? (\d{{4}})\b)?", _day_first),
-    (rf"\b({_MONTH})\.(?= ?\d)", _month_name),
+    (
+        r"(?<!\d[-–])\b(the )?(\d{1,2})(?:st|nd|rd|th)?(?: ?[-–] ?(\d{1,2})(?:st|nd|rd|th)?)? (?:of )?"
+        rf"({_MONTH})\b\.?(?:,? (\d{{4}})\b)?",
+        _day_first,
+    ),
+    (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", _month_name),
     (
         r"(?<![\w:.])(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?(?:\s?([AaPp])\.?[Mm]\b(?:\.(?! [A-Z]|$))?)?(?![\d:])",
         _time,

@@ -19,6 +19,7 @@ MONTH_NAMES: Final = {
 UNITS: Final = {
     "km/h": ("kilometer per hour", "kilometers per hour"),
     "m/s": ("meter per second", "meters per second"),
+    "m/s²": ("meter per second squared", "meters per second squared"),
     "mph": ("mile per hour", "miles per hour"),
     "Mbps": ("megabit per second", "megabits per second"),
     "Mbit/s": ("megabit per second", "megabits per second"),
@@ -102,12 +103,20 @@ UNITS: Final = {
     "°": ("degree", "degrees"),
 }
 
+#: The Greek letter is written as often as the sign for micro.
+UNITS.update({name.replace("\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"): unit for name, unit in UNITS.items()})
+
 #: By symbol or code: one, several, and the names of the hundredth part ("" where there is none in use).
 CURRENCIES: Final = {
     "$": ("dollar", "dollars", "cent", "cents"),
     "US$": ("US dollar", "US dollars", "cent", "cents"),
-    "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
-    "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    **dict.fromkeys(("A$", "AU$"), ("Australian dollar", "Australian dollars", "cent", "cents")),
+    **dict.fromkeys(("C$", "CA$"), ("Canadian dollar", "Canadian dollars", "cent", "cents")),
+    "HK$": ("Hong Kong dollar", "Hong Kong dollars", "cent", "cents"),
+    "NZ$": ("New Zealand dollar", "New Zealand dollars", "cent", "cents"),
+    "S$": ("Singapore dollar", "Singapore dollars", "cent", "cents"),
+    "NT$": ("Taiwan dollar", "Taiwan dollars", "", ""),
+    "R$": ("real", "reais", "centavo", "centavos"),
     "€": ("euro", "euros", "cent", "cents"),
     "£": ("pound", "pounds", "penny", "pence"),
     "¥": ("yen", "yen", "", ""),

@@ -50,6 +50,11 @@ _EMOJI: Final = re.compile(
 _STYLED: Final = re.compile("[\U0001d400-\U0001d7ff\ufb00-\ufb06]")
 _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
+#: Amounts of money, and formulas that could be taken for one.
+_DOLLARS: Final = re.compile(r"\$\.?\d")
+_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?")
+_FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?[ac-jln-zAC-JLN-SU-Z]")
+
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
 _LATEX_HINT: Final = re.compile(r"\\[a-zA-Z]{2,}|\\[()\[\]]")
 _LATEX_WORDS: Final = {
@@ -97,11 +102,13 @@ class InlineMarkup:
         #: What is said before the description of a picture.
         self._picture = picture
         self._in_code = False
+        #: Whether a dollar sign in this line may have begun a formula, which the next one ends.
+        self._dollar = False
         self._skipping = _Skip.NOTHING
 
     def end_line(self) -> None:
         """Nothing but a comment goes on in the next line."""
-        self._in_code = False
+        self._in_code = self._dollar = False
         if self._skipping is not _Skip.COMMENT:
             self._skipping = _Skip.NOTHING
 
@@ -161,14 +168,13 @@ class InlineMarkup:
         word = re.sub(r"!\[(?=(.?))", lambda match: f"{self._picture}: " if match[1] else self._picture, word)
         return word.replace("\\[", "").replace("\\]", "").replace("[", "").replace("]", "")
 
-    @staticmethod
-    def _without_signs(word: str) -> str:
+    def _without_signs(self, word: str) -> str:
         if "&" in word and ";" in word:
             word = html.unescape(word)
         if "\\" in word:
             word = _latex(word) if _LATEX_HINT.search(word) else _ESCAPED.sub(r"\1", word)
         if "$" in word:
-            word = _without_dollars(word)
+            word = self._without_dollars(word)
         if "*" in word or "~~" in word or "\\" in word:
             word = (
                 word
@@ -182,6 +188,16 @@ class InlineMarkup:
             if _STYLED.search(word):
                 word = unicodedata.normalize("NFKC", word)
         return word
+
+    def _without_dollars(self, word: str) -> str:
+        """Take away the signs around a formula, and leave those of money."""
+        if not self._dollar and _DOLLARS_BEHIND.fullmatch(word):
+            return word
+        if word.count("$") % 2:
+            self._dollar = not self._dollar
+        if _DOLLARS.search(word) and not _FORMULA.search(word):
+            return word
+        return word.replace("$", "")
 
 
 def _inside(match: re.Match[str]) -> bool:
@@ -218,10 +234,3 @@ def _latex(word: str) -> str:
         return f" {said} " if said else ""
 
     return " ".join(_LATEX.sub(read, word).replace("$", "").split())
-
-
-def _without_dollars(word: str) -> str:
-    """Take away the signs around a formula, and leave those of money."""
-    if not re.search(r"\$\d", word) or re.search(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?[ac-jln-zAC-JLN-SU-Z]", word):
-        return word.replace("$", "")
-    return word
