@@ -33,8 +33,10 @@ _TENS = {
     word: 10 * (place + 2)
     for place, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])
 }
+_BELOW_HUNDRED = _UNITS | _TENS
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
-_NUMBER_WORDS = frozenset({*_UNITS, *_TENS, *_SCALES, "hundred"})
+_MULTIPLIERS = frozenset({"hundred", *_SCALES})
+_NUMBER_WORDS = frozenset({*_BELOW_HUNDRED, *_MULTIPLIERS})
 
 _OPERATORS = {
     "+": "+", "plus": "+", "and": "+",
@@ -157,9 +159,17 @@ def _spoken(words: list[str], position: int) -> tuple[Fraction, int]:
     total, group = 0, 0
     while position < len(words):
         word = words[position]
-        if word in _UNITS or word in _TENS:
-            group += _UNITS.get(word, 0) + _TENS.get(word, 0)
-        elif word in ("a", "an"):
+        if word in _BELOW_HUNDRED:
+            end = position + 1
+            while end < len(words) and words[end] in _BELOW_HUNDRED:
+                end += 1
+            number, is_whole = _run(words[position:end])
+            if is_whole and (total or group or not _MULTIPLIERS.isdisjoint(words[end : end + 1])):
+                raise NotArithmetic
+            group += number
+            position = end
+            continue
+        if word in ("a", "an"):
             group += 1
         elif word == "hundred":
             group = max(group, 1) * 100
@@ -179,6 +189,24 @@ def _spoken(words: list[str], position: int) -> tuple[Fraction, int]:
         value += Fraction(int("".join(decimals)), 10 ** len(decimals))
         position += 1
     return value, position
+
+
+def _run(words: list[str]) -> tuple[int, bool]:
+    """The number that words below a hundred name, and whether it is more than a part: a year, or digit by digit."""
+    parts: list[int] = []
+    for before, word in zip(["", *words], words, strict=False):
+        value = _BELOW_HUNDRED[word]
+        if before in _TENS and 0 < value < 10:
+            parts[-1] += value
+        else:
+            parts.append(value)
+    if len(parts) == 1:
+        return parts[0], False
+    if len(parts) == 2 and min(parts) >= 10:
+        return 100 * parts[0] + parts[1], True
+    if max(parts) < 10 and len(parts) <= MAX_DIGITS:
+        return int("".join(map(str, parts))), True
+    raise NotArithmetic
 
 
 class _Parser:

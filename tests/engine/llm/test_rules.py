@@ -111,6 +111,11 @@ def test_days_of_the_calendar(text: str, said: str | None) -> None:
         ("1,000,000 + 1", "1000001"),
         ("calculate -2 * -3", "6"),
         ("what does two and two make", "4"),
+        ("what is nineteen ninety nine plus one", "2000"),
+        ("what is twenty twenty-six minus one", "2025"),
+        ("two two plus one", "23"),
+        ("two point five plus nineteen hundred", "1902.5"),
+        ("twenty one plus one", "22"),
         ("Hello, what is 7 x 8?", "56"),
         ("what is three plus for", "7"),
         ("What is 20% of 80?", "16"),
@@ -138,7 +143,22 @@ def test_numbers_without_a_value() -> None:
     assert reply("999999999 to the power of 99") == "That number is too large for me."
 
 
-@pytest.mark.parametrize("text", ["what is 9999999999999999 + 1", "2 +", "(2 + 3", "plus", "seven", "1 " * 100 + "+ 1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "what is 9999999999999999 + 1",
+        "2 +",
+        "(2 + 3",
+        "plus",
+        "seven",
+        "1 " * 100 + "+ 1",
+        "five ten plus one",
+        "twenty one one plus one",
+        "nineteen ninety nine hundred plus one",
+        "one hundred two two plus one",
+        "two two thousand plus one",
+    ],
+)
 def test_what_is_no_arithmetic_is_not_known(text: str) -> None:
     assert is_unknown(reply(text))
 
@@ -215,6 +235,8 @@ def test_history_is_used() -> None:
         ("You can call me O'Neill", "O'Neill"),
         ("my name's bob", "Bob"),
         ("Hello. I'm McKay.", "McKay"),
+        ("Call me Ann tomorrow.", "Ann"),
+        ("My name is Wednesday.", "Wednesday"),
     ],
 )
 def test_a_name_is_remembered(told: str, name: str) -> None:
@@ -224,7 +246,14 @@ def test_a_name_is_remembered(told: str, name: str) -> None:
     assert other == f"You are {name}."
 
 
-@pytest.mark.parametrize("told", ["I'm tired", "I'm German", "My name is not important", "my name is", "I am here"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        *("I'm tired", "I'm German", "My name is not important", "my name is", "I am here", "Call me tomorrow."),
+        *("Call me when dinner is ready.", "call me back", "call me later today", "Please call me tonight at five."),
+        *("Call me once you know.", "Call me while you can", "Call me Monday.", "Call me every Friday."),
+    ],
+)
 def test_what_is_no_name_is_none(told: str) -> None:
     assert conversation(told, "what is my name")[-1] == "You haven't told me your name yet."
 

@@ -16,15 +16,17 @@ _NO_NAME: Final = frozenset(
         "a an the not no nothing none nobody and but i is it what who my your his her our in on at of from for to "
         "so very really just also still too that this because if or you me we they he she please okay thanks secret "
         "important like going getting here there sorry fine good great well tired back how am do can tell names "
-        "later hello hi hey bye yes"
+        "later hello hi hey bye yes today tonight tomorrow yesterday when whenever while until till once before after "
+        "again now then soon every next anytime sometime"
     )
 )
+_WEEKDAYS: Final = frozenset(listed("monday tuesday wednesday thursday friday saturday sunday"))
 #: Written with a capital, too, and no names of people.
-_NATIONS: Final = frozenset(
+_NATIONS: Final = _WEEKDAYS | frozenset(
     listed(
         "american british english german french spanish italian polish chinese indian japanese irish scottish "
         "canadian australian mexican brazilian russian turkish greek dutch swedish danish christian muslim jewish "
-        "monday tuesday wednesday thursday friday saturday sunday god christmas"
+        "god christmas"
     )
 )
 _MOST_WORDS: Final = 3
@@ -66,6 +68,8 @@ def name_told(talk: Talk) -> str | None:
 
 def _own_name(text: str) -> str | None:
     if (found := _NAMED.search(plain_words(text))) is not None:
+        if found[0].startswith("call me") and found["name"].split()[0] in _WEEKDAYS:
+            return None  # it is when to call
         return _name(found["name"], text)
     written = _WRITTEN_NAME.fullmatch(text.strip())
     if written is None or written["name"].split()[0].lower() in _NATIONS | _NO_NAME:
