@@ -14,7 +14,7 @@ _processes = 1
 
 
 def share_cores(processes: int) -> None:
-    """Count only this process's part of the cores from now on, of so many that do the same work."""
+    """From now on count only this process's share of the cores: ``processes`` of them do the same work."""
     global _processes
     _processes = processes
 

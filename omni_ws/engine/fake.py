@@ -166,7 +166,7 @@ class _Emission:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
 
     async def _offer_in_time(self, outputs: Iterator[EngineOutput]) -> EngineOutput | None:
-        """The same, as long as there is a delay before each output."""
+        """Do what ``offer_all`` does, while there is a delay before each output."""
         done: asyncio.Future[EngineOutput | None] = asyncio.get_running_loop().create_future()
         self._wait(outputs, done)
         try:

@@ -10,9 +10,10 @@ _M_ARENA_MAX: Final = -8
 
 
 def share_heaps(most: int) -> None:
-    """Let threads share so many heaps, and take memory there that others freed; by itself, there are eight for a core.
+    """Limit the heaps that threads share to ``most`` (glibc's default: eight per core), so that they reuse what others
+    freed. Threads of one heap wait for one another.
 
-    Who shares one waits for the others. To be called before there are other threads.
+    To be called before there are other threads.
     """
     if (mallopt := _function("mallopt")) is not None:
         mallopt(_M_ARENA_MAX, most)

@@ -1,4 +1,4 @@
-"""Turns of a history: whole ones, so that an engine whose model reads less can leave out the oldest, and the last."""
+"""Turns of a history: whole ones, the oldest of which an engine may leave out; and what was said last, unanswered."""
 
 from __future__ import annotations
 
