@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections import deque
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
-import omni_ws
+from omni_ws.engine.child_process import child_environment
 from omni_ws.engine.llm.gguf_server import Order, Ready
 from omni_ws.errors import EngineFailed
 
@@ -122,7 +120,5 @@ def _end(status: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    # The process must find this very package, however the server found it.
-    path = os.pathsep.join(filter(None, (str(Path(omni_ws.__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     # In Google's containers llama.cpp would listen where this one says.
-    return {**{name: value for name, value in os.environ.items() if name != "AIP_MODE"}, "PYTHONPATH": path}
+    return {name: value for name, value in child_environment().items() if name != "AIP_MODE"}

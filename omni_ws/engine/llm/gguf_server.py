@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from omni_ws.engine.child_output import take_over_stdout
+
 if sys.platform == "linux":
     import fcntl
 
@@ -65,7 +67,7 @@ class Ready:
 def main() -> None:
     """Serve until the input ends."""
     _be_first_to_go()
-    target = _take_over_stdout()
+    target = take_over_stdout()
     order = sys.stdin.buffer.readline()
     if not order:
         return
@@ -138,13 +140,6 @@ def _end_with_input() -> None:
 def _wait_for_end_of_input() -> None:
     sys.stdin.buffer.read()
     os._exit(0)
-
-
-def _take_over_stdout() -> BinaryIO:
-    """The pipe to the server; what C libraries print goes to standard error instead of into it."""
-    target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return target
 
 
 def _tell(target: BinaryIO, answer: dict[str, Any]) -> None:

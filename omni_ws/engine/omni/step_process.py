@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 import time
@@ -13,10 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import omni_ws
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.child_process import end_process
+from omni_ws.engine.child_process import child_environment, end_process
 from omni_ws.engine.omni.process_pipe import (
     AskOccupation,
     BrokenPipeMessage,
@@ -241,7 +239,7 @@ class StepProcess:
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.PIPE,  # its end tells the process that the server is gone
                     stdout=2,
-                    env=_environment(),
+                    env=child_environment(),
                 )
             self.pid = self._process.pid
             self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_BYTES)
@@ -348,10 +346,3 @@ class StepProcess:
         if writer is not None:
             writer.close()
         return None if process is None else await end_process(process, name=self.role)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the process, which must find this very package however the server found it."""
-    package_folder = str(Path(omni_ws.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}

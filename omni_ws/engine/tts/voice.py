@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
@@ -14,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-import omni_ws
 from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.child_process import end_process
+from omni_ws.engine.child_process import child_environment, end_process
 from omni_ws.engine.tts.hibari_weights import hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice, VoiceFacts
 from omni_ws.engine.tts.voice_pipe import (
@@ -288,9 +286,6 @@ class Voice:
 
     async def _launch(self) -> dict[str, Any]:
         """Starts a worker and returns what it says about itself. Raises EngineFailed."""
-        # The worker must find this very package, however the server found it.
-        package_folder = str(Path(omni_ws.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -300,7 +295,7 @@ class Voice:
                 *([] if self._file is None else [str(self._file)]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": path},
+                env=child_environment(),
             )
             self.worker_pid = self._process.pid
             async with asyncio.timeout(START_TIMEOUT):

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
+from omni_ws.engine.child_output import take_over_stdout
 from omni_ws.engine.heap import return_freed_memory, share_heaps
 from omni_ws.engine.tts.espeak import Espeak
 from omni_ws.engine.tts.flite import Flite
@@ -129,18 +130,11 @@ def _serve(synthesiser: Synthesiser, inbox: _Inbox, target: BinaryIO) -> None:
             outbox.done()
 
 
-def _take_over_stdout() -> BinaryIO:
-    """The pipe to the server; what C libraries print goes to standard error instead of into it."""
-    target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return target
-
-
 def main() -> None:
     """Ends with its input; signals meant for the server's whole process group are the server's to handle."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    target = _take_over_stdout()
+    target = take_over_stdout()
     share_heaps(1)
     try:
         synthesiser = _synthesiser(*(sys.argv[1:3] or ["auto"]))
