@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, to_pcm16
+from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
 from omni_ws.engine.channel import Channel
 
@@ -35,7 +36,7 @@ class Heard:
 async def hear(engine: RecogniserEngine, samples: Samples) -> Heard:
     """What the whole engine makes of a recording that is sent at once: voice activity, utterances, recognition."""
     began = time.process_time()
-    pcm = to_pcm16(np.concatenate([samples, np.zeros(int(_TRAILING_SEC * SAMPLE_RATE), np.float32)]))
+    pcm = pcm16_from_samples(np.concatenate([samples, np.zeros(int(_TRAILING_SEC * SAMPLE_RATE), np.float32)]))
     pieces = (pcm[start : start + _PIECE].tobytes() for start in range(0, len(pcm), _PIECE))
     request = whole_request(Task.TRANSCRIBE, (InputChunk(Modality.AUDIO, piece) for piece in pieces))
     settled = []

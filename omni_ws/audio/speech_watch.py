@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 
 from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.smart_turn import HEARD_SAMPLES
 from omni_ws.audio.turn_rule import (
@@ -182,7 +183,7 @@ class _Pauses:
     def hear(self, samples: Samples) -> None:
         """The stream goes on with these samples."""
         if len(samples):
-            self._blocks.append(np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16))
+            self._blocks.append(pcm16_from_samples(samples))
 
     def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[float] | None]:
         """Judge the next windows. Return what they cause, and the question that has to be answered first."""

@@ -11,10 +11,10 @@ from support.phone_gateway import PACKET, PhoneGateway, mu_law, phone_gateway
 from support.scrape import read
 from support.speech_clips import clip_bytes, silence
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
-from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
@@ -73,7 +73,7 @@ async def test_a_question_and_its_answer(voice_choice: VoiceChoice) -> None:
     again = np.concatenate([resampler.process(heard), resampler.flush()])
     recogniser = PocketSphinxDecoder()
     try:
-        words = " ".join(word.text for word in recogniser.transcribe(to_pcm16(again)))
+        words = " ".join(word.text for word in recogniser.transcribe(pcm16_from_samples(again)))
     finally:
         recogniser.close()
     # Of "I can't move. I'm only a voice.", it takes "move" and "a voice" for other words.

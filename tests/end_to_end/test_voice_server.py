@@ -21,12 +21,12 @@ from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, word_errors
 from websockets.asyncio.client import connect as connect_websocket
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.client import AudioChunk, ErrorEvent, Final, SpeechStarted, SpeechStopped, TranscriptChunk, connect
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
-from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
@@ -253,7 +253,7 @@ async def test_the_mic_client_prints_and_saves(voiced: LiveServer, voice_choice:
     again = np.concatenate([resampler.process(samples), resampler.flush()])
     recogniser = PocketSphinxDecoder()
     try:
-        words = " ".join(word.text for word in recogniser.transcribe(to_pcm16(again)))
+        words = " ".join(word.text for word in recogniser.transcribe(pcm16_from_samples(again)))
     finally:
         recogniser.close()
     assert word_errors("i can't move i'm only a voice", words) <= 1

@@ -7,16 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.samples import Pcm16
 
 #: The sample rate of all audio for recognisers, in Hz.
 SAMPLE_RATE: Final = 16_000
-
-
-def to_pcm16(samples: Samples) -> Pcm16:
-    """Return the samples as recognisers take them; what is over full scale is clipped."""
-    pcm: Pcm16 = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype(np.int16)
-    return pcm
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.turn_rule import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.engine.asr.recogniser import LiveText
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits, to_pcm16
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
 
 #: Audio kept from before the windows that showed the speech.
 PADDING_WINDOWS = 13 + START_SPAN
@@ -126,7 +127,7 @@ class UtteranceSplitter:
         """The audio breaks off here: the utterance under way ends. To be called once ``advance`` has returned None."""
         utterance = self._utterance
         if utterance is not None:
-            utterance.append(to_pcm16(self._rest))
+            utterance.append(pcm16_from_samples(self._rest))
             self._finish_utterance()
         self._position += len(self._rest)
         self._rest = np.empty(0, np.float32)
@@ -153,7 +154,7 @@ class UtteranceSplitter:
                 self._start_utterance(event)
             return
         utterance = self._utterance
-        utterance.append(to_pcm16(window))
+        utterance.append(pcm16_from_samples(window))
         if probability > self._turns.threshold:
             utterance.has_speech = True
         if isinstance(event, SpeechOffset):
@@ -172,7 +173,7 @@ class UtteranceSplitter:
         before = self._padding.take()
         spoken = (event.detected_ms - event.audio_ms) * SAMPLE_RATE // 1000
         self._utterance = _OpenUtterance(self._position - len(before), lead=len(before) - spoken, live=self.live)
-        self._utterance.append(to_pcm16(before))
+        self._utterance.append(pcm16_from_samples(before))
 
     def _watch_pause(self, utterance: _OpenUtterance) -> None:
         """Tells of a pause that may be the end, early enough that the settled text is ready when it is."""

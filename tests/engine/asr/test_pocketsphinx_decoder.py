@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.speech_clips import WORDS, clip_pcm, noises, word_errors
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.engine.asr import pocketsphinx_decoder
 from omni_ws.engine.asr.pocketsphinx_decoder import PRIMING_SAMPLES, PocketSphinxDecoder
-from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.errors import EngineFailed
 
 #: On one clip of a reading; wrong words of 21.
@@ -50,7 +50,7 @@ def test_words_have_their_places(decoder: PocketSphinxDecoder) -> None:
 def test_nothing_is_remembered_from_the_utterance_before(decoder: PocketSphinxDecoder) -> None:
     first = decoder.transcribe(clip_pcm("cards_005"))
     decoder.transcribe(clip_pcm("librivox_ss_0870"))
-    decoder.transcribe(to_pcm16(noises()["white noise"]))
+    decoder.transcribe(pcm16_from_samples(noises()["white noise"]))
     assert decoder.transcribe(clip_pcm("cards_005")) == first
 
 

@@ -26,9 +26,9 @@ from support.speech_clips import (
 )
 from support.until import until
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import InputChunk, Task
-from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.asr.whisper_weights import whisper_problem
 from omni_ws.engine.base import EngineState, TranscriptOutput
@@ -145,8 +145,8 @@ async def test_noise_that_was_taken_for_speech_gives_no_words(engine: WhisperEng
     sound = keyboard(seconds) if name == "keyboard" else noises(seconds)[name]
     assert engine.listening is not None
     recogniser = engine.listening.recogniser
-    assert recogniser.transcribe(to_pcm16(sound)).result(30).text == ""
-    assert recogniser._interim(to_pcm16(sound)) == ""  # type: ignore[attr-defined]
+    assert recogniser.transcribe(pcm16_from_samples(sound)).result(30).text == ""
+    assert recogniser._interim(pcm16_from_samples(sound)) == ""  # type: ignore[attr-defined]
 
 
 async def test_interim_texts_come_while_somebody_speaks(engine: WhisperEngine) -> None:

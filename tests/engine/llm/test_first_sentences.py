@@ -17,13 +17,13 @@ from support.engine_answers import AUDIO, answered, text
 from support.real_models import fetched
 from support.voices import need
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
 from omni_ws.engine.asr.recognition_cost import RecognitionCost
-from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.asr.whisper_recogniser import WhisperRecogniser
 from omni_ws.engine.llm.intents.catalogue import INTENTS
@@ -138,7 +138,9 @@ async def test_spoken_sentences_are_understood(voice: SynthesisEngine) -> None:
     try:
         for row in ROWS:
             if row.get("spoken"):
-                words = await asyncio.to_thread(recogniser.transcribe, to_pcm16(await spoken(voice, row["said"])))
+                words = await asyncio.to_thread(
+                    recogniser.transcribe, pcm16_from_samples(await spoken(voice, row["said"]))
+                )
                 heard = " ".join(word.text for word in words)
                 if reply(heard) != reply(row["said"]):
                     misheard[row["said"]] = heard
@@ -174,7 +176,7 @@ async def test_what_whisper_hears_is_answered_as_what_was_said(
     try:
         for row in ROWS[:SPOKEN_TO_WHISPER]:
             samples = await spoken(voice, row["said"])
-            heard = await asyncio.wrap_future(whisper.transcribe(to_pcm16(samples)))
+            heard = await asyncio.wrap_future(whisper.transcribe(pcm16_from_samples(samples)))
             if not is_answer_to(row, reply(heard.text)):
                 misheard[row["said"]] = heard.text
     finally:

@@ -14,11 +14,11 @@ import pytest
 from support.speech_clips import word_errors
 from support.until import until
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
-from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.tts import voice as voice_module
 from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.tts.voice import WORKER_MODULE, SpokenAudio, Voice
@@ -316,7 +316,7 @@ async def test_what_flite_says_is_understood_again(voice: Voice) -> None:
             pieces = await spoken(voice, text)
             resampler = StreamResampler(pieces[0].sample_rate, 16_000)
             samples = np.concatenate((resampler.process(samples_of(pieces)), resampler.flush()))
-            heard = " ".join(word.text for word in recogniser.transcribe(to_pcm16(samples)))
+            heard = " ".join(word.text for word in recogniser.transcribe(pcm16_from_samples(samples)))
             errors += word_errors(text, heard)
     finally:
         recogniser.close()
