@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from omni_ws.errors import EngineFailed, MethodNotAllowed, OmniError, RateLimited, ShuttingDown, leaves
+from omni_ws.errors import MethodNotAllowed, OmniError, RateLimited, ShuttingDown, leaves
 from omni_ws.wire.server_frames import ErrorFields
 
 
@@ -76,6 +76,4 @@ def _build(kind: type[OmniError] | None, code: str, message: str, *, retryable: 
         return ServerError(message, code=code, retryable=retryable)
     if issubclass(kind, MethodNotAllowed):
         return kind(message, allow=())
-    if issubclass(kind, EngineFailed):
-        return kind(message)
     return kind(message)

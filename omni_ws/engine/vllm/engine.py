@@ -10,14 +10,14 @@ from contextlib import aclosing
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.composed.parts import PartDescription, Role
-from omni_ws.engine.decoding import decode_input
+from omni_ws.engine.decoding import DECODING_THREADS, decode_input
 from omni_ws.engine.incident import incident
 from omni_ws.engine.pipeline import pipeline
 from omni_ws.engine.single_task import check_is_heard
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 log = logging.getLogger(__name__)
-
-#: The number of threads that decode input.
-DECODING_THREADS: Final = 4
 
 
 def shared_by_owner(request: GenerationRequest) -> str | None:
