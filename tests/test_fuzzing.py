@@ -30,6 +30,13 @@ def test_a_target_holds_for_its_seeds(target: Any) -> None:
         target.check(seed)
 
 
+def test_a_target_holds_for_what_fuzzing_found(target: Any, request: pytest.FixtureRequest) -> None:
+    found = list(target.harness.kept(target.__name__))
+    assert len(found) > 4
+    for one in found:
+        target.check(one)
+
+
 def test_a_target_holds_for_damaged_seeds(target: Any) -> None:
     chance = random.Random(1)
     for seed in target.seeds():
