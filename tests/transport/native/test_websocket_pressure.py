@@ -17,7 +17,7 @@ from websockets.frames import Opcode
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import EngineOutput, GenerationRequest
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
-from omni_ws.service.conversation import conversation
+from omni_ws.service.conversation import conversation, request
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
 from omni_ws.wire.binary import encode_input
 
@@ -103,7 +103,8 @@ async def test_flood_before_there_is_a_session() -> None:
 
 
 async def test_many_tiny_chunks_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "MAX_WAITING_CHUNKS", 100)
+    monkeypatch.setattr(conversation, "MAX_TOOL_RESULTS", 100)  # fewer chunks are not counted
+    monkeypatch.setattr(request, "MAX_WAITING_CHUNKS", 100)
     async with live_server() as server, native_client(server) as client:
         await client.configure(start_policy="on_end_only")
         for _ in range(100):
