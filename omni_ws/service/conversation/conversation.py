@@ -114,7 +114,7 @@ class Conversation:
         self._attached: ConversationOwner = NOBODY
         self._now = now
         self._admit = admit or (lambda: None)
-        self._counted_priority = counted_priority
+        self.counted_priority = counted_priority
         outbox.writer = self
         self.queue = RequestQueue(
             engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
@@ -378,7 +378,7 @@ class Conversation:
             self._flow.taken,
             Playback(self._now, assumed=self.plays_at_once),
             self._media_room,
-            options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
+            options=self.options,
             owner=self._owner,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,

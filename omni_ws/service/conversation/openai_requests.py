@@ -82,7 +82,7 @@ def checked_options(
         logprobs=answer.logprobs,
         structure=None if answer.form is None else StructuredOutput(schema=answer.form.schema),
         choices=answer.choices,
-        priority=answer.priority,
+        priority=conversation.counted_priority(answer.priority),
         parallel_tool_calls=answer.parallel_tool_calls,
         template_arguments=answer.template_arguments,
         media_limits=answer.media_limits,

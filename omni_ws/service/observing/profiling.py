@@ -66,9 +66,12 @@ class Profiling:
         """
         run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
         folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
-        template = None
-        if asked.trace and isinstance(self._engine, TraceableEngine) and self._engine.can_trace:
-            template = self._below_root(asked.trace_path_template, f"{run_id}/trace", param="trace_path_template")
+        # Checked also where nothing is traced: whether a path is valid does not depend on the engine.
+        template: Path | None = self._below_root(
+            asked.trace_path_template, f"{run_id}/trace", param="trace_path_template"
+        )
+        if not (asked.trace and isinstance(self._engine, TraceableEngine) and self._engine.can_trace):
+            template = None
         async with self._lock:
             if self.running is not None and self.running.run_id == run_id and self.running.template == template:
                 return self.running

@@ -66,10 +66,11 @@ def _needed_key(request: HttpRequest) -> str:
     authorization = request.headers.get("authorization")
     if authorization is not None:
         return _bearer(authorization)
-    for entry in request.offered_subprotocols:
-        for prefix in KEY_SUBPROTOCOLS:
-            if entry.startswith(prefix):
-                return entry.removeprefix(prefix)
+    if request.wants_websocket:
+        for entry in request.offered_subprotocols:
+            for prefix in KEY_SUBPROTOCOLS:
+                if entry.startswith(prefix):
+                    return entry.removeprefix(prefix)
     raise Unauthenticated("missing API key; send 'Authorization: Bearer KEY'")
 
 

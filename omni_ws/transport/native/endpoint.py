@@ -280,7 +280,9 @@ def _returning(request: HttpRequest) -> Return | None:
     session_id, token = query.get("session_id"), query.get("resume_token")
     if session_id is None or token is None:
         return None
-    last_output = query.get("last_output") or "-1"
+    last_output = query.get("last_output")
+    if last_output is None:
+        last_output = "-1"
     if not _WHOLE_NUMBER.fullmatch(last_output):
         raise InvalidValue("last_output must be the number of the last output received, or -1", param="last_output")
     return Return(session_id, token, int(last_output))

@@ -210,8 +210,8 @@ class WebSocketSession:
         conversation = self._conversation
         match frame:
             case RefusedChunk(sequence_id=sequence_id, error=error):
+                conversation.refuse_chunk(sequence_id)  # raises where the number stays free, which alone is reported
                 self._outbox.put_nowait(error)
-                conversation.refuse_chunk(sequence_id)
             case FinishFrame():
                 conversation.finish()
             case CancelFrame(request_id=request_id):

@@ -58,6 +58,14 @@ async def test_without_a_known_key_there_is_nothing(headers: tuple[str, ...]) ->
         assert b"sesame" not in response.body
 
 
+async def test_a_key_among_the_subprotocols_is_for_handshakes() -> None:
+    async with live_server(keys=KEYS) as server:
+        for prefix in ("omni-api-key.", "openai-insecure-api-key."):
+            header = f"Sec-WebSocket-Protocol: {prefix}sesame"
+            assert (await get(server, "/v1/models", header)).status == 401
+            assert (await post(server.port, CHAT, BODIES[CHAT], header)).status == 401
+
+
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 async def test_with_a_key_there_is_everything(scheme: str) -> None:
     async with live_server(keys=KEYS) as server:

@@ -341,7 +341,7 @@ async def test_session_belongs_to_its_key() -> None:
                 await again.barrier()
 
 
-@pytest.mark.parametrize("last_output", ["x", "-2", "1.0", "99999999999", "%00"])
+@pytest.mark.parametrize("last_output", ["", "x", "-2", "1.0", "99999999999", "%00"])
 async def test_last_output_must_be_a_number(last_output: str) -> None:
     async with live_server(streaming_input=KEEPS) as server, raw_client(server.port) as raw:
         await raw.send(websocket_upgrade(NATIVE + query("sess_x", "t", last_output)))

@@ -114,6 +114,21 @@ async def test_reject_mode() -> None:
         assert await client.closed() == 4422
 
 
+async def test_reject_mode_reports_a_refused_chunk_ahead_of_a_gap_as_out_of_order_alone() -> None:
+    async with live_server() as server, native_client(server) as client:
+        await client.configure(out_of_order="reject")
+        for number, fields in enumerate(({"text": 5}, {"payload": "no base64"}, {"text": "x", "format": "x/y"}), 1):
+            await client.send("input_chunk", sequence_id=number, **fields)
+        await client.raw(bytes([1, 1, 9, 0, *(4).to_bytes(4, "big"), 0, 0, 0, 0]))
+        await client.barrier()
+        errors = [frame["error"] for frame in client.seen("error")]
+        assert [(one["code"], one["retryable"]) for one in errors] == [("out_of_order", True)] * 4
+        assert [one["sequence_id"] for one in errors] == [1, 2, 3, 4]
+        await client.chunk("a ", number=0)
+        await client.chunk("b", number=1, end=True)  # the number was still free
+        assert (await client.answer()).text == "a b"
+
+
 async def test_reject_mode_is_for_the_next_request() -> None:
     async with live_server() as server, native_client(server) as client:
         await client.chunk("a ", number=0)

@@ -115,9 +115,12 @@ async def test_a_server_that_ends_ends_its_profile(tmp_path: Path) -> None:
 async def test_paths_outside_of_the_root_are_refused(path: str, field: str, tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "link").symlink_to(tmp_path)
-    async with live_server(TracedEcho(), **root(tmp_path)) as server:
-        response = await post(server.port, "/start_profile", {field: path})
-        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", field)
+    for engine in (TracedEcho(), EchoEngine()):
+        async with live_server(engine, **root(tmp_path)) as server:
+            for enable_torch in (True, False):
+                response = await post(server.port, "/start_profile", {field: path, "enable_torch": enable_torch})
+                assert (response.status, response.error["param"]) == (400, field)
+                assert response.error["code"] == "invalid_value"
     assert os.listdir(tmp_path) == ["profiles"]
 
 
