@@ -255,7 +255,10 @@ class _Echo:
         audio = await self._flush_audio()
         if reply is None:
             yield audio
-        yield self._text(reply if reply is not None else self._counts())
+        if reply is not None:
+            yield self._text(reply)
+        else:
+            yield self._whole(self._counts())
         yield self._pieces(self.limit.finish())
 
     # text
@@ -263,6 +266,12 @@ class _Echo:
     def _text(self, text: str) -> Iterator[TextOutput]:
         if self._writes:
             yield from self._pieces(self.limit.feed(text))
+
+    def _whole(self, text: str) -> Iterator[TextOutput]:
+        """Yield ``text`` as one output, but for what a stop string may hold back."""
+        if self._writes and (passed := self.limit.feed(text)):
+            self._words_out.feed(passed)
+            yield TextOutput(passed)
 
     def _pieces(self, text: str) -> Iterator[TextOutput]:
         self._words_out.feed(text)
