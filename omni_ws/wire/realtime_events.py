@@ -20,22 +20,23 @@ _decoder: Final = msgspec.json.Decoder()
 
 
 def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The fields of an event.
-
-    Raises InvalidFrame for what is no JSON object with a ``type``, and InvalidValue for one that is nested too deeply.
-    """
+    """The fields of an event, for ``check_event``. Raises InvalidFrame for what is no JSON object."""
     try:
         event = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidFrame("the message is not valid JSON") from None
     if not isinstance(event, dict):
         raise InvalidFrame("the message must be a JSON object")
+    return event
+
+
+def check_event(event: Mapping[str, Any]) -> None:
+    """Raise InvalidFrame for an event without a ``type``, and InvalidValue for one that is nested too deeply."""
     if not isinstance(event.get("type"), str):
         raise InvalidFrame("the event has no type", param="type")
     for name, value in event.items():
         if isinstance(value, dict | list):
             check_depth(value, name)
-    return event
 
 
 def mapping_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> Mapping[str, Any]:

@@ -51,7 +51,10 @@ class InputProgress:
         if self.ended or self.closed:
             if isinstance(content, InputChunk) and content.is_bare_end:
                 return
-            raise SessionConflict("the session has already ended", param="sequence_id", sequence_id=number)
+            by_offset = isinstance(content, InputChunk) and content.offset is not None
+            raise SessionConflict(
+                "the session has already ended", param="offset" if by_offset else "sequence_id", sequence_id=number
+            )
         size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
         if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:
             raise PayloadTooLarge(f"the input exceeds {self.max_total_bytes} bytes in total", param="payload")

@@ -25,7 +25,7 @@ from omni_ws.transport.native.sole_connection import SoleConnection, SoleLink
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
-from omni_ws.wire.realtime_events import decode_event
+from omni_ws.wire.realtime_events import check_event, decode_event
 from omni_ws.wire.realtime_output import encode_event
 
 #: Messages of the session that are written in one pass of the event loop.
@@ -111,6 +111,7 @@ class RealtimeConnection(SoleConnection):
         try:
             event = decode_event(data)
             event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
+            check_event(event)
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):

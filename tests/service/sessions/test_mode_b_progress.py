@@ -35,7 +35,10 @@ def test_another_end_changes_nothing(number: int | None) -> None:
 def test_input_after_the_end_is_a_conflict(progress: InputProgress) -> None:
     with pytest.raises(SessionConflict) as conflict:
         progress.take_late(chunk(3))
-    assert conflict.value.sequence_id == 3
+    assert (conflict.value.param, conflict.value.sequence_id) == ("sequence_id", 3)
+    with pytest.raises(SessionConflict) as conflict:
+        progress.take_late(chunk(None, at=30))
+    assert (conflict.value.param, conflict.value.sequence_id) == ("offset", None)
     with pytest.raises(SessionConflict):
         progress.take_late(chunk(None))
 

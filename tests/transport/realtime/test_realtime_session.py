@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ async def refused(client: RealtimeClient, **session: Any) -> dict[str, Any]:
     error: dict[str, Any] = (await client.until("error"))["error"]
     assert error["event_id"] == "mine"
     return error
+
+
+async def test_errors_name_the_event_that_they_are_about() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"inside": deep}
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        for event in ({}, {"type": 5}, {"type": "none.such"}, {"type": "session.update", "session": deep}):
+            await client.connection.send(json.dumps({**event, "event_id": "mine"}))
+            assert (await client.until("error"))["error"]["event_id"] == "mine"
 
 
 async def test_a_session_begins_with_what_is_in_effect() -> None:
