@@ -54,7 +54,7 @@ from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.error_response import error_body, error_headers
 from omni_ws.transport.http.exchange import JSON, HttpExchange, serve_exchange
 from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, PeerGone
-from omni_ws.transport.http.receiving import HttpInput, strict_http
+from omni_ws.transport.http.receiving import MAX_EMPTY_LINES, HttpInput, skip_empty_line, strict_http
 from omni_ws.transport.http.request import HttpRequest, protocol_failure, read_request
 from omni_ws.transport.http.response_head import response_head
 from omni_ws.transport.http.sending import HttpOutput
@@ -141,6 +141,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         #: Bytes received of the head in HEAD, and bytes discarded in LINGER.
         self._head_bytes = 0
         self._lingered_bytes = 0
+        #: Empty lines that may still precede the next head, and how long to wait for its first byte.
+        self._empty_lines_left = MAX_EMPTY_LINES
+        self._idle_sec = limits.header_timeout_sec
         self._request: HttpRequest | None = None
         self._is_head_method = False
         #: Owner of all that the handler does; cancelling it is the only way to abort a handler.
@@ -254,6 +257,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _dispatch_events(self) -> None:
         try:
             for _ in range(_EVENTS_PER_PASS):
+                if self._phase is Phase.HEAD:
+                    self._skip_empty_lines()
                 if self._phase not in (Phase.HEAD, Phase.EXCHANGE):
                     return
                 event = self._http.next_event()
@@ -268,6 +273,17 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._protocol_error(error)
             return
         self._input.yield_to_loop(self._dispatch_events)
+
+    def _skip_empty_lines(self) -> None:
+        """Ignore a few empty lines before a head. Where nothing follows them, the connection is idle as without them."""
+        while self._empty_lines_left and skip_empty_line(self._http):
+            self._empty_lines_left -= 1
+            self._head_bytes -= len(b"\r\n")
+            if self._head_bytes == 0 and self._connections.draining:
+                self._close()
+                return
+            if self._head_bytes == 0:
+                self._phase_deadline.arm(self._idle_sec)
 
     def _dispatch(self, event: h11.Event) -> None:
         match event:
@@ -362,8 +378,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._is_head_method = False
         self._output.begin_content(filler=b"", chunked=False)
         self._head_bytes = self._input.next_request()
-        waiting = self._head_bytes > 0
-        self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)
+        self._empty_lines_left = MAX_EMPTY_LINES
+        self._idle_sec = self._limits.keepalive_timeout_sec
+        self._phase_deadline.arm(self._limits.header_timeout_sec if self._head_bytes else self._idle_sec)
         self._dispatch_events()
 
     def _refuse(self, error: OmniError) -> None:

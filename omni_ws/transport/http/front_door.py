@@ -174,7 +174,7 @@ class FrontDoor(HttpConnection):
             raise InvalidFrame("a WebSocket requires both directions of the connection; the client has closed one")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
         self._log_access(AccessRecord(request.method, decision.route, 101, client=request.client))
-        head = b"GET %b HTTP/1.1\r\n" % event.target + _fields(event)
+        head = b"GET %b HTTP/1.1\r\n" % event.target + _handshake_fields(event)
         trailing = self._http.trailing_data[0]
         self.release()
         self._transport.set_protocol(connection)
@@ -227,6 +227,12 @@ def front_door(
 
 def _fields(event: h11.Request) -> bytes:
     return b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())
+
+
+def _handshake_fields(event: h11.Request) -> bytes:
+    """The header fields for the library, which takes no other protocol beside WebSocket in ``Upgrade``."""
+    fields = (field for field in event.headers.raw_items() if field[0].lower() != b"upgrade")
+    return b"".join(b"%b: %b\r\n" % field for field in fields) + b"Upgrade: websocket\r\n"
 
 
 def check_handshake(event: h11.Request, request: HttpRequest) -> None:

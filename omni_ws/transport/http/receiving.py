@@ -20,6 +20,10 @@ from omni_ws.transport.http.request import HttpRequest
 #: another size sees another request.
 MAX_CHUNK_SIZE_DIGITS: Final = 16
 
+#: Empty lines that are ignored before a request line. Some clients end a body with one that is no part of it (RFC 9112,
+#: section 2.2).
+MAX_EMPTY_LINES: Final = 2
+
 _HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
@@ -315,7 +319,8 @@ class StrictReceiveBuffer(ReceiveBuffer):
     """h11's buffer, with refusals for lines of heads and trailers that end without CR, or that continue the one before.
 
     h11 takes both, as RFC 9112 permits (sections 2.2 and 5.2). But a proxy that reads such lines otherwise sees another
-    request. Relies on private parts of h11, which tests/transport/http/test_front_door_contract.py checks.
+    request. An empty line before a head, which h11 refuses, can be skipped. Relies on private parts of h11, which
+    tests/transport/http/test_front_door_contract.py checks.
     """
 
     def __init__(self) -> None:
@@ -329,6 +334,16 @@ class StrictReceiveBuffer(ReceiveBuffer):
             self._raw = extracted
         return extracted
 
+    def skip_empty_line(self) -> bool:
+        """Remove the empty line at the beginning, if there is one, and return whether there was."""
+        found = self._data.startswith(b"\r\n")
+        if found:
+            self._extract(2)
+        return found
+
+    def is_next_line_obviously_invalid_request_line(self) -> bool:
+        return self._data != b"\r" and super().is_next_line_obviously_invalid_request_line()
+
     def maybe_extract_lines(self) -> list[bytearray] | None:
         self._raw = bytearray()
         lines = super().maybe_extract_lines()
@@ -340,6 +355,12 @@ class StrictReceiveBuffer(ReceiveBuffer):
         if any(line.startswith((b" ", b"\t")) for line in lines[1:]):
             raise h11.RemoteProtocolError("folded line")
         return lines
+
+
+def skip_empty_line(http: h11.Connection) -> bool:
+    """Skip one empty line before a head, if there is one in the buffer of ``strict_http``; returns whether there was."""
+    buffer = http._receive_buffer
+    return isinstance(buffer, StrictReceiveBuffer) and buffer.skip_empty_line()
 
 
 def strict_http(max_header_bytes: int) -> h11.Connection:

@@ -142,11 +142,16 @@ class HttpRequest:
 
     @property
     def wants_websocket(self) -> bool:
-        """Whether the request asks for WebSocket in a way that permits a 101 (RFC 9110, section 7.8)."""
+        """Whether the request asks for WebSocket in a way that permits a 101 (RFC 9110, section 7.8).
+
+        Of several protocols WebSocket is taken only with the key of a handshake, since the client can do without it.
+        """
+        protocols = [token.lower() for token in self.headers.tokens("upgrade")]
         return (
             self.http_version == "1.1"
             and self.method == "GET"
-            and [token.lower() for token in self.headers.tokens("upgrade")] == ["websocket"]
+            and "websocket" in protocols
+            and (len(protocols) == 1 or "sec-websocket-key" in self.headers)
             and "upgrade" in (token.lower() for token in self.headers.tokens("connection"))
             and not self.has_body
         )

@@ -228,6 +228,14 @@ async def test_other_upgrades_are_plain_http(head: bytes) -> None:
         assert (response.status, response.body) == (200, b"ok\n")
 
 
+@pytest.mark.parametrize("upgrade", ["h2c, websocket", "websocket, h2c", "WebSocket", "h2c\r\nUpgrade: websocket"])
+async def test_websocket_may_be_one_of_several_protocols(upgrade: str) -> None:
+    async with serving(application()) as door, raw_client(door.port) as client:
+        await client.send(websocket_upgrade("/ws").replace(b"Upgrade: websocket", b"Upgrade: " + upgrade.encode(), 1))
+        response = await client.response()
+        assert (response.status, response.headers["upgrade"]) == (101, "websocket")
+
+
 async def test_connection_goes_on_after_an_ignored_upgrade() -> None:
     async with serving(application()) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/health", "Upgrade: h2c", "Connection: Upgrade"), request("GET", "/health"))

@@ -42,6 +42,8 @@ GOOD = [
     request("POST", "/stream", "Transfer-Encoding: chunked") + chunked(b"a" * 50),
     request("GET", "/nowhere"),
     request("GET", "/", "Upgrade: h2c", "Connection: Upgrade"),
+    b"\r\n" + request("GET", "/"),
+    request("POST", "/echo", body=b"some body") + b"\r\n",
     request("POST", "/echo", "Content-Encoding: gzip", "Content-Length: 0"),
 ]
 LAST = [

@@ -54,6 +54,24 @@ async def test_silent_connection_is_closed_without_a_word() -> None:
         assert now() - begin == pytest.approx(10, abs=JUST)
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_an_empty_line_behind_a_body_leaves_the_connection_idle(together: bool) -> None:
+    async with serving(APPLICATION, limits=LIMITS) as door, raw_client(door.port) as client:
+        posted = request("POST", "/measure", body=b"abc")
+        await client.send(posted + b"\r\n" if together else posted)
+        assert (await client.response()).json() == {"received": 3}
+        if not together:
+            await client.send(b"\r")
+            await client.send(b"\n")
+        await asyncio.sleep(70)
+        await client.send(request("GET", "/"))
+        assert (await client.response()).body == b"hello"
+        await client.send(b"\r\n")
+        begin = now()
+        assert await client.rest() == b""
+        assert now() - begin == pytest.approx(75, abs=JUST)
+
+
 @pytest.mark.parametrize("dripping", [False, True], ids=["stalled", "byte by byte"])
 async def test_slow_head_is_answered_by_408(dripping: bool) -> None:
     async with serving(APPLICATION, limits=LIMITS) as door, raw_client(door.port) as client:

@@ -77,6 +77,13 @@ REFUSED = {
     "an empty chunk size": CHUNKED + b"\r\nabc\r\n" + EMPTY,
     "a chunk that is longer than its size": CHUNKED + b"3\r\nabcXX" + EMPTY,
 }
+REFUSED |= {
+    "three empty lines before the head": b"\r\n" * 3 + HEAD + b"\r\n",
+    "an empty line of LF alone behind one of CRLF": b"\r\n\n" + HEAD + b"\r\n",
+    "CR alone before the head": b"\r" + HEAD + b"\r\n",
+    "two CR before the head": b"\r\r\n" + HEAD + b"\r\n",
+    "a space behind an empty line": b"\r\n " + HEAD + b"\r\n",
+}
 #: With what is behind them as a request of its own.
 TAKEN = {
     "chunked in capitals": (HEAD + b"Transfer-Encoding: CHUNKED\r\n\r\n" + EMPTY, b""),
@@ -88,6 +95,10 @@ TAKEN = {
     "a chunk extension": (CHUNKED + b'3;a="b"\r\nabc\r\n' + EMPTY, b"abc"),
     "a length in the trailers": (CHUNKED + b"3\r\nabc\r\n0\r\nContent-Length: 50\r\n\r\n", b"abc"),
     "an encoding in the trailers": (CHUNKED + b"0\r\nTransfer-Encoding: chunked\r\n\r\n", b""),
+    "an empty line before the head": (b"\r\n" + HEAD + b"Content-Length: 3\r\n\r\nabc", b"abc"),
+    "two empty lines before the head": (b"\r\n\r\n" + HEAD + b"\r\n", b""),
+    "an empty line behind a body": (HEAD + b"Content-Length: 3\r\n\r\nabc\r\n", b"abc"),
+    "two empty lines behind chunks": (CHUNKED + b"3\r\nabc\r\n" + EMPTY + b"\r\n\r\n", b"abc"),
     "the hidden request as the body": (HEAD + b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN, HIDDEN),
 }
 
