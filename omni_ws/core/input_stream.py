@@ -69,6 +69,8 @@ class InputStream(InputBytes):
         #: While an answer runs the session is not idle. Set by the caller, which also calls ``touch`` at the end of an
         #: answer, so that the idle time begins there.
         self.answering = False
+        #: While the caller sets this, silence does not end the session either; it counts, and may end it afterwards.
+        self.suspended = False
         self.duplicates = 0
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
@@ -226,7 +228,7 @@ class InputStream(InputBytes):
 
     def get_timer(self) -> float | None:
         """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""
-        when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
+        when = math.inf if self.answering or self.suspended else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
             when = min(when, self.gap_since + self.limits.reorder_timeout)
         return None if when == math.inf else when
@@ -235,7 +237,7 @@ class InputStream(InputBytes):
         """Raise SequenceGap or SessionTimeout if it is due."""
         if self.gap_since is not None and now >= self.gap_since + self.limits.reorder_timeout:
             raise self.gap_error()
-        if not self.answering and now >= self._last_activity + self.limits.session_timeout:
+        if not (self.answering or self.suspended) and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
                 self.current.expire()
             raise SessionTimeout(f"no input for {self.limits.session_timeout:g} seconds")

@@ -69,6 +69,7 @@ class ChunkIntake:
 
     def take(self, content: ChunkOrRefusal) -> None:
         """Accept a chunk. Raises the error that it is refused with, having used up its number if it has one."""
+        self._stream.touch(now=self._now())
         match content:
             case RefusedChunk(sequence_id=sequence_id, error=error):
                 self._use_up(sequence_id)
@@ -93,6 +94,10 @@ class ChunkIntake:
     def touch(self) -> None:
         """Restart the session time-out: the client is active."""
         self._stream.touch(now=self._now())
+
+    def suspend_timeout(self, *, suspended: bool) -> None:
+        """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
+        self._stream.suspended = suspended
 
     def get_timer(self) -> float | None:
         """When to call ``handle_timer``, on the loop's clock; None for never."""

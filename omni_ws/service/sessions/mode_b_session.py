@@ -229,14 +229,22 @@ class ModeBSession:
 
     @contextmanager
     def incoming(self) -> Iterator[None]:
-        """Suspend the session time-out for the block, in which a body is being received."""
+        """Suspend the session time-out for the block, in which a body is received and its chunks are fed.
+
+        A body without a chunk does not restart the time-out, which may end the session after the block.
+        """
         self._bodies += 1
+        self._suspend_timeout()
         try:
             yield
         finally:
             self._bodies -= 1
-            if self.live:
-                self._intake.touch()
+            self._suspend_timeout()
+
+    def _suspend_timeout(self) -> None:
+        if self.live:
+            self._intake.suspend_timeout(suspended=self._bodies > 0)
+            self._arm()
 
     def _input_accepted(self) -> None:
         if self.live:
@@ -245,13 +253,14 @@ class ModeBSession:
             self._arm()
 
     async def _wait_for_room(self) -> None:
-        self._bodies += 1
-        try:
+        if not (self.live and self._intake.full):
+            return
+        with self.incoming():
             while self.live and self._intake.full:
                 self._input_room.clear()
                 await self._input_room.wait()
-        finally:
-            self._bodies -= 1
+            if self.live:
+                self._intake.touch()  # the client was not silent: it had to wait
 
     # the end
 
@@ -392,8 +401,6 @@ class ModeBSession:
         self._timer = None if when is None else self._loop.call_at(when, self._on_timer, when)
 
     def _on_timer(self, when: float) -> None:
-        if self._bodies:
-            self._intake.touch()  # the client is not silent
         try:
             # A loop may call a timer slightly early; ``when`` keeps it from being armed again for the same time.
             self._intake.handle_timer(max(self._loop.time(), when))

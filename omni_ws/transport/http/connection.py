@@ -275,15 +275,16 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._input.yield_to_loop(self._dispatch_events)
 
     def _skip_empty_lines(self) -> None:
-        """Ignore a few empty lines before a head. Where nothing follows them, the connection is idle as without them."""
+        """Ignore a few empty lines before a head. If nothing follows, the connection is as idle as without them."""
         while self._empty_lines_left and skip_empty_line(self._http):
             self._empty_lines_left -= 1
             self._head_bytes -= len(b"\r\n")
-            if self._head_bytes == 0 and self._connections.draining:
+            if self._head_bytes:
+                continue
+            if self._connections.draining:
                 self._close()
                 return
-            if self._head_bytes == 0:
-                self._phase_deadline.arm(self._idle_sec)
+            self._phase_deadline.arm(self._idle_sec)
 
     def _dispatch(self, event: h11.Event) -> None:
         match event:

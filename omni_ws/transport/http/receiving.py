@@ -358,7 +358,7 @@ class StrictReceiveBuffer(ReceiveBuffer):
 
 
 def skip_empty_line(http: h11.Connection) -> bool:
-    """Skip one empty line before a head, if there is one in the buffer of ``strict_http``; returns whether there was."""
+    """Skip the empty line before a head, if there is one; returns whether there was. ``http`` is a ``strict_http``."""
     buffer = http._receive_buffer
     return isinstance(buffer, StrictReceiveBuffer) and buffer.skip_empty_line()
 

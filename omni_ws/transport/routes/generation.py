@@ -29,7 +29,7 @@ from omni_ws.transport.http.json_body import read_json_object, to_thread_if_larg
 from omni_ws.transport.native.endpoint import check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.http_session import HttpSession, feed_all
-from omni_ws.transport.routes.mode_a import StreamingBody, is_streaming_input
+from omni_ws.transport.routes.mode_a import HEADER, StreamingBody, is_streaming_input
 from omni_ws.transport.routes.response_stream import AnswerSource, EventEncoder, respond_error_event, write_events
 from omni_ws.wire.openai_fields import ConfigurationPatch
 
@@ -96,7 +96,7 @@ class GenerationRoutes(FrontEnd):
         ``wants_events`` reads from the fields whether the response is to be a stream of events.
         """
         fields, size = await read_json_object(
-            exchange, self.config.http.max_body_bytes, hint="; streaming input requires X-Streaming-Input: true"
+            exchange, self.config.http.max_body_bytes, hint=f"; streaming input requires {HEADER}"
         )
         async with self.errors_as_events(exchange, wanted=wants_events(fields)):
             yield JsonBody(fields, size)

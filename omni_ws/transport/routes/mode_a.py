@@ -29,6 +29,8 @@ from omni_ws.wire.streaming_body import (
     query_parameters,
 )
 
+#: What selects Mode A whatever the type of the body is.
+HEADER: Final = "X-Streaming-Input: true"
 #: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
 #: Bytes that are parsed at a stretch: a few milliseconds if all lines or frames in them are as short as possible.
@@ -47,15 +49,24 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
 
     A chunked body without the header is one if its type is NDJSON. A chunked body that claims to be a form, as curl
     sends by default, may be NDJSON or one ordinary JSON object: its beginning is read to tell, and pushed back.
+
+    Raises UnsupportedFormat for a chunked body of a type that may be either.
     """
     request = exchange.request
     if is_streaming_input(request):
         return True
     if not request.has_body or request.content_length is not None:
         return False
-    return request.content_type == NDJSON_TYPE or (
-        request.content_type == FORM_TYPE and not await _is_ordinary(exchange, config)
-    )
+    match request.content_type:
+        case "" | "application/json":
+            return False
+        case kind if kind == NDJSON_TYPE:
+            return True
+        case kind if kind == FORM_TYPE:
+            return not await _is_ordinary(exchange, config)
+        case kind:
+            message = f"a chunked body must be JSON or NDJSON, got {kind[:64]!r}; streaming input requires {HEADER}"
+            raise UnsupportedFormat(message, param="Content-Type")
 
 
 async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:

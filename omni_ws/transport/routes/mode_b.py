@@ -121,11 +121,11 @@ class ModeBRoutes(FrontEnd):
         try:
             with session.incoming():
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
+                chunks: list[BodyChunk] = await to_thread_if_large(_weight(size, fields), partial(read_append, fields))
+                await session.feed(chunks)
         except PayloadTooLarge as error:
             session.fail(error)
             raise
-        chunks: list[BodyChunk] = await to_thread_if_large(_weight(size, fields), partial(read_append, fields))
-        await session.feed(chunks)
         await exchange.respond_json(202, self._status(session))
 
     async def finish(self, exchange: HttpExchange) -> None:

@@ -160,11 +160,28 @@ async def test_a_silent_client_loses_its_session_and_a_body_on_its_way_keeps_it(
     with session.incoming():
         await asyncio.sleep(3 * SILENCE_SEC)
         assert session.state is SessionState.OPEN
+        await session.feed([chunk("")])
     await asyncio.sleep(SILENCE_SEC - 1)
     assert session.state is SessionState.OPEN
     await asyncio.sleep(2)
     assert session.expired
     assert isinstance(session.error, SessionTimeout)
+    await session.wait_released()
+
+
+async def test_a_body_without_a_chunk_does_not_restart_the_time_out() -> None:
+    session, _ = opened(factory())
+    for _ in range(3):
+        await asyncio.sleep(SILENCE_SEC / 4)
+        with session.incoming():
+            await session.feed([])
+    await asyncio.sleep(SILENCE_SEC / 4 - 1)
+    with session.incoming(), session.incoming():
+        await asyncio.sleep(SILENCE_SEC)
+        assert session.state is SessionState.OPEN
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert session.expired
     await session.wait_released()
 
 

@@ -529,9 +529,7 @@ async def test_a_last_message_that_nothing_can_go_on_with(last: Any, param: str 
         assert (images.status, images.error["param"]) == (400, "images")
 
 
-@pytest.mark.parametrize(
-    ("path", "body"), [(PATH, {"messages": [USER]}), ("/v1/completions", {"prompt": "Hello"})]
-)
+@pytest.mark.parametrize(("path", "body"), [(PATH, {"messages": [USER]}), ("/v1/completions", {"prompt": "Hello"})])
 async def test_a_priority_that_counts_as_0_is_no_option(path: str, body: dict[str, Any]) -> None:
     async with live_server() as server:
         assert (await post(server.port, path, {**body, "priority": -5})).status == 200

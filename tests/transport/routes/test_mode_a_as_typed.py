@@ -11,7 +11,7 @@ import orjson
 import pytest
 from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import RawResponse, chunked, raw_client, request
+from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.recordings import events, recordings
 from support.tone_engine import ToneEngine
 
@@ -119,12 +119,26 @@ async def test_a_wrong_line_is_named_as_soon_as_it_is_there() -> None:
     assert response.error["message"].startswith("line 1: ")
 
 
-@pytest.mark.parametrize("kind", ["audio/wav", "application/octet-stream", "multipart/form-data; boundary=x"])
-async def test_other_types_are_refused_and_the_message_names_the_header(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("audio/wav", "application/octet-stream", "multipart/form-data; boundary=x"),
+        *("text/plain", "text/plain; charset=utf-8", "text/json", "application/vnd.api+json"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, SPEECH])
+async def test_other_types_are_refused_and_the_message_names_the_header(kind: str, path: str) -> None:
+    for body in (b"RIFF", ndjson(HELLO), ndjson({**ORDINARY, "input": "hello"})):
+        async with live_server() as server:
+            response = await send(server, f"Content-Type: {kind}", body=body, path=path)
+        assert (response.status, response.error["param"]) == (415, "Content-Type")
+        assert "X-Streaming-Input: true" in response.error["message"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "text/json", "application/vnd.api+json"])
+async def test_other_types_of_json_are_ordinary_bodies_where_their_length_is_known(kind: str) -> None:
     async with live_server() as server:
-        response = await send(server, f"Content-Type: {kind}", body=b"RIFF")
-    assert (response.status, response.error["param"]) == (415, "Content-Type")
-    assert "X-Streaming-Input: true" in response.error["message"]
+        assert (await post(server.port, CHAT, ORDINARY, f"Content-Type: {kind}")).status == 200
 
 
 @pytest.mark.parametrize("kind", [NDJSON, FORM, "Content-Type: application/json", ""])

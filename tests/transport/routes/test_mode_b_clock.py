@@ -80,6 +80,17 @@ async def test_who_only_looks_is_silent() -> None:
         assert (await session.call("GET")).status == 410
 
 
+@pytest.mark.parametrize("body", [{"chunks": []}, {}, b"garbage", b""])
+async def test_a_body_without_a_chunk_is_silence(body: object) -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50}) as server:
+        session = await create(server)
+        for _ in range(3):
+            await asyncio.sleep(15)
+            await session.call("POST", "/chunks", body)
+        await asyncio.sleep(5 + JUST)
+        assert (await session.call("GET")).status == 410
+
+
 async def test_nothing_expires_while_an_answer_is_owed() -> None:
     engine = EchoEngine(EchoSettings(first_chunk_delay_ms=500_000))
     async with (
