@@ -17,6 +17,8 @@ from omni_ws.wire.streaming_body import CHUNK_MARKERS, ChunkObject
 #: Limits the chunks of a body: an empty chunk has few bytes on the wire but costs a whole object in memory.
 MAX_CHUNKS: Final = 1 << 16
 
+#: What marks a body as a chunk; where these two stand, they have the chunks.
+_MARKERS: Final = CHUNK_MARKERS - {"chunk", "chunks"}
 #: A chunk, or the error that makes it invalid, with its sequence number where that is valid.
 ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
 
@@ -42,7 +44,7 @@ def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
         if not CHUNK_MARKERS & body.keys() and body.get("type") != "input_chunk":
             raise InvalidFrame("the body must be an input chunk, or have a list of them in chunks", param="chunks")
         return [BodyChunk("", _read(body))]
-    if twice := sorted(CHUNK_MARKERS & body.keys()):
+    if twice := sorted(_MARKERS & body.keys()):
         raise InvalidValue("a body must be either one chunk or have chunks, not both", param=twice[0])
     return _read_list(body["chunks"])
 
@@ -53,7 +55,7 @@ def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk
     Raises as ``read_append`` does.
     """
     parameters = {name: value for name, value in body.items() if name not in ("chunk", "chunks")}
-    if misplaced := sorted((CHUNK_MARKERS - {"modality"}) & body.keys()):
+    if misplaced := sorted((_MARKERS - {"modality"}) & body.keys()):
         raise InvalidValue("the first chunk must be in the field chunk", param=misplaced[0])
     chunk, chunks = body.get("chunk"), body.get("chunks")
     if chunk is not None and chunks is not None:

@@ -241,6 +241,10 @@ class ModeBSession:
             self._bodies -= 1
             self._suspend_timeout()
 
+    def _touch(self) -> None:
+        if self.live:
+            self._intake.touch()
+
     def _suspend_timeout(self) -> None:
         if self.live:
             self._intake.suspend_timeout(suspended=self._bodies > 0)
@@ -259,8 +263,7 @@ class ModeBSession:
             while self.live and self._intake.full:
                 self._input_room.clear()
                 await self._input_room.wait()
-            if self.live:
-                self._intake.touch()  # the client was not silent: it had to wait
+            self._touch()  # the client was not silent: it had to wait
 
     # the end
 

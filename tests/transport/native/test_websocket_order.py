@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -117,7 +118,8 @@ async def test_reject_mode() -> None:
 async def test_reject_mode_reports_a_refused_chunk_ahead_of_a_gap_as_out_of_order_alone() -> None:
     async with live_server() as server, native_client(server) as client:
         await client.configure(out_of_order="reject")
-        for number, fields in enumerate(({"text": 5}, {"payload": "no base64"}, {"text": "x", "format": "x/y"}), 1):
+        refused: list[dict[str, Any]] = [{"text": 5}, {"payload": "no base64"}, {"text": "x", "format": "x/y"}]
+        for number, fields in enumerate(refused, 1):
             await client.send("input_chunk", sequence_id=number, **fields)
         await client.raw(bytes([1, 1, 9, 0, *(4).to_bytes(4, "big"), 0, 0, 0, 0]))
         await client.barrier()

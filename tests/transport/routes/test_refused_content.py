@@ -24,14 +24,15 @@ def lines(*objects: dict[str, Any]) -> bytes:
 
 def test_the_names_that_other_interfaces_have() -> None:
     assert {"url", "audio", "image_url", "data", "content", "input_audio"} <= REFUSED_CONTENT_FIELDS
+    assert {"b64_json", "file_data", "file_url", "uri", "bytes", "chunk", "frames", "token_ids"} <= CHUNK_ONLY_FIELDS
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_CONTENT_FIELDS))
 async def test_by_its_name_on_every_way_in(name: str) -> None:
     values: tuple[Any, ...] = (URL, {"url": URL}, [], 0, False)
-    for value in values:
-        chunk: dict[str, Any] = {"text": "a", "sequence_id": 0, name: value}
-        async with live_server() as server:
+    async with live_server() as server:
+        for value in values:
+            chunk: dict[str, Any] = {"text": "a", "sequence_id": 0, name: value}
             async with native_client(server) as client:
                 await client.send("input_chunk", **chunk)
                 error = await client.error()
@@ -41,14 +42,10 @@ async def test_by_its_name_on_every_way_in(name: str) -> None:
                 assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
                 assert response.error["param"] == name
             session = await create(server)
-            for below, body, param in (
-                ("/chunks", chunk, name),
-                (
-                    "/append",
-                    {"chunks": [{"text": "a", "sequence_id": 1}, {**chunk, "sequence_id": 2}]},
-                    f"chunks[1].{name}",
-                ),
-            ):
+            many = {"chunks": [{"text": "a", "sequence_id": 1}, {**chunk, "sequence_id": 2}]}
+            # A body with ``chunks`` is none itself.
+            one = (chunk, name) if name != "chunks" else ({"chunks": [chunk]}, f"chunks[0].{name}")
+            for below, body, param in (("/chunks", *one), ("/append", many, f"chunks[1].{name}")):
                 response = await session.call("POST", below, body)
                 assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
                 assert response.error["param"] == param
