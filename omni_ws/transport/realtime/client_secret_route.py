@@ -20,6 +20,7 @@ from omni_ws.transport.http.router import Router
 from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets, digest_of
 from omni_ws.transport.realtime.commands import abilities_of
 from omni_ws.wire.client_secret_body import read_client_secret
+from omni_ws.wire.realtime_events import text_field
 from omni_ws.wire.realtime_session import merged_session, session_config, session_object
 
 CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
@@ -49,13 +50,16 @@ class ClientSecretRoutes(FrontEnd):
     async def create(self, exchange: HttpExchange) -> None:
         """Create a secret.
 
-        Raises Unauthenticated, RateLimited where the key has too many, and what its sessions would be refused with.
+        Raises Unauthenticated, RateLimited where the key has too many, ModelNotFound, and what its sessions would be
+        refused with.
         """
         key = self._authenticator.authenticate(exchange.request)
         self._sessions.check_ready()
         fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
         body = read_client_secret(fields)
         session = body.session or {}
+        if session.get("model") is not None:
+            self._sessions.any_model.check(text_field(session, "model", place="session."))
         shown = self._shown(session)
         secret = ClientSecret(key=key, session=orjson.dumps(session))
         now = asyncio.get_running_loop().time()

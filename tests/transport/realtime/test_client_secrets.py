@@ -73,6 +73,16 @@ async def is_refused(server: LiveServer, value: str) -> bool:
 # creating
 
 
+async def test_the_model_is_any_unless_names_are_strict() -> None:
+    for strict, status in ((False, 200), (True, 404)):
+        async with live_server(strict_model_names=strict) as server:
+            answer = await create(server, session={"type": "realtime", "model": "gpt-4o-realtime"})
+            assert answer.status == status
+            assert (await create(server, session={"type": "realtime", "model": "fake"})).status == 200
+            wrong = await create(server, session={"type": "realtime", "model": ["fake"]})
+            assert (wrong.status, wrong.error["param"]) == (400, "session.model")
+
+
 async def test_what_is_created() -> None:
     async with live_server(keys=KEYS) as server:
         before = int(time.time())
