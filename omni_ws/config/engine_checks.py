@@ -16,7 +16,7 @@ _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "modalities": ("text", "audio"),
     "input_modalities": ("text", "audio", "image", "video"),
     "options": (
-        *("tools", "logprobs", "response_format", "n", "priority"),
+        *("tools", "logprobs", "response_format", "n", "priority", "reasoning_effort", "verbosity", "service_tier"),
         *("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_fps"),
         *("video_min_frames", "video_max_frames", "video_total_pixels"),
     ),

@@ -166,8 +166,9 @@ class RemoteConfig(Section):
     )
     options: tuple[Text, ...] = Field(
         default=(),
-        description="Further features of the upstreams: tools, logprobs, response_format, n, priority, and limits "
-        "of images and videos by their names (video_max_frames …).",
+        description="Further features of the upstreams: tools, logprobs, response_format, n, priority, "
+        "reasoning_effort, verbosity, service_tier, and limits of images and videos by their names "
+        "(video_max_frames …).",
     )
     audio_format: Literal["pcm16", "pcm", "wav"] = Field(
         default="pcm16", description="Audio format requested from a model that speaks."

@@ -95,6 +95,8 @@ class EngineCapabilities:
     template_arguments: bool = False
     #: The names of ``AnswerOptions.media_limits`` that have an effect.
     media_limits: frozenset[str] = frozenset()
+    #: The names of ``AnswerOptions.upstream`` that have an effect.
+    upstream: frozenset[str] = frozenset()
     #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
     languages: frozenset[str] = frozenset()
     #: The languages (RFC 5646) of voices that read one alone and want its numbers, dates and signs in words.
@@ -188,6 +190,8 @@ class AnswerOptions:
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
+    #: Fields of chat for the server that answers, such as ``reasoning_effort``.
+    upstream: Mapping[str, str] = field(default_factory=dict)
 
 
 class InputSource(Protocol):

@@ -40,6 +40,14 @@ _NO_TEMPLATE_ARGUMENTS: Final = frozenset(
     }
 )
 
+#: Fields of chat that only another server may honour, with the values that change nothing elsewhere.
+UPSTREAM_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default"),
+}
+
+Word = Annotated[str, Meta(pattern=r"^[a-z_]{1,32}$")]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
@@ -82,6 +90,14 @@ class AnswerFields:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Keyed by the field names of ``MediaLimitFields``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
+    #: Of ``UPSTREAM_FIELDS``, those that the client sent.
+    upstream: Mapping[str, str] = field(default_factory=dict)
+
+
+def upstream_fields(body: Struct) -> Mapping[str, str]:
+    """Return ``AnswerFields.upstream`` of a chat body."""
+    given = {name: getattr(body, name) for name in UPSTREAM_FIELDS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:

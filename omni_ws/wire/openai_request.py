@@ -34,12 +34,20 @@ from omni_ws.wire.openai_options import (
     Choices,
     Priority,
     ResponseFormatBody,
+    Word,
     answer_form,
     chat_logprobs,
     template_arguments,
+    upstream_fields,
     with_format_hint,
 )
 
+#: Fields that chat does not support. Only audio of a session over WebSocket is paced.
+_NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
+    **NEVER_AVAILABLE,
+    "store": (False,),
+    "max_lead_ms": (),
+}
 #: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     **NEVER_AVAILABLE,
@@ -47,6 +55,7 @@ _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
+    "max_lead_ms": (),
     **dict.fromkeys(MEDIA_FIELDS, ([],)),
     **dict.fromkeys(MediaLimitFields.__struct_fields__, ()),
 }
@@ -75,6 +84,9 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Priority | None = None
+    reasoning_effort: Word | None = None
+    verbosity: Word | None = None
+    service_tier: Word | None = None
 
 
 class SpeechBody(CommonBody, frozen=True, kw_only=True):
@@ -153,7 +165,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    refuse_unavailable(body, NEVER_AVAILABLE)
+    refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
     try:
         fields = convert_body(body, ChatBody)
     except InvalidValue as error:
@@ -211,6 +223,7 @@ def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: b
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         template_arguments=template_arguments(fields.chat_template_kwargs),
         media_limits=limits.given,
+        upstream=upstream_fields(fields),
     )
 
 

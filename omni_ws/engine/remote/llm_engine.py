@@ -23,6 +23,7 @@ from omni_ws.engine.remote.upstream import Upstream, UpstreamAnswer
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 from omni_ws.wire.openai_media_limits import MediaLimitFields
+from omni_ws.wire.openai_options import UPSTREAM_FIELDS
 
 #: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
 _MESSAGE_BYTES: Final = 16
@@ -221,6 +222,7 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
         speech_in_history=Modality.AUDIO.value in settings.input_modalities
         and not any(upstream.dialect is Dialect.OMNI_WS for upstream in upstreams),
         media_limits=frozenset(MediaLimitFields.__struct_fields__) & frozenset(settings.options),
+        upstream=frozenset(UPSTREAM_FIELDS) & frozenset(settings.options),
     )
 
 

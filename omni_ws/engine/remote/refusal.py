@@ -30,6 +30,7 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
+from omni_ws.wire.openai_options import UPSTREAM_FIELDS
 from omni_ws.wire.session_config import SamplingConfig
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "audio.voice": "voice",
     **{name: name for name in ("tools", "tool_choice", "parallel_tool_calls", "stage_sampling", "stage_params")},
     **{name: name for name in ("response_format", "n", "logprobs", "top_logprobs", "priority")},
+    **{name: name for name in UPSTREAM_FIELDS},
 }
 
 

@@ -295,6 +295,7 @@ def _options(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
     if options.choices > 1:
         yield "n", options.choices
     yield from options.media_limits.items()
+    yield from options.upstream.items()
     if options.priority:
         yield "priority", options.priority
 

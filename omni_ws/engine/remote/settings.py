@@ -50,7 +50,8 @@ class RemoteLlmSettings(UpstreamSettings):
     #: What it takes, and what it answers with, by the names of the protocol.
     input_modalities: tuple[str, ...] = ("text",)
     modalities: tuple[str, ...] = ("text",)
-    #: Further features: tools, logprobs, response_format, n, priority, and limits of images and videos by their names.
+    #: Further features: tools, logprobs, response_format, n, priority, and by their names limits of images and videos,
+    #: and the fields in ``UPSTREAM_FIELDS``.
     options: tuple[str, ...] = ("tools", "response_format")
     #: Sampling parameters that are forwarded; None: those that servers of its kind honour.
     sampling: tuple[str, ...] | None = None

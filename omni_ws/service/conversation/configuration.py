@@ -171,7 +171,10 @@ class Configuration:
                 raise UnsupportedParameter(f"{name} is not supported by this engine", param=name)
         if options.token_prompt and not capabilities.token_prompts:
             raise UnsupportedParameter("token ids as a prompt are not supported by this engine", param="prompt")
-        for name in options.media_limits.keys() - capabilities.media_limits:
+        lacking = (options.media_limits.keys() - capabilities.media_limits) | (
+            options.upstream.keys() - capabilities.upstream
+        )
+        for name in sorted(lacking):
             raise UnsupportedParameter(f"{name} is not supported by this engine", param=name)
 
     def _resolve(self, wanted: Mapping[str, Any], *, first: bool = False) -> SessionConfig:

@@ -21,7 +21,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.openai_chat_response import ChatOptions
 from omni_ws.wire.openai_fields import ConfigurationPatch
-from omni_ws.wire.openai_options import AnswerFields
+from omni_ws.wire.openai_options import UPSTREAM_FIELDS, AnswerFields
 from omni_ws.wire.openai_request import ChatRequest
 
 
@@ -86,6 +86,11 @@ def checked_options(
         parallel_tool_calls=answer.parallel_tool_calls,
         template_arguments=answer.template_arguments,
         media_limits=answer.media_limits,
+        upstream={
+            name: value
+            for name, value in answer.upstream.items()
+            if name in conversation.engine.capabilities.upstream or value not in UPSTREAM_FIELDS[name]
+        },
     )
     with _client_names(conversation):
         conversation.configuration.check_options(options)

@@ -9,6 +9,7 @@ import pytest
 from support.capable_engine import CapableEngine, finished, said, token, tool_call
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
+from support.scripted_upstream import says, upstream
 
 from omni_ws.client import connect
 from omni_ws.config.model import RemoteConfig
@@ -40,7 +41,7 @@ async def chat(server: LiveServer, **fields: Any) -> RawResponse:
         ("logprobs", {"logprobs": True}),
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("n", {"n": 2}),
-        ("priority", {"priority": -1}),
+        ("priority", {"priority": 1}),
         ("video_max_frames", {"video_max_frames": 8}),
         ("image_max_pixels", {"image_max_pixels": 1000}),
     ],
@@ -54,6 +55,20 @@ async def test_what_the_upstreams_are_not_said_to_honour_is_refused(name: str, f
         async with front_of(back, name) as front:
             assert (await chat(front, **fields)).status == 200
     assert len(engine.requests) == 1
+
+
+async def test_fields_that_are_for_the_upstream_are_passed_on() -> None:
+    fields = {"reasoning_effort": "low", "verbosity": "medium", "service_tier": "default"}
+    async with upstream(says("hi")) as scripted:
+        for options in ((), tuple(fields)):
+            config = RemoteConfig(upstreams=(scripted.url,), start_timeout_sec=0, options=options)
+            async with live_server(RemoteEngine(config), remote=config) as front:
+                for name, value in fields.items():
+                    taken = bool(options) or name != "reasoning_effort"
+                    assert (await chat(front, **{name: value})).status == (200 if taken else 400)
+                    passed = scripted.requests[-1].get(name) if taken else None
+                    assert passed == (value if options else None)
+        assert len(scripted.requests) == 5
 
 
 async def test_a_conversation_with_a_tool() -> None:
