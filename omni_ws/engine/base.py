@@ -69,10 +69,8 @@ class EngineCapabilities:
     #: The ``stage.parameter`` names that ``stage_params`` and ``stage_sampling`` may set.
     stage_params: frozenset[str] = frozenset()
     stage_sampling: frozenset[str] = frozenset()
-    #: Function calling.
-    tools: bool = False
-    #: Log-probabilities of the tokens of text.
-    logprobs: bool = False
+    tools: bool = False  #: Function calling.
+    logprobs: bool = False  #: Log-probabilities of the tokens of text.
     #: Answers constrained to JSON, see StructuredOutput.
     structured_output: bool = False
     #: Several answers to one request (OpenAI's ``n``).
@@ -95,8 +93,7 @@ class EngineCapabilities:
     template_arguments: bool = False
     #: The names of ``AnswerOptions.media_limits`` that have an effect.
     media_limits: frozenset[str] = frozenset()
-    #: The names of ``AnswerOptions.upstream`` that have an effect.
-    upstream: frozenset[str] = frozenset()
+    upstream: frozenset[str] = frozenset()  #: The same of ``AnswerOptions.upstream``.
     #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
     languages: frozenset[str] = frozenset()
     #: The languages (RFC 5646) of voices that read one alone and want its numbers, dates and signs in words.
@@ -190,8 +187,7 @@ class AnswerOptions:
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
-    #: Fields of chat for the server that answers, such as ``reasoning_effort``.
-    upstream: Mapping[str, str] = field(default_factory=dict)
+    upstream: Mapping[str, str] = field(default_factory=dict)  #: Of ``wire.openai_options.UPSTREAM_FIELDS``.
 
 
 class InputSource(Protocol):

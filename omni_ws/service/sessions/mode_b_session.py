@@ -257,13 +257,16 @@ class ModeBSession:
             self._arm()
 
     async def _wait_for_room(self) -> None:
-        if not (self.live and self._intake.full):
+        if not self._is_full():
             return
         with self.incoming():
-            while self.live and self._intake.full:
+            while self._is_full():
                 self._input_room.clear()
                 await self._input_room.wait()
             self._touch()  # the client was not silent: it had to wait
+
+    def _is_full(self) -> bool:
+        return self.live and self._intake.full
 
     # the end
 

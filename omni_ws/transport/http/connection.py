@@ -37,7 +37,6 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import enum
 import logging
 from typing import Final, cast
 
@@ -54,6 +53,7 @@ from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.error_response import error_body, error_headers
 from omni_ws.transport.http.exchange import JSON, HttpExchange, serve_exchange
 from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, PeerGone
+from omni_ws.transport.http.phase import NEXT_PHASES, Phase
 from omni_ws.transport.http.receiving import MAX_EMPTY_LINES, HttpInput, skip_empty_line, strict_http
 from omni_ws.transport.http.request import HttpRequest, protocol_failure, read_request
 from omni_ws.transport.http.response_head import response_head
@@ -63,38 +63,6 @@ logger = logging.getLogger(__name__)
 
 #: Events of h11 handled in one pass of the event loop; others' audio must not wait until a whole read is parsed.
 _EVENTS_PER_PASS: Final = 256
-
-
-class Phase(enum.Enum):
-    """What the next bytes from the peer mean, and thereby what the connection does with them.
-
-    ============ ======================================================= ========================================
-    phase        bytes from the peer                                     next
-    ============ ======================================================= ========================================
-    HEAD         a request head, or nothing yet                          EXCHANGE, HANDED_OVER; on errors and
-                                                                         deadlines LINGER or CLOSED
-    EXCHANGE     the body, then pipelined requests                       HEAD, LINGER, CLOSED
-    LINGER       discarded: the last response is sent, and may need a    CLOSED
-                 moment to be read
-    HANDED_OVER  read by another protocol                                LINGER or CLOSED if its start failed
-    CLOSED       ignored                                                 none
-    ============ ======================================================= ========================================
-    """
-
-    HEAD = enum.auto()
-    EXCHANGE = enum.auto()
-    LINGER = enum.auto()
-    HANDED_OVER = enum.auto()
-    CLOSED = enum.auto()
-
-
-_NEXT_PHASES: Final = {
-    Phase.HEAD: frozenset({Phase.EXCHANGE, Phase.HANDED_OVER, Phase.LINGER, Phase.CLOSED}),
-    Phase.EXCHANGE: frozenset({Phase.HEAD, Phase.LINGER, Phase.CLOSED}),
-    Phase.LINGER: frozenset({Phase.CLOSED}),
-    Phase.HANDED_OVER: frozenset({Phase.LINGER, Phase.CLOSED}),
-    Phase.CLOSED: frozenset({Phase.CLOSED}),
-}
 
 
 class HttpConnection(asyncio.Protocol, abc.ABC):
@@ -163,7 +131,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         """How many connections of the same port have been upgraded."""
 
     def _enter(self, phase: Phase) -> None:
-        if phase not in _NEXT_PHASES[self._phase]:
+        if phase not in NEXT_PHASES[self._phase]:
             raise RuntimeError(f"illegal transition from {self._phase.name} to {phase.name}")
         self._phase = phase
 
