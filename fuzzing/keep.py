@@ -1,4 +1,4 @@
-"""``python -m fuzzing.keep [TARGET …]`` puts what fuzzing found here into ``corpus/``: the fewest inputs that reach as much."""
+"""``python -m fuzzing.keep [TARGET …]`` puts the fewest inputs that reach what fuzzing reached here into ``corpus/``."""
 
 from __future__ import annotations
 

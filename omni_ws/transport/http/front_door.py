@@ -36,8 +36,9 @@ from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, UpgradeRequired
 from omni_ws.transport.http.access_log import AccessRecord, LogAccess, discard_record
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
-from omni_ws.transport.http.connection import HttpConnection, Phase
+from omni_ws.transport.http.connection import HttpConnection
 from omni_ws.transport.http.connections import Connections
+from omni_ws.transport.http.phase import Phase
 from omni_ws.transport.http.request import HttpRequest
 
 #: Size of a decoded Sec-WebSocket-Key (RFC 6455, section 4.1).
