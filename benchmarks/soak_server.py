@@ -34,6 +34,8 @@ CLOCK_CAN_BE_SET: Final = _FAKE_CLOCK is not None
 CLOCK_SEC: Final = 30.0
 #: Of the date of an answer; less than the smallest jump.
 CLOCK_TOLERANCE_SEC: Final = 30.0
+#: Of a failure in the log: most of a traceback.
+_LINES_SHOWN: Final = 30
 #: What the log must not have: failures that the code does not handle.
 _UNFORESEEN: Final = re.compile(
     r"Traceback|never retrieved|was destroyed|was never awaited|slow callback", re.IGNORECASE
@@ -207,6 +209,7 @@ class SoakedServer:
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:] if self._log.exists() else ""
 
     def unforeseen(self) -> list[str]:
-        """Lines of the log that a server without defects does not write."""
+        """What a server without defects does not write to the log, each with the lines that follow it."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [line for line in lines if _UNFORESEEN.search(line)]
+        found = [number for number, line in enumerate(lines) if _UNFORESEEN.search(line)]
+        return ["\n    ".join(lines[max(number - 1, 0) : number + _LINES_SHOWN]) for number in found]

@@ -32,8 +32,8 @@ def run(*command: str, cwd: Path = ROOT, **environ: str) -> subprocess.Completed
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # Not the flags of a make that these tests run under.
-    return run("make", "--no-print-directory", *arguments, MAKEFLAGS="", MAKELEVEL="")
+    # Not the flags and arguments of a make that these tests run under.
+    return run("make", "--no-print-directory", *arguments, MAKEFLAGS="", MAKELEVEL="", ARGS="")
 
 
 def test_make_alone_lists_every_target_with_what_it_does() -> None:

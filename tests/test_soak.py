@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.live_server import live_server
 
-from benchmarks.soak import Soak
+from benchmarks.soak import Soak, growth
 from benchmarks.soak_clients import Talker, Tally
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import KEY, SoakedServer
@@ -111,3 +111,18 @@ def test_links_take_turns() -> None:
 
 def test_a_run_without_an_answer_is_a_defect(tmp_path: Path) -> None:
     assert not Soak(SoakedServer(tmp_path, tmp_path / "log"), 1, 1)._report()
+
+
+@pytest.mark.parametrize(
+    ("values", "grown"),
+    [
+        ([500.0, 501.0, 594.0, 595.0], 2),  # a recogniser was loaded
+        ([400.0, *(400.0 + 93 * number for number in range(1, 6))], 93),  # a life loads four
+        ([500.0, 579.9], 79.9),
+        ([500.0, 580.0], 0),
+        ([500.0, 610.0], 0),
+        ([500.0, 610.1], 110.1),
+    ],
+)
+def test_a_recogniser_that_is_loaded_late_is_no_growth(values: list[float], grown: float) -> None:
+    assert growth(values) == pytest.approx(grown)
