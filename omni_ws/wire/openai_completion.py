@@ -78,7 +78,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     places, prompts = zip(*_prompts(fields.prompt), strict=True)
     if len(prompts) * choices > MAX_CHOICES:
         raise InvalidValue(f"at most {MAX_CHOICES} answers per request", param="prompt")
-    patch = configuration_patch(body, fields, input_field="prompt", zero_is_absent=True)
+    patch = configuration_patch(body, fields, input_field="prompt")
     for name in patch.fields.keys() - _CONFIGURED:
         del patch.fields[name]
     patch.fields["modalities"] = ["text"]

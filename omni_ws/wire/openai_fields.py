@@ -123,23 +123,22 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
 
 
 def configuration_patch(
-    body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None = None, zero_is_absent: bool = False
+    body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None = None
 ) -> ConfigurationPatch:
     """Return the ``session_config`` of a body, collected from both its own fields and OpenAI's top-level ones.
 
-    ``input_field`` is the field that contains the input; None where chunks do. With ``zero_is_absent`` a ``max_tokens``
-    of 0 sets no limit.
+    ``input_field`` is the field that contains the input; None where chunks do.
     """
     patch = {name: body[name] for name in FIELDS if name in body}
-    patch.pop("max_lead_ms", None)  # null, or refused: HTTP responses are not paced
+    patch.pop("max_lead_ms", None)  # only applies to sessions: HTTP responses are not paced
     names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
     sampling = {name: body[name] for name in names}
+    # Clients that send 0 mean "no limit".
+    limit = fields.max_completion_tokens or fields.max_tokens
     sampling.pop("max_tokens", None)
-    for name in ("max_completion_tokens", "max_tokens"):
-        limit = getattr(fields, name)
-        if limit is not None and (limit or not zero_is_absent):
-            sampling["max_tokens"], names["max_tokens"] = limit, name
-            break
+    if limit:
+        sampling["max_tokens"] = limit
+        names["max_tokens"] = "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
     for name, neutral in _NEUTRAL_SAMPLING.items():
         if sampling.get(name) == neutral and not isinstance(sampling[name], bool):
             del sampling[name]

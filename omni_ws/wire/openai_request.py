@@ -42,12 +42,6 @@ from omni_ws.wire.openai_options import (
     with_format_hint,
 )
 
-#: Fields that chat does not support. Only audio of a session over WebSocket is paced.
-_NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
-    **NEVER_AVAILABLE,
-    "store": (False,),
-    "max_lead_ms": (),
-}
 #: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     **NEVER_AVAILABLE,
@@ -55,7 +49,6 @@ _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "max_lead_ms": (),
     **dict.fromkeys(MEDIA_FIELDS, ([],)),
     **dict.fromkeys(MediaLimitFields.__struct_fields__, ()),
 }
@@ -165,7 +158,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
+    refuse_unavailable(body, NEVER_AVAILABLE)
     try:
         fields = convert_body(body, ChatBody)
     except InvalidValue as error:

@@ -58,7 +58,7 @@ def test_messages_are_all_history_where_the_input_follows() -> None:
 
 
 def test_the_patch_has_the_fields_of_a_configuration_and_nothing_else() -> None:
-    fields = chat(start_policy="on_end_only", user="me", voice="x", max_lead_ms=None, sampling={"seed": 1}).patch.fields
+    fields = chat(start_policy="on_end_only", user="me", voice="x", max_lead_ms=5, sampling={"seed": 1}).patch.fields
     assert fields == {
         "start_policy": "on_end_only",
         "voice": "x",
@@ -72,10 +72,8 @@ def test_the_patch_has_the_fields_of_a_configuration_and_nothing_else() -> None:
     [
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_tokens": 5, "max_completion_tokens": 3}, {"max_tokens": 3}),
-        ({"max_tokens": 5, "max_completion_tokens": None}, {"max_tokens": 5}),
-        # No limit that an engine could keep: refused with the value of the configuration.
-        ({"max_tokens": 5, "max_completion_tokens": 0}, {"max_tokens": 0}),
-        ({"max_tokens": 0}, {"max_tokens": 0}),
+        ({"max_tokens": 5, "max_completion_tokens": 0}, {"max_tokens": 5}),
+        ({"max_tokens": 0}, {}),
         ({"max_tokens": None, "temperature": None}, {}),
         ({"sampling": {"temperature": 1, "top_p": 0.5}, "temperature": 0.1}, {"temperature": 0.1, "top_p": 0.5}),
         ({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "min_p": 0, "top_k": -1}, {}),

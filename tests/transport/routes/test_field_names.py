@@ -50,9 +50,9 @@ KNOWN: Mapping[str, set[str]] = {
 }
 #: Fields that a route, or an ordinary body, ignores.
 IGNORED: Mapping[str, set[str]] = {
-    CHAT: set(),
+    CHAT: {"max_lead_ms"},
     COMPLETIONS: set(),
-    SPEECH: {"modalities", "task", "stream_options", "usage_on_final_chunk"},
+    SPEECH: {"max_lead_ms", "modalities", "task", "stream_options", "usage_on_final_chunk"},
     # Any text may name a model, and all fields of a form are texts.
     TRANSCRIPTIONS: {"model"},
 }
