@@ -1,4 +1,4 @@
-"""``python -m fuzzing.keep [TARGET …]`` puts the fewest inputs that reach what fuzzing reached here into ``corpus/``."""
+"""``python -m fuzzing.keep [TARGET …]`` keeps in ``corpus/`` the fewest inputs that reach what fuzzing reached here."""
 
 from __future__ import annotations
 
