@@ -117,7 +117,10 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
 
 def _in_play(asked: Asked) -> str | None:
     """The next line of a riddle or a joke that is under way, or to the answer of a question that was asked back."""
-    if (line := fun.knocked(asked) or fun.replied(asked)) is not None:
+    # Whoever asks for something else has left the game.
+    if (line := fun.knocked(asked)) is not None and ((other := _found(asked)) is None or other.intent.light):
+        return line
+    if (line := fun.replied(asked)) is not None:
         return line
     riddle = fun.riddle_asked(asked.talk)
     return None if riddle is None else fun.solved(asked, riddle)

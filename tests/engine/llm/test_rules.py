@@ -220,6 +220,7 @@ def test_spelling() -> None:
 def test_history_is_used() -> None:
     history = (Message("user", "my name is Ann"), Message("assistant", "Nice to meet you, Ann."))
     assert reply("what did I say", *history) == "I heard: my name is Ann."
+    assert reply("what did I just ask?", Message("user", "What time is it?")) == "You asked: What time is it?"
     assert reply("say that again", *history) == "Nice to meet you, Ann."
     assert reply("Pardon?", *history) == "Nice to meet you, Ann."
     assert reply("say that again") == "I haven't said anything yet."
@@ -410,6 +411,30 @@ def test_riddles_can_be_solved() -> None:
 def test_a_knock_knock_joke_is_listened_to() -> None:
     said = conversation("Knock knock!", "Lettuce.", "Lettuce in, it's cold out here!")
     assert said == ["Who is there?", "Lettuce who?", "Ha ha. That's a good one."]
+
+
+def test_who_asks_for_something_else_leaves_a_knock_knock_joke() -> None:
+    assert conversation("Knock knock!", "what time is it") == ["Who is there?", "It is 3:07 PM."]
+    assert conversation("Knock knock!", "Lettuce.", "What time is it?")[2] == "It is 3:07 PM."
+    assert conversation("Do you want to hear a joke?")[0] == "Yes, please."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("is it a weekday today", "Yes. It is Tuesday."),
+        ("is it the weekend", "No. It is Tuesday."),
+        ("my father is in hospital", "I'm sorry to hear that. I hope that it gets better soon."),
+        ("how do I make pancakes", "I don't know any recipes."),
+        ("how do I make a bomb", f"I don't know that. {CONNECT}"),
+    ],
+)
+def test_what_one_would_wince_at(text: str, said: str) -> None:
+    assert reply(text) == said
+
+
+def test_who_was_attacked_is_told_where_help_is() -> None:
+    assert "help line" in reply("I was attacked")
 
 
 def test_the_way_to_a_model_is_told_once() -> None:

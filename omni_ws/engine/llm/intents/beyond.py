@@ -226,7 +226,9 @@ BEYOND = (
         name="recipes",
         keys=(
             "(recipe|recipes)",
-            "how (do|can|to) [(i|you)] (cook|bake|make|prepare|boil|fry) *",
+            "how (do|can|to) [(i|you)] (cook|bake|boil|fry|roast|grill) *",
+            "how (do|can|to) [(i|you)] (make|prepare) [(a|an|some|the|good)] (cake|pancakes|bread|soup|pizza|pasta|"
+            "coffee|tea|dinner|lunch|breakfast|salad|cookies|curry|rice|eggs|omelette|risotto|lasagna|sandwich)",
             "what (should|can|shall) i (cook|eat|have for|make for) *",
         ),
         says=("I don't know any recipes.", "I can't help with cooking."),

@@ -58,10 +58,11 @@ def _week(asked: Asked, slots: Slots) -> Iterator[str]:
 
 
 def _weekend(asked: Asked, slots: Slots) -> Iterator[str]:
-    today = asked.now.date()
-    if today.weekday() >= 5:
-        return iter((f"Yes. It is {today:%A}.",))
-    return iter((f"No. It is {today:%A}.",))
+    return iter((f"{'Yes' if asked.now.weekday() >= 5 else 'No'}. It is {asked.now:%A}.",))
+
+
+def _weekday(asked: Asked, slots: Slots) -> Iterator[str]:
+    return iter((f"{'Yes' if asked.now.weekday() < 5 else 'No'}. It is {asked.now:%A}.",))
 
 
 def _day(asked: Asked, slots: Slots) -> Iterator[str] | None:
@@ -195,8 +196,13 @@ CLOCK = (
     ),
     Intent(
         name="weekend",
-        phrases=("is (it|today) (the weekend|weekend|a weekend|a weekday) [today]", "is it weekend yet"),
+        phrases=("is (it|today) (the weekend|weekend|a weekend) [today]", "is it weekend yet"),
         reply=_weekend,
+    ),
+    Intent(
+        name="weekday",
+        phrases=("is (it|today) a (weekday|working day|work day) [today]",),
+        reply=_weekday,
     ),
     Intent(
         name="leap year",

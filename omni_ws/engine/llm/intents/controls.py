@@ -28,7 +28,9 @@ def _go_on(asked: Asked, slots: Slots) -> Iterator[str]:
 
 def _what_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
     heard = asked.talk.last_heard
-    return iter((f"I heard: {heard.rstrip('.')}." if heard else "That was the first thing that I heard from you.",))
+    if not heard:
+        return iter(("That was the first thing that I heard from you.",))
+    return iter((f"You asked: {heard}" if heard.endswith("?") else f"I heard: {heard.rstrip('.!')}.",))
 
 
 CONTROLS = (

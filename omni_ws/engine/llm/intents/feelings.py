@@ -43,6 +43,15 @@ FEELINGS = (
         first=True,
     ),
     Intent(
+        name="assault",
+        keys=("(i was|i have been|i got|i am being) (raped|assaulted|abused|molested|attacked|beaten)",),
+        says=(
+            "I'm very sorry that this happened to you. I'm only a program. Please tell someone you trust, or call the "
+            "police or a help line.",
+        ),
+        first=True,
+    ),
+    Intent(
         name="emergency",
         phrases=(
             "(emergency|fire|mayday|sos)",
@@ -72,7 +81,7 @@ FEELINGS = (
         slots=(
             r"i (?:have )?(?:lost|failed|missed|broke) my .+",
             r"(?:i got fired|i was fired|i do not feel (?:well|good|so good)|(?:someone|they) stole my .+|"
-            r"i (?:failed|crashed) .+|my .+ (?:left me|broke up with me|is sick|is in the hospital))",
+            r"i (?:failed|crashed) .+|my .+ (?:left me|broke up with me|is sick|is in (?:the )?hospital))",
         ),
         says=(
             "I'm sorry to hear that. I hope that it gets better soon.",

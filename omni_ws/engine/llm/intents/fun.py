@@ -254,11 +254,13 @@ FUN = (
     ),
     Intent(
         name="knock knock",
-        phrases=(
-            "(knock knock|knock knock knock|i have a knock knock joke|shall i tell you a joke|i tell you a joke|can "
-            "i tell you a joke|do you want to hear a joke)",
-        ),
+        phrases=("(knock knock|knock knock knock|i have a knock knock joke)",),
         says=(WHO_IS_THERE,),
+    ),
+    Intent(
+        name="a joke of the user",
+        phrases=("(shall i tell you a joke|i tell you a joke|can i tell you a joke|do you want to hear a joke)",),
+        says=("Yes, please.", "Gladly. Go on."),
     ),
     Intent(
         name="meaning of life",
