@@ -213,12 +213,14 @@ async def test_a_click_beside_a_dialog_closes_it_and_one_within_does_not() -> No
         for opener, name in (("open-settings", "settings"), ("open-who", "who-dialog"), ("save", "save-dialog")):
             await demo.page.locator(f"#{opener}").click()
             dialog = demo.page.locator(f"#{name}")
+            await dialog.wait_for()
+            await dialog.evaluate("(dialog) => Promise.all(dialog.getAnimations().map((one) => one.finished))")
             box = await dialog.bounding_box()
             assert box is not None
             await demo.page.mouse.click(box["x"] + 4, box["y"] + box["height"] - 4)
             assert await dialog.is_visible(), name
             await demo.page.mouse.click(box["x"] - 20, box["y"] + 20)
-            assert not await dialog.is_visible(), name
+            await dialog.wait_for(state="hidden")
 
 
 async def test_the_centre_that_stands_still_tells_hearing_from_listening() -> None:
