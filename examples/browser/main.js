@@ -383,7 +383,7 @@ function showState() {
   element(`mode-${talk.mode}`).checked = true;
 }
 
-/* An open microphone can be muted; one that is off has nothing to mute. */
+/* Only an open microphone can be muted. */
 function canMute() {
   return talk.mode === "open" && talk.phase !== "off";
 }

@@ -143,7 +143,7 @@ function isTable(lines, place) {
   return delimiters.length === cellsOf(lines[place]).length;
 }
 
-/* It may be wider than the page; whoever has no pointer moves it with the keys. */
+/* A table wider than the page scrolls sideways. It takes the focus, so that the arrow keys scroll it, too. */
 function table(lines, place) {
   const sides = cellsOf(lines[place + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "end") : ""));
   const row = (line, tag) => {

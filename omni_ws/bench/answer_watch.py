@@ -1,4 +1,4 @@
-"""What comes back in one turn, and when. Time is an argument, in seconds."""
+"""AnswerWatch: the events of one turn, and when each came. Times are arguments, in seconds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AnswerWatch:
         self.asked_at = now
 
     def take(self, event: Event, now: float) -> None:
-        """Takes an event that came at ``now``. What comes after the end is ignored."""
+        """Record an event that came at ``now``; later ones than the end of the turn are ignored."""
         if self.is_over:
             return
         match event:

@@ -29,7 +29,7 @@ FAILED: Final = 1
 USAGE_ERROR: Final = 2
 #: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
-#: One that answers by rules understand.
+#: The rules of the default engine can answer this, too.
 DEFAULT_TEXT: Final = "What is three plus four?"
 DEFAULT_TURNS: Final = 5
 _MODALITIES: Final = ("text", "audio")

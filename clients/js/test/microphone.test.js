@@ -6,7 +6,7 @@ import { beforeEach, test } from "node:test";
 import { Microphone, Talk } from "../client.js";
 
 let grants = []; // one function for each question of the browser
-let open = new Set(); // the tracks that nobody has stopped
+let open = new Set(); // tracks that were opened and not stopped
 let ports = [];
 
 globalThis.AudioWorkletNode = class {
