@@ -12,36 +12,19 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, MAX_ID_CHARACTERS, InputChunk, Modality, Offset
+from omni_ws.core.chunks import InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
-from omni_ws.wire.refused_fields import REFUSED_CONTENT_FIELDS, RefusedContentFields
+from omni_ws.wire.chunk_fields import REFUSED_CONTENT_FIELDS, ChunkFields
 from omni_ws.wire.session_config import (
     MAX_DEPTH,
     invalid_value,
 )
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
-#: The largest integer that all JSON parsers represent exactly (RFC 8259, section 6).
-MAX_TIMESTAMP_MS: Final = 2**53 - 1
 #: Allowance for the JSON around the base64 of a chunk.
 _FRAME_OVERHEAD_BYTES: Final = 64 * 1024
-
-
-class ChunkFields(RefusedContentFields, frozen=True, kw_only=True):
-    """The fields of an input chunk in JSON, with at most one of ``payload`` and ``text``."""
-
-    modality: Modality | None = None
-    payload: bytes | None = None
-    text: str | None = None
-    format: Annotated[str, Meta(max_length=MAX_FORMAT_CHARACTERS)] | None = None
-    timestamp_ms: (
-        Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | Annotated[float, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | None
-    ) = None
-    end_of_input: bool | None = None
-    role: str | None = None
-    tool_call_id: Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)] | None = None
 
 
 class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", tag="input_chunk"):

@@ -18,8 +18,8 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedFormat
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
+from omni_ws.wire.chunk_fields import CHUNK_ONLY_FIELDS, ChunkFields
 from omni_ws.wire.frames import (
-    ChunkFields,
     RefusedChunk,
     SequenceId,
     field_error,
@@ -27,7 +27,6 @@ from omni_ws.wire.frames import (
     max_frame_bytes,
     to_chunk,
 )
-from omni_ws.wire.refused_fields import CHUNK_ONLY_FIELDS
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 NDJSON_TYPE: Final = "application/x-ndjson"

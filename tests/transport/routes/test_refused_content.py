@@ -11,7 +11,7 @@ from support.mode_b_client import create
 from support.native_client import native_client
 from support.raw_http import post
 
-from omni_ws.wire.refused_fields import CHUNK_ONLY_FIELDS, REFUSED_CONTENT_FIELDS
+from omni_ws.wire.chunk_fields import CHUNK_ONLY_FIELDS, REFUSED_CONTENT_FIELDS
 
 CHAT: Final = "/v1/chat/completions"
 STREAMING: Final = "X-Streaming-Input: true"

@@ -1,19 +1,39 @@
-"""Names that other APIs use for the content of a chunk.
+"""The fields of an input chunk in JSON, and the names that other APIs use for its content.
 
-They are refused, so that a mistaken client does not silently lose its input.
+Those are refused, so that a mistaken client does not silently lose its input.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, MAX_ID_CHARACTERS, Modality
+
+#: The largest integer that all JSON parsers represent exactly (RFC 8259, section 6).
+MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 
-class RefusedContentFields(Struct, frozen=True, kw_only=True):
-    """Fields that have to be absent or null.
+class AcceptedFields(Struct, frozen=True, kw_only=True):
+    """What a chunk may have, beside its number; at most one of ``payload`` and ``text``."""
 
-    Their type alone enforces that, at no cost to chunks that do not have them.
+    modality: Modality | None = None
+    payload: bytes | None = None
+    text: str | None = None
+    format: Annotated[str, Meta(max_length=MAX_FORMAT_CHARACTERS)] | None = None
+    timestamp_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | Annotated[float, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | None
+    ) = None
+    end_of_input: bool | None = None
+    role: str | None = None
+    tool_call_id: Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)] | None = None
+
+
+class ChunkFields(AcceptedFields, frozen=True, kw_only=True):
+    """The fields of a chunk, of which those that are declared here have to be absent or null.
+
+    Their type alone enforces that. They come last: the decoder looks for a name in the order of the fields.
     """
 
     url: None = None
@@ -93,7 +113,7 @@ class RefusedContentFields(Struct, frozen=True, kw_only=True):
     prompt: None = None
 
 
-REFUSED_CONTENT_FIELDS: Final = frozenset(RefusedContentFields.__struct_fields__)
+REFUSED_CONTENT_FIELDS: Final = frozenset(ChunkFields.__struct_fields__) - frozenset(AcceptedFields.__struct_fields__)
 #: The names that no request parameter has: an object that contains one is a chunk, not the parameters.
 CHUNK_ONLY_FIELDS: Final = REFUSED_CONTENT_FIELDS - {
     *("audio", "input_audio", "images", "audios", "videos", "messages", "input", "prompt")
