@@ -10,7 +10,6 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -68,7 +67,7 @@ def _complain(problem: object) -> int:
 def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
     """Raises ValueError or OmniError for options that do not fit, and for files that cannot be read."""
     return Load(
-        url=_checked_url(options.url),
+        url=websocket_url(options.url),
         question=_question(options),
         api_key=options.api_key or environ.get("OMNI_WS_API_KEY"),
         tls=_tls(options.ca_file),
@@ -80,16 +79,6 @@ def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
         patience_sec=options.patience,
         modalities=options.modalities,
     )
-
-
-def _checked_url(url: str) -> str:
-    try:
-        whole = websocket_url(url)
-        if urlsplit(whole).port != 0:  # reading a port that is none raises ValueError
-            return whole
-    except ValueError:
-        pass
-    raise ValueError(f"not a WebSocket URL: {url}")
 
 
 def _tls(ca_file: str | None) -> ssl.SSLContext | None:

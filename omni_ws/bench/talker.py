@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
 
 from omni_ws.bench.answer_watch import AnswerWatch
@@ -209,16 +209,8 @@ class LoadTalker:
 
     async def _speak(self, session: ClientSession, question: SpokenQuestion, ears: Ears, watch: AnswerWatch) -> None:
         """Sends the recording; its last piece ends the input."""
-        loop = asyncio.get_running_loop()
         all_pieces = [*pieces(question.audio, piece_ms=PIECE_MS)]
-        async with aclosing(paced(all_pieces, interval=PIECE_SEC)) as microphone:
-            place = 0
-            async for piece in microphone:
-                place += 1
-                now = loop.time()
-                if place == len(all_pieces):
-                    watch.input_ended(now)
-                ears.sent(await session.send_audio(piece, end=place == len(all_pieces)), now)
+        await self._send(session, all_pieces, ears, watch, last=len(all_pieces), ends=True)
 
     async def _talk_freely(
         self,
@@ -243,15 +235,26 @@ class LoadTalker:
     async def _open_microphone(
         self, session: ClientSession, question: SpokenQuestion, ears: Ears, watch: AnswerWatch
     ) -> None:
+        with suppress(OmniError, ConnectionLost):  # the ears know it, too
+            await self._send(session, question.opened_microphone, ears, watch, last=question.last_spoken, ends=False)
+
+    async def _send(
+        self,
+        session: ClientSession,
+        all_pieces: Iterable[bytes],
+        ears: Ears,
+        watch: AnswerWatch,
+        *,
+        last: int,
+        ends: bool,
+    ) -> None:
+        """Sends pieces in real time. Answers are timed from the ``last``, counted from 1, which may end the input."""
         loop = asyncio.get_running_loop()
-        async with aclosing(paced(question.opened_microphone, interval=PIECE_SEC)) as microphone:
-            place = 0
+        place = 0
+        async with aclosing(paced(all_pieces, interval=PIECE_SEC)) as microphone:
             async for piece in microphone:
                 place += 1
                 now = loop.time()
-                if place == question.last_spoken:
+                if place == last:
                     watch.input_ended(now)
-                try:
-                    ears.sent(await session.send_audio(piece), now)
-                except (OmniError, ConnectionLost):
-                    return  # the ears know it, too
+                ears.sent(await session.send_audio(piece, end=ends and place == last), now)

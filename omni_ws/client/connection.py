@@ -73,10 +73,15 @@ def websocket_url(url: str) -> str:
 
     Raises InvalidValue if it is not a WebSocket URL.
     """
-    parts = urlsplit(url if "://" in url else f"ws://{url}")
+    refusal = InvalidValue(f"not a WebSocket URL: {url}", param="url")
+    try:
+        parts = urlsplit(url if "://" in url else f"ws://{url}")
+        port = parts.port
+    except ValueError:
+        raise refusal from None
     scheme = _SCHEMES.get(parts.scheme)
-    if scheme is None or not parts.hostname:
-        raise InvalidValue(f"not a WebSocket URL: {url}", param="url")
+    if scheme is None or not parts.hostname or port == 0:
+        raise refusal
     path = parts.path if parts.path not in ("", "/") else "/v1/streaming_input"
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
 

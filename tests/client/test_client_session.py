@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from itertools import pairwise
 
@@ -217,10 +218,11 @@ async def test_messages_do_not_tell_the_resume_token(answer: str) -> None:
     assert "secret" not in str(failure.value)
 
 
-async def test_not_a_url() -> None:
-    with pytest.raises(InvalidValue, match="ftp"):
-        async with connect("ftp://127.0.0.1/"):
-            pytest.fail("no such scheme")
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "ws://127.0.0.1:65536", "ws://127.0.0.1:0", "ws://[::1", "ws://"])
+async def test_not_a_url(url: str) -> None:
+    with pytest.raises(InvalidValue, match=re.escape(f"not a WebSocket URL: {url}")):
+        async with connect(url):
+            pytest.fail("no such address")
 
 
 @pytest.mark.virtual_clock
