@@ -57,7 +57,7 @@ class _Cell(IntEnum):
 
 
 class WorkerRow:
-    """What one worker counts. The supervisor writes it before the worker starts and after it has ended."""
+    """What one worker counts. Only it writes it while it runs, and the supervisor before and after that."""
 
     def __init__(self, cells: memoryview[int], index: int) -> None:
         self._cells = cells
@@ -298,7 +298,7 @@ def _store_day(cells: _Cells, day: int, used: UsedToday) -> None:
 
 
 def _hash(holder: str | None) -> int:
-    """A number that stands for a holder: 63 bits: two holders practically never share one."""
+    """A number that stands for a holder, 63 bits of a digest: two holders practically never share one."""
     if holder is None:
         return _NOBODY
     found = int.from_bytes(hashlib.blake2b(holder.encode(), digest_size=8).digest(), "big") >> 1
