@@ -220,14 +220,18 @@ def test_a_server_that_is_not_there_is_one_line(host: str) -> None:
 
 
 async def test_what_is_no_server_of_this_protocol_is_one_line() -> None:
+    closed = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(b"220 mail.example ESMTP\r\n")
         writer.close()
         await writer.wait_closed()
+        closed.set()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
-        ended = await bench(f"ws://127.0.0.1:{other.sockets[0].getsockname()[1]}")
+        ended = await bench(f"ws://127.0.0.1:{other.sockets[0].getsockname()[1]}", "--sessions", "1")
+        await closed.wait()
     assert (ended.status, ended.output) == (2, "")
     assert "does not speak WebSocket" in ended.errors
     assert ended.errors.count("\n") == 1

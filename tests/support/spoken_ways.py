@@ -20,8 +20,8 @@ from omni_ws.client import connect
 CLIP: Final = "goforward"
 SPOKEN: Final = clip_bytes(CLIP)
 WAV: Final = wav_header(sample_rate=16_000, channels=1, data_bytes=len(SPOKEN)) + SPOKEN
-#: Of a model that is asked the same again. Engines without sampling ignore the temperature.
-MAX_TOKENS: Final = 16
+#: Greedy: a sampled answer may be five emojis, which no voice speaks.
+SAMPLING: Final = {"max_tokens": 16, "temperature": 0}
 _CHUNKED: Final = ("Transfer-Encoding: chunked", "Content-Type: application/x-ndjson", "Connection: close")
 
 
@@ -47,7 +47,7 @@ def is_loud(pcm: bytes) -> bool:
 
 
 async def by_websocket(server: LiveServer) -> SpokenAnswer:
-    async with connect(server.websocket_url, config={"sampling": {"max_tokens": MAX_TOKENS}}) as session:
+    async with connect(server.websocket_url, config={"sampling": SAMPLING}) as session:
         await session.send_audio(SPOKEN, end=True)
         answer = await session.answer()
     return SpokenAnswer(answer.transcript, answer.text, answer.audio)
@@ -57,7 +57,7 @@ async def by_mode_a(server: LiveServer) -> SpokenAnswer:
     async with raw_client(server.port) as client:
         head = request("POST", "/v1/chat/completions", "X-Streaming-Input: true", *_CHUNKED)
         config = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True}
-        lines = [orjson.dumps({**config, "max_tokens": MAX_TOKENS})]
+        lines = [orjson.dumps({**config, **SAMPLING})]
         for place in range(0, len(SPOKEN), 6400):
             payload = base64.b64encode(SPOKEN[place : place + 6400]).decode()
             lines.append(orjson.dumps({"modality": "audio", "payload": payload}))
@@ -79,7 +79,7 @@ async def by_http(server: LiveServer) -> SpokenAnswer:
         "messages": [{"role": "user", "content": [part]}],
         "modalities": ["text", "audio"],
         "audio": {"format": "pcm16"},
-        "max_tokens": MAX_TOKENS,
+        **SAMPLING,
     }
     message = (await post(server.port, "/v1/chat/completions", body)).json()["choices"][0]["message"]
     return SpokenAnswer(None, message["audio"]["transcript"], base64.b64decode(message["audio"]["data"]))
