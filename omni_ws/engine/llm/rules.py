@@ -21,6 +21,7 @@ from omni_ws.engine.llm.intents.intent import Asked
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
 from omni_ws.engine.llm.intents.matcher import Matcher, Understood
 from omni_ws.engine.llm.intents.unknown import unknown
+from omni_ws.engine.llm.plain_words import plain_words, requests
 from omni_ws.engine.llm.talk import Talk
 from omni_ws.engine.text_pieces import pieces_of
 
@@ -50,6 +51,16 @@ _ANOTHER: Final = re.compile(
     r"more time|do it again|do that again|more|next|"
     r"next one|a different one|more please|the next one|go on|continue|keep going)(?: one| please)?)"
 )
+#: Between two requests in one sentence.
+_JOINED: Final = re.compile(
+    r",? and (?:then |also |please )*"
+    r"(?=(?:tell|give|what(?:['’]s)?|how|when|who|where|is|spell|say|flip|roll|toss|count) )",
+    re.I,
+)
+#: Something else that the last question is asked about.
+_FOLLOWING: Final = re.compile(r"(?:and what about|and how about|what about|how about|and|or) (?P<rest>.+)")
+
+_PREPOSITIONS: Final = frozenset(("in", "at", "on", "for"))
 
 
 @cache
@@ -90,7 +101,7 @@ def _short_answer(asked: Asked) -> Iterator[str]:
         return renewed.sentences
     parts = _parts(asked.text)
     if len(parts) < 2:
-        match = _found(asked)
+        match = _joined(asked) or _found(asked) or _followed_up(asked)
         return match.sentences if match is not None else _unknown(asked)
     return _answered_in_parts(asked, parts)
 
@@ -139,8 +150,42 @@ def _renewed(asked: Asked) -> Understood | None:
     return None
 
 
+def _joined(asked: Asked) -> Understood | None:
+    """The answers to two requests that "and" joins."""
+    parts = _JOINED.split(asked.text)
+    if len(parts) != _MAX_ANSWERED or _fitting(asked) is not None:
+        return None
+    both = [match for part in parts if (match := _fitting(_with_text(asked, part))) is not None]
+    if len(both) < len(parts) or any(match.intent.light for match in both):
+        return None
+    return Understood(both[0].intent, chain.from_iterable(match.sentences for match in both))
+
+
+def _followed_up(asked: Asked) -> Understood | None:
+    """The answer to the last question about something else: "And tomorrow?" behind "What day is it?"."""
+    following = _FOLLOWING.fullmatch(asked.words)
+    if following is None:
+        return None
+    before = (plain_words(heard) for heard in reversed(asked.talk.heard))
+    *_, request = requests(next((words for words in before if _FOLLOWING.fullmatch(words) is None), ""))
+    question = request.split()
+    other = following["rest"].split()
+    # As many words at its end are replaced first, then one more, then fewer, and at last none.
+    for replaced in (len(other), len(other) + 1, *range(len(other) - 1, -1, -1)):
+        if replaced < len(question):
+            whole = _with_text(asked, " ".join((*question[: len(question) - replaced], *other)))
+            match = _found(whole) if not replaced and other[0] in _PREPOSITIONS else _fitting(whole)
+            if match is not None and not match.intent.light:
+                return match
+    return None
+
+
 def _found(asked: Asked) -> Understood | None:
     return _matcher().find(asked, without_courtesy(asked.text))
+
+
+def _fitting(asked: Asked) -> Understood | None:
+    return _matcher().fitting(asked, without_courtesy(asked.text))
 
 
 def _with_text(asked: Asked, text: str) -> Asked:

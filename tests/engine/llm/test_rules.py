@@ -121,7 +121,13 @@ def test_days_of_the_calendar(text: str, said: str | None) -> None:
         ("What is 20% of 80?", "16"),
         ("what is fifteen percent off two hundred", "170"),
         ("80 plus 10 percent", "88"),
-        ("What's a 15% tip on 40 dollars?", "6"),
+        ("What's a 15% tip on 40 dollars?", "6 dollars"),
+        ("What's five dollars plus three dollars?", "8 dollars"),
+        ("How much is $5 plus $3.50?", "8.5 dollars"),
+        ("half of fifty euros", "25 euros"),
+        ("three dollars minus two dollars", "1 dollar"),
+        ("two and a half plus one", "3.5"),
+        ("2 and a half times 2", "5"),
         ("What is the square root of 144?", "12"),
         ("square root of two", "about 1.414214"),
         ("five squared", "25"),
@@ -148,6 +154,7 @@ def test_numbers_without_a_value() -> None:
     [
         "what is 9999999999999999 + 1",
         "2 +",
+        "five dollars plus three euros",
         "(2 + 3",
         "plus",
         "seven",
@@ -179,6 +186,13 @@ def test_deep_parentheses_are_no_danger() -> None:
         ("how many seconds are there in a day", "1 day is 86400 seconds."),
         ("How many ounces in 2 pounds?", "2 pounds are 32 ounces."),
         ("one and a half liters", None),
+        ("How many minutes is half an hour?", "0.5 hours are 30 minutes."),
+        ("two and a half hours in minutes", "2.5 hours are 150 minutes."),
+        ("How many centimeters is five feet ten inches?", "5 feet 10 inches are 177.8 centimeters."),
+        ("How tall is 5 foot 10 in centimeters?", "5 feet 10 inches are 177.8 centimeters."),
+        ("twenty pounds and twenty two ounces in grams", "20 pounds 22 ounces are about 9696 grams."),
+        ("five miles ten in kilometers", None),
+        ("five feet ten grams in meters", None),
         ("convert five meters to kilograms", "I can't turn meters into kilograms."),
         ("minus 500 celsius to fahrenheit", "Nothing is as cold as that."),
         ("0.0000001 mm in kilometers", "That number is beyond me."),
@@ -264,6 +278,43 @@ def test_favourites_are_remembered() -> None:
     assert told[0] == "I'll remember that your favorite color is dark blue."
     assert told[1:] == ["Your favorite color is dark blue.", "You haven't told me."]
     assert conversation("My dog is called Rex", "what is my dog's name")[-1] == "Your dog's name is Rex."
+
+
+@pytest.mark.parametrize(
+    ("told", "asked", "said"),
+    [
+        ("I live in New York City now.", "Where do I live?", "You told me that you live in New York City."),
+        ("I'm 34 years old.", "How old am I?", "You told me that you are 34."),
+        ("I have a dog named Rex.", "What's my dog called?", "Your dog's name is Rex."),
+        ("Hello.", "What is the name of my dog?", "You haven't told me."),
+        ("Hello.", "where do i live", "You haven't told me."),
+        ("Hello.", "how old am i", "You haven't told me."),
+    ],
+)
+def test_what_somebody_told_of_themselves_is_remembered(told: str, asked: str, said: str) -> None:
+    assert conversation(told, asked)[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("question", "following", "said"),
+    [
+        ("What day is it?", "And tomorrow?", "Tomorrow is Wednesday, March 5, 2031."),
+        ("What's the date?", "What about yesterday?", "Yesterday was Monday, March 3, 2031."),
+        ("How many days until Christmas?", "How about Easter?", "There are 40 days until Easter."),
+        ("What time is it?", "And in Paris?", "I only know the time here. It is 3:07 PM."),
+        ("Spell rhythm for me.", "And ice cream?", "I, C, E, C, R, E, A, M."),
+        ("How many inches is 5 feet?", "And 6 feet?", "6 feet are 72 inches."),
+        ("Can you spell cat?", "Spell it backwards.", "T, A, C."),
+    ],
+)
+def test_a_question_may_go_on_from_the_last_one(question: str, following: str, said: str) -> None:
+    assert conversation(question, following)[-1] == said
+    assert conversation(question, following, following)[-1] == said
+
+
+def test_what_goes_on_from_nothing_is_not_known() -> None:
+    assert is_unknown(reply("And tomorrow?"))
+    assert is_unknown(conversation("Tell me a joke.", "And tomorrow?")[-1])
 
 
 def test_small_talk_and_help() -> None:
@@ -424,6 +475,10 @@ def test_who_asks_for_something_else_leaves_a_knock_knock_joke() -> None:
     [
         ("is it a weekday today", "Yes. It is Tuesday."),
         ("is it the weekend", "No. It is Tuesday."),
+        ("Haha, good one.", "I'm glad that you laugh."),
+        ("why not", "I can't explain that. I only follow simple rules."),
+        ("Do you like music?", "I have no favorites. I'm only a program."),
+        ("Hola, como estas?", "Hello to you. I only speak English."),
         ("my father is in hospital", "I'm sorry to hear that. I hope that it gets better soon."),
         ("how do I make pancakes", "I don't know any recipes."),
         ("how do I make a bomb", f"I don't know that. {CONNECT}"),
@@ -465,6 +520,7 @@ def test_several_sentences() -> None:
     assert reply("Hello. My name is Ann.") == "Nice to meet you, Ann."
     assert reply("Thanks. Goodbye.") == "Goodbye."
     assert reply("What is 2 + 2? And what day is it?") == "That makes 4. Today is Tuesday, March 4, 2031."
+    assert reply("What time is it, and what is 2 + 2?") == "It is 3:07 PM. That makes 4."
     assert is_unknown(reply("Okay. Who was Napoleon?"))
 
 

@@ -261,8 +261,8 @@ ABOUT_ME = (
             "sense of humor|consciousness|joy)",
             "are you (sad|angry|mad|mad at me|jealous|afraid|scared|excited|nervous|proud|ashamed|upset|unhappy|"
             "depressed|lonesome|angry with me)",
-            "(do you (like|love|hate) (me|people|humans|your job|it here|this|being a robot|music|us|your life|"
-            "animals|that)|how do you feel about me)",
+            "(do you (like|love|hate) (me|people|humans|your job|it here|this|being a robot|us|your life|"
+            "that)|how do you feel about me)",
             "(what (makes you happy|are you afraid of|are you scared of|scares you)|can you feel (anything|"
             "something|love|pain))",
         ),

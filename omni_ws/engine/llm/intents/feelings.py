@@ -279,7 +279,7 @@ FEELINGS = (
     Intent(
         name="yes",
         phrases=(
-            "(yes|yes please|sure|of course|certainly|absolutely|definitely|exactly|correct|why not|yes i do|yes i "
+            "(yes|yes please|sure|of course|certainly|absolutely|definitely|exactly|correct|yes i do|yes i "
             "am|yes of course|indeed|i do|i am|yes you can|i think so|sounds good|i agree|agreed|right on|you are "
             "welcome|no problem|no worries)",
         ),
@@ -341,7 +341,7 @@ FEELINGS = (
     Intent(
         name="laughter",
         phrases=(
-            "(ha ha|haha|ha) (very|really|so|that is|that was) funny",
+            "(ha ha|haha|ha) (very funny|really funny|so funny|that is funny|that was funny|good one|nice one)",
             "(ha|ha ha|ha ha ha|ha ha ha ha|haha|hahaha|lol|he he|hehe|hihi|that made me laugh out loud|rofl|lmao)",
         ),
         says=("I'm glad that you laugh.", "Laughing is good."),
@@ -350,9 +350,9 @@ FEELINGS = (
     Intent(
         name="why",
         phrases=(
-            "(why|how|why not that|how come|why is that|why so|what for|for what|but why|and why|explain|explain "
-            "that|explain it|explain yourself|how do you know|how do you know that|how so|what do you mean|what "
-            "does that mean|what do you mean by that|in what way)",
+            "(why|how|why not|why not that|how come|why is that|why so|what for|for what|but why|and why|explain|"
+            "explain that|explain it|explain yourself|how do you know|how do you know that|how so|what do you mean|"
+            "what does that mean|what do you mean by that|in what way)",
         ),
         says=("I can't explain that. I only follow simple rules.", "I can't tell you why. My rules don't say."),
     ),

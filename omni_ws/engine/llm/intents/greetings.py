@@ -61,7 +61,11 @@ GREETINGS = (
     ),
     Intent(
         name="other greetings",
-        phrases=("(bonjour|hola|ciao|guten tag|guten morgen|salut|namaste|konnichiwa|ni hao|buenos dias|ola|ahoy)",),
+        phrases=(
+            "(bonjour|hola|ciao|guten tag|guten morgen|salut|namaste|konnichiwa|ni hao|buenos dias|ola|ahoy) "
+            "[(como estas|que tal|comment allez vous|comment ca va|ca va|wie geht es ihnen|wie geht es dir|"
+            "wie geht's|come stai)]",
+        ),
         says=("Hello to you. I only speak English.", "Hello! I'm afraid that I only know English."),
     ),
     Intent(

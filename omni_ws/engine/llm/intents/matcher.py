@@ -51,26 +51,29 @@ class Matcher:
         for key, intent in self._first:
             if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
                 return Understood(intent, sentences)
-        asks = tuple(requests(asked.words)) if _is_short(asked.words) else ()
-        for found, slots in self._fitting(asks, request):
-            if (sentences := found.answer(asked, slots)) is not None:
-                return Understood(found, sentences)
+        if (fitting := self.fitting(asked, request)) is not None:
+            return fitting
+        asks = _asks(asked)
         meant = self._by_key(asks[-1]) or self._by_key(asks[0]) or self._by_sound(asks) if asks else None
         if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
             return Understood(meant, sentences)
         return None
 
+    def fitting(self, asked: Asked, request: str) -> Understood | None:
+        """What is answered to what fits to the letter: no keys, and nothing that only sounds alike."""
+        for intent, slots in self._fitting(_asks(asked), request):
+            if (sentences := intent.answer(asked, slots)) is not None:
+                return Understood(intent, sentences)
+        return None
+
     def phrase(self, asked: Asked) -> Understood | None:
         """What is answered if all of it, but for courtesies, is one phrase."""
-        if not _is_short(asked.words):
-            return None
-        for ask in requests(asked.words):
+        for ask in _asks(asked):
             if (intent := self._phrases.get(ask)) is not None and (said := intent.answer(asked, _NO_SLOTS)) is not None:
                 return Understood(intent, said)
         return None
 
     def _fitting(self, asks: Sequence[str], request: str) -> Iterator[tuple[Intent, Slots]]:
-        """What fits to the letter."""
         for ask in asks:
             if (intent := self._phrases.get(ask)) is not None:
                 yield intent, _NO_SLOTS
@@ -99,8 +102,10 @@ class Matcher:
         return min(near, key=lambda found: found[0])[1] if near else None
 
 
-def _is_short(words: str) -> bool:
-    return len(words) <= _MAX_CHARACTERS and words.count(" ") < MAX_WORDS
+def _asks(asked: Asked) -> tuple[str, ...]:
+    """The words with fewer and fewer courtesies; none of a long text."""
+    is_short = len(asked.words) <= _MAX_CHARACTERS and asked.words.count(" ") < MAX_WORDS
+    return tuple(requests(asked.words)) if is_short else ()
 
 
 def _filled(match: re.Match[str]) -> Slots:

@@ -47,11 +47,12 @@ _THING: Final = (
     r"(?P<what>favorite [a-z]+(?: [a-z]+)?|[a-z]+'s name|birthday|job|hobby|home town|hometown|lucky "
     r"number)"
 )
+_PET: Final = r"(?P<pet>dog|cat|horse|wife|husband|son|daughter|brother|sister|mother|father|friend)"
 _FACT = re.compile(rf"my {_THING} is (?P<value>[^ ].*)")
-_CALLED = re.compile(
-    r"(?:my|i have a) (?P<pet>dog|cat|horse|wife|husband|son|daughter|brother|sister|mother|father|friend) (?:is )?"
-    r"(?:called|named) (?P<value>.+)"
-)
+_CALLED = re.compile(rf"(?:my|i have a) {_PET} (?:is )?(?:called|named) (?P<value>.+)")
+#: What is answered to these stands in feelings.py. Here they are only remembered.
+_HOME = re.compile(r"i (?:live|am living) in (?P<value>[^ ].*)")
+_AGE = re.compile(r"i am (?P<value>[a-z0-9 ]+?)(?: years old| today)+")
 
 
 _ASKS_BACK = re.compile(r" (?:what is your name|what is yours|who are you|and you|and yours)$")
@@ -129,11 +130,33 @@ def _noted(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _tell_fact(asked: Asked, slots: Slots) -> Iterator[str]:
+    what = slots.get("what") or f"{slots['pet']}'s name"
     for heard in reversed(asked.talk.heard):
         told = _fact(heard)
-        if told is not None and told[0] == slots["what"]:
+        if told is not None and told[0] == what:
             return iter((f"Your {told[0]} is {told[1]}.",))
     return iter(("You haven't told me.",))
+
+
+def _tell_home(asked: Asked, slots: Slots) -> Iterator[str]:
+    home = _said_of_oneself(asked.talk, _HOME)
+    return iter(("You haven't told me.",) if home is None else (f"You told me that you live in {home}.",))
+
+
+def _tell_age(asked: Asked, slots: Slots) -> Iterator[str]:
+    age = _said_of_oneself(asked.talk, _AGE)
+    return iter(("You haven't told me.",) if age is None else (f"You told me that you are {age}.",))
+
+
+def _said_of_oneself(talk: Talk, pattern: re.Pattern[str]) -> str | None:
+    """What was told last in a sentence like ``pattern``, as it was written where that is known."""
+    for heard in reversed(talk.heard):
+        *_, words = requests(plain_words(heard))
+        if (found := pattern.fullmatch(words)) is not None:
+            value = found["value"]
+            written = re.search(rf"\b{re.escape(value)}\b", heard, re.I)
+            return value if written is None else written[0]
+    return None
 
 
 NAMES = (
@@ -146,7 +169,25 @@ NAMES = (
         ),
         reply=_tell_name,
     ),
-    Intent(name="what is my favourite", slots=(rf"(?:what|who|when|which) (?:is|was) my {_THING}",), reply=_tell_fact),
+    Intent(
+        name="what is my favourite",
+        slots=(
+            rf"(?:what|who|when|which) (?:is|was) my {_THING}",
+            rf"what is my {_PET} (?:called|named)",
+            rf"what is the name of my {_PET}",
+        ),
+        reply=_tell_fact,
+    ),
+    Intent(
+        name="where do I live",
+        phrases=("(where do i live|do you (know|remember) where i live|what city do i live in)",),
+        reply=_tell_home,
+    ),
+    Intent(
+        name="how old am I",
+        phrases=("(how old am i|what is my age|do you (know|remember) (how old i am|my age))",),
+        reply=_tell_age,
+    ),
     Intent(name="user's favourite", slots=(_FACT.pattern, _CALLED.pattern), reply=_noted),
     Intent(
         name="user's name",

@@ -27,6 +27,10 @@ _MISHEARD: Final = {
     "sex": "six",
     "tin": "ten",
 }
+_SIGNS: Final = {"$": "dollars", "€": "euros"}
+_WRITTEN_MONEY: Final = re.compile(r"([$€])\s?(\d+(?:,\d{3})*(?:\.\d+)?)")
+#: Said behind numbers, and once behind the result.
+_MONEY: Final = re.compile(r"\s*\b(dollar|euro|buck|cent)s?\b", re.I)
 _MISHEARD_WORD: Final = re.compile(rf"\b(?:{'|'.join(_MISHEARD)})\b", re.I)
 _PARTS: Final = {
     "half": 2,
@@ -48,8 +52,18 @@ _VERBS: Final = {"add": "+", "subtract": "-", "take away": "-", "multiply": "*",
 _TIMES: Final = {"double": 2, "twice": 2, "triple": 3, "three times": 3, "quadruple": 4}
 
 
-def _that_makes(value: Fraction) -> Iterator[str]:
-    return iter((f"That makes {in_digits(value)}.",))
+def _that_makes(value: Fraction, currency: str = "") -> Iterator[str]:
+    unit = f" {currency}{'' if value == 1 else 's'}" if currency else ""
+    return iter((f"That makes {in_digits(value)}{unit}.",))
+
+
+def _without_money(words: str) -> tuple[str, str]:
+    """The words without the one currency that they name, and that currency; empty where they name none, or several."""
+    words = _WRITTEN_MONEY.sub(lambda found: f"{found[2]} {_SIGNS[found[1]]}", words)
+    named = {found.lower() for found in _MONEY.findall(words)}
+    if len(named) != 1:
+        return words, ""
+    return _MONEY.sub("", words), named.pop()
 
 
 def _last_result(talk: Talk) -> Fraction | None:
@@ -80,10 +94,10 @@ def _calculate_on(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _calculate(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    expression = slots["expression"]
+    expression, currency = _without_money(slots["expression"])
     for words in dict.fromkeys((expression, _MISHEARD_WORD.sub(lambda found: _MISHEARD[found[0].lower()], expression))):
         try:
-            return _that_makes(evaluate(words))
+            return _that_makes(evaluate(words), currency)
         except ZeroDivisionError:
             return iter(("Nothing can be divided by zero.",))
         except NotArithmetic:
@@ -99,12 +113,13 @@ def _calculate_two(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _percent(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    rate, base = parse_value(slots["rate"]), _value(asked, slots["base"])
+    words, currency = _without_money(slots["base"])
+    rate, base = parse_value(slots["rate"]), _value(asked, words)
     if rate is None or base is None:
         return None
     part = base * rate / 100
     return _that_makes(
-        {"less": base - part, "more": base + part}.get(next(iter({*slots} & {"less", "more"}), ""), part)
+        {"less": base - part, "more": base + part}.get(next(iter({*slots} & {"less", "more"}), ""), part), currency
     )
 
 
@@ -143,8 +158,9 @@ def _power(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _part(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    value = _value(asked, slots["number"])
-    return None if value is None else _that_makes(value / _PARTS[slots["part"]])
+    words, currency = _without_money(slots["number"])
+    value = _value(asked, words)
+    return None if value is None else _that_makes(value / _PARTS[slots["part"]], currency)
 
 
 def _times(asked: Asked, slots: Slots) -> Iterator[str] | None:
@@ -161,7 +177,7 @@ NUMBERS = (
             rf"{_ASKS}(?P<rate>.+?) (?:percent|per cent) (?P<more>more than) (?P<base>.+)",
             rf"{_ASKS}(?P<base>.+?) (?P<less>minus|less) (?P<rate>.+?) (?:percent|per cent)",
             rf"{_ASKS}(?P<base>.+?) (?P<more>plus) (?P<rate>.+?) (?:percent|per cent)",
-            rf"{_ASKS}(?:an? )?(?P<rate>.+?) (?:percent|per cent) tip (?:on|for|of) (?P<base>.+?)(?: dollars)?",
+            rf"{_ASKS}(?:an? )?(?P<rate>.+?) (?:percent|per cent) tip (?:on|for|of) (?P<base>.+)",
         ),
         reply=_percent,
     ),

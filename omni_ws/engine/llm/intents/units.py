@@ -70,11 +70,17 @@ _NAMES: Final = "|".join(sorted(_UNITS, key=len, reverse=True))
 
 
 def _converted(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    number = slots.get("number", "one")
-    value = Fraction(1) if number in ("a", "an", "one") else parse_value(number)
     source, target = _UNITS[slots["from"]], _UNITS[slots["to"]]
+    value = _SMALL_NUMBERS.get(slots["number"]) or parse_value(slots["number"])
     if value is None:
         return None
+    measure = _amount(value, source)
+    if "more" in slots:
+        more, smaller = parse_value(slots["more"]), _UNITS[slots.get("smaller", "inch")]
+        if more is None or smaller.kind != source.kind or not ("smaller" in slots or source is _UNITS["foot"]):
+            return None
+        measure = f"{measure} {_amount(more, smaller)}"
+        value += more * smaller.size / source.size
     if source.kind == "volume" and target is _UNITS["ounce"]:
         target = _UNITS["fluid ounce"]
     if source.kind != target.kind:
@@ -88,7 +94,7 @@ def _converted(asked: Asked, slots: Slots) -> Iterator[str] | None:
         return iter(("That number is beyond me.",))
     about = "" if is_exact else "about "
     verb = "is" if value == 1 else "are"
-    amounts = f"{_amount(value, source)} {verb} {about}{_amount(rounded, target)}."
+    amounts = f"{measure} {verb} {about}{_amount(rounded, target)}."
     return iter((amounts[:1].upper() + amounts[1:],))
 
 
@@ -107,20 +113,28 @@ def _rounded(value: Fraction) -> tuple[Fraction, bool]:
     return Fraction(rounded), rounded == value
 
 
+#: Numbers that only stand before a unit.
+_SMALL_NUMBERS: Final = {
+    "a": Fraction(1), "an": Fraction(1), "half a": Fraction(1, 2), "half an": Fraction(1, 2), "half": Fraction(1, 2)
+}  # fmt: skip
+#: "Five kilometers", "five feet ten", "six pounds and two ounces".
+_MEASURE: Final = (
+    rf"(?P<number>.+?) (?P<from>{_NAMES})"
+    rf"(?: (?:and )?(?P<more>(?!and )[a-z0-9.]+(?: [a-z0-9.]+)??)(?: (?P<smaller>{_NAMES}))?)?"
+)
 _CONVERT: Final = r"(?:what is |what are |how much is |how much are |how many is |convert |change |turn )?"
 
 UNITS = (
     Intent(
         name="units",
         slots=(
-            rf"{_CONVERT}(?P<number>.+?) (?P<from>{_NAMES}) (?:in|to|into|as|in to) (?P<to>{_NAMES})",
-            rf"how (?:tall|long|far|heavy|much|big|high|hot|cold|warm|fast|old) (?:is|are) (?P<number>.+?) "
-            rf"(?P<from>{_NAMES}) "
-            rf"(?:in|as) (?P<to>{_NAMES})",
+            rf"{_CONVERT}{_MEASURE} (?:in|to|into|as|in to) (?P<to>{_NAMES})",
+            rf"how (?:tall|long|far|heavy|much|big|high|hot|cold|warm|fast|old) (?:is|are) {_MEASURE} (?:in|as) "
+            rf"(?P<to>{_NAMES})",
             rf"how (?:many|much) (?P<to>{_NAMES}) (?:are |is |does |do |go )?(?:there )?(?:in|into|make|makes|"
-            rf"has|equal|equals|to|per|fit in) ?(?P<number>.+?) (?P<from>{_NAMES})(?: have| make| equal)?",
-            rf"how (?:many|much) (?P<to>{_NAMES}) (?:are|is) (?P<number>.+?) (?P<from>{_NAMES})",
-            rf"how (?:many|much) (?P<to>{_NAMES}) (?:does|do) (?P<number>.+?) (?P<from>{_NAMES}) (?:have|make|equal)",
+            rf"has|equal|equals|to|per|fit in) ?{_MEASURE}(?: have| make| equal)?",
+            rf"how (?:many|much) (?P<to>{_NAMES}) (?:are|is) {_MEASURE}",
+            rf"how (?:many|much) (?P<to>{_NAMES}) (?:does|do) {_MEASURE} (?:have|make|equal)",
         ),
         reply=_converted,
     ),
