@@ -80,7 +80,7 @@ class Supervisor:
         ):
             self._loop.add_signal_handler(number, action)
         try:
-            await asyncio.gather(*(self._start_member(seat) for seat in range(self._wanted)))
+            await asyncio.gather(*(self._fill(seat, None) for seat in range(self._wanted)))
             ready = [member.ready.wait() for member in self._seated.values()]
             if await unless(self._stop, _gathered(ready), name="start of the workers"):
                 self._started = self._counts.started = True
@@ -209,8 +209,17 @@ class Supervisor:
 
     # life of the workers
 
-    async def _start_member(self, seat: int, *, seated: bool = True) -> Member:
-        """Start a worker. One that is not ``seated`` has to show first that it can start."""
+    async def _fill(self, seat: int, before: Member | None) -> None:
+        """Start a worker in the place of ``before``, and end it if another has got the seat meanwhile."""
+        member = await self._start_member(seat)
+        if self._seated.get(seat) is before:
+            self._seated[seat] = member
+        else:
+            member.leaving = True
+            member.signal(signal.SIGTERM)
+
+    async def _start_member(self, seat: int) -> Member:
+        """Start a worker. Who starts it says whether it gets the seat."""
         serial = seat + 1 + self._serials[seat] * self._wanted
         self._serials[seat] += 1
         row = self._counts.take_row(serial)
@@ -230,8 +239,6 @@ class Supervisor:
             raise
         member.channel.on_room = self._resume_accepting
         self._members.append(member)
-        if seated:
-            self._seated[seat] = member
         logger.info("started worker w%d (process %d)", serial, member.pid)
         self._spawn(self._watch(member))
         if self._stop.is_set():
@@ -282,7 +289,7 @@ class Supervisor:
         """Start a worker in the place of one that has ended, unless another has its seat or the server stops."""
         while self._seated.get(ended.seat) is ended and not self._stop.is_set():
             try:
-                await self._start_member(ended.seat)
+                await self._fill(ended.seat, ended)
             except (OSError, RuntimeError) as error:
                 logger.error("cannot start a worker: %s", error)
                 await asyncio.sleep(LONGEST_PAUSE_SEC)
@@ -305,7 +312,7 @@ class Supervisor:
         """Replace one worker after the other: each is told to drain when its successor takes sessions."""
         try:
             for seat in range(self._wanted):
-                successor = await self._start_member(seat, seated=False)
+                successor = await self._start_member(seat)
                 if not await unless(successor.ended, successor.ready.wait(), name="start of a successor"):
                     if self._stop.is_set():
                         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -170,12 +171,11 @@ class _FailingStarts(Supervisor):
         self.dead, self.successor = (make_member(self._counts.take_row(serial)) for serial in (1, 3))
         self._seated[0] = self.dead
 
-    async def _start_member(self, seat: int, *, seated: bool = True) -> Member:
+    async def _start_member(self, seat: int) -> Member:
         self.left -= 1
         if self.left:
             self._loop.call_soon(self._meanwhile, self)
             raise BlockingIOError("fork: no more processes")
-        self._seated[seat] = self.successor
         return self.successor
 
 
@@ -200,4 +200,21 @@ async def test_a_worker_that_cannot_be_started_is_tried_again_while_its_seat_is_
     supervisor = _FailingStarts(3, meanwhile)
     await supervisor._start_again(supervisor.dead)
     assert supervisor.left == left
+    await supervisor._close()
+
+
+async def test_a_worker_whose_seat_was_taken_while_it_started_ends_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = _FailingStarts(1, lambda supervisor: None)
+    started = make_member(supervisor.successor.row)
+    signals: list[int] = []
+    monkeypatch.setattr(started, "signal", signals.append)
+
+    async def while_a_successor_is_seated(seat: int) -> Member:
+        supervisor._seated[seat] = supervisor.successor
+        return started
+
+    monkeypatch.setattr(supervisor, "_start_member", while_a_successor_is_seated)
+    await supervisor._start_again(supervisor.dead)
+    assert supervisor._seated[0] is supervisor.successor
+    assert (started.leaving, signals) == (True, [signal.SIGTERM])
     await supervisor._close()
