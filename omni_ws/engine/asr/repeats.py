@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 def without_repeats(words: Sequence[ScoredWord]) -> Sequence[ScoredWord]:
     """Return the words without the copies at their end that take no time.
 
-    Short audio the model sometimes reads again ("Location. Location."). The alignment has no audio left for such words:
-    half of them or more begin and end at one moment. What a person says twice takes time, and stays.
+    Short audio the model sometimes reads again ("Location. Location."), or its end, and then the end of that. The
+    alignment has no audio left for such words: half of them or more begin and end at one moment. What a person says
+    twice takes time, and stays.
     """
-    copied = copied_at_end([word.text for word in words])
-    untimed = sum(word.start_ms == word.end_ms for word in words[len(words) - copied :])
-    return words[:-copied] if copied and 2 * untimed >= copied else words
+    while copied := copied_at_end([word.text for word in words]):
+        untimed = sum(word.start_ms == word.end_ms for word in words[len(words) - copied :])
+        if 2 * untimed < copied:
+            break
+        words = words[:-copied]
+    return words
 
 
 def copied_at_end(words: Sequence[str]) -> int:

@@ -22,6 +22,8 @@ def scored(text: str, times: list[int]) -> list[ScoredWord]:
         # The last copy is cut short.
         ("Press 4. Press 4. Press", [0, 300, 600, 600, 900, 900], 2),
         ("Go home. Press 4. press 4", [0, 300, 600, 900, 1200, 1200, 1200], 4),
+        # Its end was read again, and then the end of that.
+        ("Press 7. Press 8. Press 7. Press 8. Press 8.", [0, 300, 600, 900, *[1200] * 7], 4),
         # Said twice: it takes time.
         ("No no no no", [0, 200, 400, 600, 800], 4),
         ("Knock, knock.", [0, 300, 600], 2),
