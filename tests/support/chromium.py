@@ -147,7 +147,17 @@ class DemoPage:
 
     async def in_state(self, *states: str) -> None:
         """Waits until the page shows one of ``states``."""
-        await self.page.locator(", ".join(f"body[data-state={state}]" for state in states)).wait_for(state="attached")
+        shown = self.page.locator(", ".join(f"body[data-state={state}]" for state in states))
+        try:
+            await shown.wait_for(state="attached")
+        except Exception as error:
+            state = await self.page.evaluate("document.body.dataset.state")
+            error.add_note(f"The page is {state}, says {await self.messages()}, and has the problems {self.problems}")
+            raise
+
+    async def messages(self) -> list[str]:
+        """The texts of all messages that the page shows."""
+        return await self.page.locator(".message").all_inner_texts()
 
     async def heard(self, words: str, turn: int = -1) -> None:
         """Waits until the transcript of a turn has these words, settled or not."""
