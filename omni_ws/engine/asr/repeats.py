@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 def without_repeats(words: Sequence[ScoredWord]) -> Sequence[ScoredWord]:
     """Return the words without the copies at their end that take no time.
 
-    Short audio the model sometimes reads again ("Location. Location."), or its end, and then the end of that. The
-    alignment has no audio left for such words: half of them or more begin and end at one moment. What a person says
-    twice takes time, and stays.
+    Short audio the model sometimes reads again ("Location. Location."), or its end, and then the end of that: copies
+    are removed until none is left. The alignment has no audio left for such words: half of them or more begin and end
+    at one moment. What a person says twice takes time, and stays.
     """
     while copied := copied_at_end([word.text for word in words]):
         untimed = sum(word.start_ms == word.end_ms for word in words[len(words) - copied :])

@@ -36,7 +36,7 @@ _TENS = {
 _BELOW_HUNDRED = _UNITS | _TENS
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 _MULTIPLIERS = frozenset({"hundred", *_SCALES})
-_PARTS = {"half": 2, "third": 3, "quarter": 4}
+_FRACTIONS = {"half": 2, "third": 3, "quarter": 4}
 _NUMBER_WORDS = frozenset({*_BELOW_HUNDRED, *_MULTIPLIERS})
 
 _OPERATORS = {
@@ -119,12 +119,12 @@ def _tokens(text: str) -> list[_Token]:
     while position < len(words):
         word = words[position]
         if word[0].isdigit():
-            part, position = _part(words, position + 1)
-            tokens.append(_written(word) + part)
+            fraction, position = _fraction(words, position + 1)
+            tokens.append(_written(word) + fraction)
         elif word in _NUMBER_WORDS or (word in ("a", "an") and words[position + 1 : position + 2] == ["hundred"]):
             value, position = _spoken(words, position)
-            part, position = _part(words, position)
-            tokens.append(value + part)
+            fraction, position = _fraction(words, position)
+            tokens.append(value + fraction)
         elif word in _OPERATORS:
             tokens.append(_OPERATORS[word])
             position += 2 if words[position : position + 2] in (["multiplied", "by"], ["divided", "by"]) else 1
@@ -156,11 +156,11 @@ def _written(digits: str) -> Fraction:
     return Fraction(digits.replace(",", ""))
 
 
-def _part(words: list[str], position: int) -> tuple[Fraction, int]:
-    """The part of one that is said behind a number ("and a half"), or none, and where it ends."""
+def _fraction(words: list[str], position: int) -> tuple[Fraction, int]:
+    """The fraction at ``position``, behind a number ("and a half"), 0 for none; and the position behind it."""
     match words[position : position + 3]:
-        case ["and", "a", part] if part in _PARTS:
-            return Fraction(1, _PARTS[part]), position + 3
+        case ["and", "a", name] if name in _FRACTIONS:
+            return Fraction(1, _FRACTIONS[name]), position + 3
     return Fraction(0), position
 
 

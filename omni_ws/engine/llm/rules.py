@@ -57,7 +57,7 @@ _JOINED: Final = re.compile(
     r"(?=(?:tell|give|what(?:['’]s)?|how|when|who|where|is|spell|say|flip|roll|toss|count) )",
     re.I,
 )
-#: Something else that the last question is asked about.
+#: A follow-up: the last question, asked about something else.
 _FOLLOWING: Final = re.compile(r"(?:and what about|and how about|what about|how about|and|or) (?P<rest>.+)")
 
 _PREPOSITIONS: Final = frozenset(("in", "at", "on", "for"))
@@ -101,7 +101,9 @@ def _short_answer(asked: Asked) -> Iterator[str]:
         return renewed.sentences
     parts = _parts(asked.text)
     if len(parts) < 2:
-        match = _joined(asked) or _found(asked) or _followed_up(asked)
+        parts = _joined(asked)
+    if len(parts) < 2:
+        match = _found(asked) or _followed_up(asked)
         return match.sentences if match is not None else _unknown(asked)
     return _answered_in_parts(asked, parts)
 
@@ -150,19 +152,17 @@ def _renewed(asked: Asked) -> Understood | None:
     return None
 
 
-def _joined(asked: Asked) -> Understood | None:
-    """The answers to two requests that "and" joins."""
+def _joined(asked: Asked) -> list[str]:
+    """The two requests that "and" joins, if each fits by itself and the whole does not; else none."""
     parts = _JOINED.split(asked.text)
     if len(parts) != _MAX_ANSWERED or _fitting(asked) is not None:
-        return None
-    both = [match for part in parts if (match := _fitting(_with_text(asked, part))) is not None]
-    if len(both) < len(parts) or any(match.intent.light for match in both):
-        return None
-    return Understood(both[0].intent, chain.from_iterable(match.sentences for match in both))
+        return []
+    both = [_fitting(_with_text(asked, part)) for part in parts]
+    return parts if all(match is not None and not match.intent.light for match in both) else []
 
 
 def _followed_up(asked: Asked) -> Understood | None:
-    """The answer to the last question about something else: "And tomorrow?" behind "What day is it?"."""
+    """The answer to a follow-up question, such as "And tomorrow?" after "What day is it?"."""
     following = _FOLLOWING.fullmatch(asked.words)
     if following is None:
         return None

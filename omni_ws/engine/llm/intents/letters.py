@@ -20,9 +20,9 @@ REPEAT: Final = re.compile(
     re.I,
 )
 SPELL: Final = re.compile(r"(?:how do (?:you|i) )?spell(?: the word| out)?[\s,:]+", re.I)
-#: Words that stand for what was spelled last, and what that was.
-_THAT: Final = frozenset(("it", "that", "this", "that word", "the word"))
-_SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:it|that|this|the word)\b)(.{{1,60}})", re.I)
+#: Words that stand for the word that was spelled last.
+_THAT: Final = "it|that|this|that word|the word"
+_SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_THAT})\b)(.{{1,60}})", re.I)
 
 
 def repeated(words: str) -> Iterator[str] | None:
@@ -69,14 +69,9 @@ def _counted(first: int, last: int) -> Iterator[str]:
 
 def _backwards(asked: Asked, slots: Slots) -> Iterator[str] | None:
     words = slots["words"]
-    if words.lower() in _THAT:
+    if words.lower() in _THAT.split("|"):
         words = next((found[1] for heard in reversed(asked.talk.heard) if (found := _SPELLED.search(heard))), words)
-    letters = [letter for letter in words if letter.isalnum()]
-    return (
-        iter((", ".join(letter.upper() for letter in reversed(letters)) + ".",))
-        if 0 < len(letters) <= MAX_SPELLED_LETTERS
-        else None
-    )
+    return spelled(words[::-1])
 
 
 def _how_many_letters(asked: Asked, slots: Slots) -> Iterator[str] | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.intent import Asked, Intent, Reply, Slots
 from omni_ws.engine.llm.plain_words import listed, plain_words, requests
 from omni_ws.engine.llm.talk import Talk
 
@@ -32,6 +32,7 @@ _NATIONS: Final = _WEEKDAYS | frozenset(
 _MOST_WORDS: Final = 3
 _MOST_LETTERS: Final = 40
 _MOST_VALUE_WORDS: Final = 8
+_NOT_TOLD: Final = "You haven't told me."
 
 _NAMED = re.compile(
     r"\b(?:my (?:first |full |real )?name is|call me|they call me|people call me|i am called) "
@@ -135,28 +136,22 @@ def _tell_fact(asked: Asked, slots: Slots) -> Iterator[str]:
         told = _fact(heard)
         if told is not None and told[0] == what:
             return iter((f"Your {told[0]} is {told[1]}.",))
-    return iter(("You haven't told me.",))
+    return iter((_NOT_TOLD,))
 
 
-def _tell_home(asked: Asked, slots: Slots) -> Iterator[str]:
-    home = _said_of_oneself(asked.talk, _HOME)
-    return iter(("You haven't told me.",) if home is None else (f"You told me that you live in {home}.",))
+def _tell_of(told: re.Pattern[str], verb: str) -> Reply:
+    """A reply with the value of the last sentence like ``told``: "You told me that you live in Berlin."."""
 
+    def tell(asked: Asked, slots: Slots) -> Iterator[str]:
+        for heard in reversed(asked.talk.heard):
+            *_, words = requests(plain_words(heard))
+            if (found := told.fullmatch(words)) is not None:
+                written = re.search(rf"\b{re.escape(found['value'])}\b", heard, re.I)
+                value = found["value"] if written is None else written[0]
+                return iter((f"You told me that you {verb} {value}.",))
+        return iter((_NOT_TOLD,))
 
-def _tell_age(asked: Asked, slots: Slots) -> Iterator[str]:
-    age = _said_of_oneself(asked.talk, _AGE)
-    return iter(("You haven't told me.",) if age is None else (f"You told me that you are {age}.",))
-
-
-def _said_of_oneself(talk: Talk, pattern: re.Pattern[str]) -> str | None:
-    """What was told last in a sentence like ``pattern``, as it was written where that is known."""
-    for heard in reversed(talk.heard):
-        *_, words = requests(plain_words(heard))
-        if (found := pattern.fullmatch(words)) is not None:
-            value = found["value"]
-            written = re.search(rf"\b{re.escape(value)}\b", heard, re.I)
-            return value if written is None else written[0]
-    return None
+    return tell
 
 
 NAMES = (
@@ -181,12 +176,12 @@ NAMES = (
     Intent(
         name="where do I live",
         phrases=("(where do i live|do you (know|remember) where i live|what city do i live in)",),
-        reply=_tell_home,
+        reply=_tell_of(_HOME, "live in"),
     ),
     Intent(
         name="how old am I",
         phrases=("(how old am i|what is my age|do you (know|remember) (how old i am|my age))",),
-        reply=_tell_age,
+        reply=_tell_of(_AGE, "are"),
     ),
     Intent(name="user's favourite", slots=(_FACT.pattern, _CALLED.pattern), reply=_noted),
     Intent(
