@@ -1,0 +1,1 @@
+"""Mutation testing of the core, the service and the native transport: ``python -m benchmarks.mutants --help``."""
