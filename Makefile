@@ -44,15 +44,12 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
-# Processes of tests that may run beside others.
-WORKERS := 2
+# Processes of the tests without vLLM. Many tests wait, so there are more than cores.
+WORKERS := 4
+VLLM_WORKERS := 1
 
 TINY_MODELS := .cache/tiny-models
-# Outcomes of a run before, for the report of the next.
-OUTCOMES_BEFORE :=
-BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
-
-.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside servers soak check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -89,33 +86,30 @@ serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
 endif
 
-# Tests in real time have the terminal, and the others run beside them (tests/support/parts.py). The last line counts all.
-REAL_TIME := slow and real_time and not vllm
-PARTS = PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.parts $(BEFORE) \
-  --part real-time '$(BIN)/python -m pytest -m "$(REAL_TIME)"' \
-  --part others '$(BIN)/python -m pytest -m "not vllm and not ($(REAL_TIME))" -n $(WORKERS) --dist worksteal'
+# Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
+BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" -n $(WORKERS) --dist worksteal
+VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm \
+  $(if $(filter-out 1,$(VLLM_WORKERS)),-n $(VLLM_WORKERS) --dist loadfile)
+SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
+# Parts that ran before, whose tests the summary counts too: .ci/run names them.
+PARTS_BEFORE :=
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
-test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
-	@$(PARTS) --part vllm 'env $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm' -- $(ARGS)
+test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some. Those of vLLM run beside the others
+	@mkdir -p .cache; $(VLLM_TESTS) $(ARGS) >.cache/test-vllm.log 2>&1 & vllm=$$!; trap 'kill $$vllm 2>/dev/null || :' EXIT; \
+	failed=0; $(BASE_TESTS) $(ARGS) || failed=1; wait $$vllm || failed=1; cat .cache/test-vllm.log; \
+	$(SUMMARY) base vllm && exit $$failed
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2
 	@test -z "$${CI:-}" || { echo 'CI is set, so this is a failure.' >&2; exit 1; }
-	@$(BIN)/python -m pytest $(BEFORE) $(ARGS)
+	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(SUMMARY) base && exit $$failed
 endif
 
 test-base: $(VENV)/.ready-to-test distribution ## the tests without vLLM
-	@$(PARTS) -- $(ARGS)
+	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(SUMMARY) base && exit $$failed
 
-test-fast: $(VENV)/.ready-to-test ## tests below a second each, without vLLM, in WORKERS processes
-	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --one-loop --hypothesis-profile=fast $(ARGS)
-
-# Speech, the browser and whole servers, with only Chromium and what `make serve` installs.
-BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/asr tests/engine/tts \
-  tests/engine/test_embedded_engine.py tests/engine/remote/test_remote_chain.py
-test-bare: $(VENV)/.ready-to-test distribution ## some tests again, with optional programs of the machine hidden
-	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.bare_machine $(CURDIR)/$(BIN)/python -m pytest \
-	  --outcomes-of='bare machine' $(BARE_TESTS) $(ARGS)
+test-fast: $(VENV)/.ready-to-test ## a sample to run before each commit: one case of each quick test, without vLLM
+	@$(BIN)/python -m pytest -m "not slow and not vllm" -n 2 --dist worksteal --one-case --hypothesis-profile=fast $(ARGS)
 
 # Installs what the shell's $missing names. RUNLEVEL: services are not started.
 define FROM_DISTRIBUTION
@@ -181,7 +175,7 @@ $(SITE_VENV)/.ready: requirements/site.txt | $(BIN)/python
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.ready ## the tests with vLLM
-	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm $(ARGS)
+	@$(VLLM_TESTS) $(ARGS)
 
 # Models with random weights, built in seconds: their text and speech are noise, everything else is real.
 serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, no download; also MODEL=qwen3-omni or qwen2.5-omni
@@ -194,7 +188,7 @@ OUTSIDE_NODE := .cache/outside-node
 test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready servers ## third-party clients of OpenAI's API, the types and size of omni-ws, nginx, HAProxy, coturn and Firefox
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
-	  $(BIN)/python -m pytest tests/outside $(ARGS)
+	  tests/run_part.sh outside $(BIN)/python -m pytest tests/outside $(ARGS)
 
 # What deploy/ configures in front of replicas, and what relays calls, between namespaces of the network.
 servers:

@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from support.virtual_clock import VirtualClockLoop
 
 from omni_ws.logs import QUIETED_LOGGERS
 
-pytest_plugins = ["support.report", "support.uneven_schedule", "support.vllm_tests", "support.voices"]
+pytest_plugins = ["support.uneven_schedule", "support.vllm_tests", "support.voices"]
 
 _BOTH_LOOPS = Path(__file__).parent / "transport"
 #: Passes of the event loop in which what was cancelled may still come to its end.
@@ -40,9 +40,36 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-case", action="store_true", help="run each test with the first of its parameters only")
     parser.addoption(
         "--one-loop", action="store_true", help="run each test file of the transport on one of the two event loops only"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets no garbage be collected while pytest parses the source of a test that failed.
+
+    What is collected may log its traceback, which parses source too, and in Python 3.11 a parser inside another breaks
+    that one ("AST constructor recursion depth mismatch"): instead of the failure there would be an internal error.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--one-case"):
+        first: dict[str, pytest.Item] = {}
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+        kept = set(first.values())
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = first.values()
 
 
 def pytest_configure(config: pytest.Config) -> None:
