@@ -134,13 +134,15 @@ async def live_server(
     keys: tuple[ApiKey, ...] = (),
     expect_errors: bool = False,
     still_answers: bool = True,
+    stops_engine: bool = True,
     **fields: Any,
 ) -> AsyncIterator[LiveServer]:
     """A server over ``engine`` (an EchoEngine by default), configured by ``fields`` of ServerConfig.
 
     When the block was left without an exception nothing may be left: no session, no engine request, no held byte, no
     task, and no error in the log (unless ``expect_errors``); and the server must still answer (unless not
-    ``still_answers``, for tests that drain it or break its engine).
+    ``still_answers``, for tests that drain it or break its engine). An engine that others use too goes on (not
+    ``stops_engine``).
 
     Sessions end with their connections, unless ``streaming_input`` says otherwise: that is what can be waited for.
     """
@@ -158,7 +160,8 @@ async def live_server(
                 if still_answers:
                     await server.check_answers()
         finally:
-            await engine.stop()
+            if stops_engine:
+                await engine.stop()
         await _no_tasks_but(before)
     assert expect_errors or not complaints.lines, "\n".join(complaints.lines)
 

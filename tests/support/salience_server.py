@@ -72,9 +72,14 @@ class SalienceServer:
 
 @asynccontextmanager
 async def salience_server(
-    engine: Any, *, keys: tuple[ApiKey, ...] = (), config: ServerConfig | None = None, **settings: Any
+    engine: Any,
+    *,
+    keys: tuple[ApiKey, ...] = (),
+    config: ServerConfig | None = None,
+    stops_engine: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[SalienceServer]:
-    """``settings`` are those of the gRPC section."""
+    """``settings`` are those of the gRPC section. An engine that others use too goes on (not ``stops_engine``)."""
     config = config or ServerConfig(grpc=GrpcConfig(port=0, **settings))
     await engine.start()
     app = create_app(engine, config, keys)
@@ -88,7 +93,8 @@ async def salience_server(
         assert app.sessions.budget.used == 0
         assert engine.active_requests == 0
     finally:
-        await engine.stop()
+        if stops_engine:
+            await engine.stop()
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality,
 from omni_ws.engine.base import EngineOutput, EngineState, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.readouts import Readouts
 
 #: A model of any of the tests, on a machine that does other things too.
 STARTS_WITHIN_SEC = 150.0
@@ -26,13 +27,30 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 
 
 @asynccontextmanager
-async def running_engine(model: Path, args: Mapping[str, Any], **settings: Any) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(VllmConfig(model=str(model), args=dict(args), **settings))
+async def running_engine(
+    model: Path, args: Mapping[str, Any], *, readouts: Readouts | None = None, **settings: Any
+) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(VllmConfig(model=str(model), args=dict(args), **settings), readouts=readouts)
     await engine.start()
     try:
         yield engine
     finally:
         await engine.stop()
+
+
+@asynccontextmanager
+async def left_as_found(engine: VllmEngine) -> AsyncIterator[VllmEngine]:
+    """An engine that other tests use too: the test in the block leaves no request in it, and no early input."""
+    before = early_budget(engine)
+    yield engine
+    await until_idle(engine)
+    assert early_budget(engine) == before
+
+
+def early_budget(engine: VllmEngine) -> tuple[int, int]:
+    """The requests and tokens that may still be computed before their inputs end."""
+    assert engine._shared is not None
+    return engine._shared.budget.slots, engine._shared.budget.tokens
 
 
 def text_chunk(text: str) -> InputChunk:
@@ -113,6 +131,14 @@ def unfinished(engine: VllmEngine) -> int:
     return count
 
 
+def speaking(engine: VllmEngine) -> int:
+    """Requests that the Talker still works on."""
+    if engine._speaker is None:
+        return 0
+    count: int = engine._speaker.model.llm.get_num_unfinished_requests()
+    return count
+
+
 def core_process(engine: VllmEngine) -> int:
     """The id of the process that the model runs in."""
     pid: int = llm_of(engine).engine_core.resources.engine_manager.processes[0].pid
@@ -121,7 +147,7 @@ def core_process(engine: VllmEngine) -> int:
 
 async def until_idle(engine: VllmEngine) -> None:
     """Nothing of any request is held any more."""
-    await until(lambda: not engine.active_requests and not unfinished(engine))
+    await until(lambda: not engine.active_requests and not unfinished(engine) and not speaking(engine))
 
 
 async def until_state(engine: VllmEngine, state: EngineState) -> None:

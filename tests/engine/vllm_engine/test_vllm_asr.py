@@ -81,7 +81,7 @@ def words(text: str) -> str:
     return " ".join(re.findall(r"[a-z]+", spelled))
 
 
-def test_what_it_can_do(engine: VllmAsrEngine) -> None:
+async def test_what_it_can_do(engine: VllmAsrEngine) -> None:
     able = engine.capabilities
     assert able.tasks == {Task.TRANSCRIBE}
     assert able.languages == {"en"}

@@ -18,8 +18,9 @@ from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import EngineFailed, InvalidValue
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
+IGNORES_TOOLS = "ignores tools"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
@@ -32,7 +33,7 @@ def untemplated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def engine(untemplated: Path) -> AsyncIterator[VllmEngine]:
     from support.tiny_models import ENGINE_ARGS
 
@@ -40,13 +41,13 @@ async def engine(untemplated: Path) -> AsyncIterator[VllmEngine]:
         yield engine
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
     async with live_server(engine, still_answers=False) as server:
         yield server
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def client(server: LiveServer) -> AsyncIterator[Any]:
     import openai
 
@@ -81,7 +82,7 @@ async def test_a_native_request_is_refused_by_name_and_the_session_goes_on(serve
             assert "no chat template" in error["message"]
 
 
-def test_the_operator_is_told(engine: VllmEngine) -> None:
+async def test_the_operator_is_told(engine: VllmEngine) -> None:
     assert any("no chat template" in line for line in engine.describe())
 
 
@@ -116,43 +117,25 @@ def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
     assert not lacks_chat_template(str(tmp_path / "nowhere"))
 
 
-async def test_a_template_that_ignores_tools_is_told(untemplated: Path, tmp_path: Path) -> None:
-    from support.tiny_models import CHAT_TEMPLATE, ENGINE_ARGS
-
-    lines = []
-    for name, written in (
-        ("deaf", "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>"),
-        ("describing", CHAT_TEMPLATE),
-    ):
-        template = tmp_path / name
-        template.write_text(written)
-        async with running_engine(untemplated, ENGINE_ARGS, chat_template=template, tool_parser="hermes") as engine:
-            lines.append([line for line in engine.describe() if "ignores tools" in line])
-    assert [len(told) for told in lines] == [1, 0]
-
-
 async def test_a_template_of_the_operators_makes_it_chat(untemplated: Path, tmp_path: Path) -> None:
-    from support.tiny_models import ENGINE_ARGS
-
-    template = tmp_path / "chat.jinja"
-    template.write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>")
-    async with running_engine(untemplated, ENGINE_ARGS, chat_template=template) as engine:
-        assert engine.capabilities.chat_refusal == ""
-        text, final = await answer(engine, Input("Hello"))
-        assert text == await plain_answer(engine, "<user>Hello<answer>")
-        assert final.usage.input_tokens == len("<user>Hello<answer>")
-
-
-async def test_a_template_that_takes_no_system_message_says_so(untemplated: Path, tmp_path: Path) -> None:
+    """It knows no tools and refuses system messages, and the operator and the client are told so."""
     from support.tiny_models import ENGINE_ARGS
 
     template = tmp_path / "chat.jinja"
     template.write_text(
         "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
-        "{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}"
+        "{% if m['role'] == 'user' %}<user>{{ m['content'] }}{% endif %}{% endfor %}<answer>"
     )
-    async with running_engine(untemplated, ENGINE_ARGS, chat_template=template) as engine:
-        assert (await answer(engine, Input("Hello")))[0]
+    async with running_engine(untemplated, ENGINE_ARGS, chat_template=template, tool_parser="hermes") as engine:
+        assert any(IGNORES_TOOLS in line for line in engine.describe())
+        assert engine.capabilities.chat_refusal == ""
+        text, final = await answer(engine, Input("Hello"))
+        assert text == await plain_answer(engine, "<user>Hello<answer>")
+        assert final.usage.input_tokens == len("<user>Hello<answer>")
         for role, reason in (("system", "no system messages"), ("assistant", "chat template")):
             with pytest.raises(InvalidValue, match=reason):
                 await answer(engine, Input("Hello"), options=AnswerOptions(input_role=role))
+
+
+async def test_of_a_template_that_describes_tools_nothing_is_told(text_engine: VllmEngine) -> None:
+    assert not any(IGNORES_TOOLS in line for line in text_engine.describe())

@@ -13,10 +13,9 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 from support.token_reference import Reference
 
-from omni_ws.config.model import VllmConfig
 from omni_ws.engine.vllm.engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 1}
 #: Of two and of three tokens.
@@ -25,23 +24,19 @@ EOS, VOCABULARY = 257, 512
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.tiny_models import build_text_model
-
-    return build_text_model(tmp_path_factory.mktemp("completions-model"))
+def reference(text_model: VllmEngine) -> Reference:
+    return Reference(Path(str(text_model.config.model)))
 
 
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference(model)
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server(model: Path) -> AsyncIterator[LiveServer]:
-    from support.tiny_models import ENGINE_ARGS
-
-    async with live_server(VllmEngine(VllmConfig(model=str(model), args=dict(ENGINE_ARGS)))) as server:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def shared_server(text_model: VllmEngine) -> AsyncIterator[LiveServer]:
+    async with live_server(text_model, stops_engine=False) as server:
         yield server
+
+
+@pytest.fixture
+def server(shared_server: LiveServer, text_engine: VllmEngine) -> LiveServer:
+    return shared_server
 
 
 async def asked(server: LiveServer, prompt: Any, path: str = "/v1/completions", **body: Any) -> RawResponse:
@@ -65,10 +60,10 @@ def bytewise(tokenizer: Any, text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model: Path) -> Any:
+def tokenizer(text_model: VllmEngine) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model)
+    return AutoTokenizer.from_pretrained(text_model.config.model)
 
 
 async def test_evaluation_tools_score_continuations(server: LiveServer, reference: Reference, tokenizer: Any) -> None:

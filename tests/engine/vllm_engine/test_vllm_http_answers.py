@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from support.live_server import LiveServer, live_server
 from support.vllm_engine import plain_answer
 
-from omni_ws.config.model import VllmConfig
 from omni_ws.engine.vllm.engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 GREEDY: dict[str, Any] = {"model": "local-model", "temperature": 0, "max_tokens": 16}
@@ -39,19 +38,18 @@ class Place(BaseModel):
     sunny: bool
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveServer]:
-    from support.tiny_models import ENGINE_ARGS, build_text_model
-
-    folder = build_text_model(tmp_path_factory.mktemp("http-model"))
-    structured = {"backend": "xgrammar", "disable_any_whitespace": True}
-    args = {**ENGINE_ARGS, "max_num_seqs": 4, "structured_outputs_config": structured}
-    engine = VllmEngine(VllmConfig(model=str(folder), args=args, tool_parser="hermes"))
-    async with live_server(engine) as server:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def shared_server(text_model: VllmEngine) -> AsyncIterator[LiveServer]:
+    async with live_server(text_model, stops_engine=False) as server:
         yield server
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
+def server(shared_server: LiveServer, text_engine: VllmEngine) -> LiveServer:
+    return shared_server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
 async def client(server: LiveServer) -> AsyncIterator[Any]:
     import openai
 

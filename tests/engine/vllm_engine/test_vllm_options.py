@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from support.until import until
 from support.vllm_engine import (
     GREEDY,
@@ -18,10 +17,8 @@ from support.vllm_engine import (
     llm_of,
     plain_answer,
     request,
-    running_engine,
     text_of,
     unfinished,
-    until_idle,
 )
 
 from omni_ws.core.chunks import FinishReason, InputMode, OutputModality, TokenLogprob
@@ -30,7 +27,7 @@ from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.sampling import MAX_SCHEMA_BYTES
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 SNAPSHOT = InputMode.SNAPSHOT
 #: Half of all bytes are no characters: answers of this kind hold many tokens that make a character together.
@@ -47,25 +44,9 @@ PLACE: dict[str, Any] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    from support.tiny_models import ENGINE_ARGS, build_text_model
-
-    args = {
-        **ENGINE_ARGS,
-        "max_num_seqs": 4,
-        # With random weights the model would generate white space forever where the grammar allows it.
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-    }
-    async with running_engine(build_text_model(tmp_path_factory.mktemp("text-model")), args) as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; checks afterwards that no resources are held."""
-    yield started
-    await until_idle(started)
+@pytest.fixture
+def engine(text_engine: VllmEngine) -> VllmEngine:
+    return text_engine
 
 
 async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[EngineOutput]:
@@ -94,13 +75,13 @@ async def sampled(engine: VllmEngine, prompt: str, logprobs: int, **sampling: An
     return completion.text, completion.logprobs, list(completion.token_ids)
 
 
-async def test_the_engine_says_what_it_can_do(started: VllmEngine) -> None:
-    capabilities = started.capabilities
+async def test_the_engine_says_what_it_can_do(engine: VllmEngine) -> None:
+    capabilities = engine.capabilities
     assert capabilities.logprobs
     assert capabilities.structured_output
     assert capabilities.choices
     assert capabilities.priority
-    assert not capabilities.tools
+    assert capabilities.tools
 
 
 @pytest.mark.parametrize("top", [0, 3])
@@ -276,6 +257,8 @@ async def test_a_schema_of_the_greatest_size(engine: VllmEngine) -> None:
 
 
 async def test_the_urgent_request_is_answered_before_those_that_wait(engine: VllmEngine) -> None:
+    from support.tiny_models import ENGINE_ARGS
+
     order: list[str] = []
 
     async def ask(name: str, priority: int, tokens: int) -> None:
@@ -283,13 +266,14 @@ async def test_the_urgent_request_is_answered_before_those_that_wait(engine: Vll
         await answer(engine, Input(name), sampling=sampling, options=AnswerOptions(priority=priority))
         order.append(name)
 
+    places = ENGINE_ARGS["max_num_seqs"]
     async with asyncio.TaskGroup() as group:
-        for number in range(4):
+        for number in range(places):
             group.create_task(ask(f"running {number}", 0, 300))
-        await until(lambda: unfinished(engine) == 4)
+        await until(lambda: unfinished(engine) == places)
         for number in range(3):
             group.create_task(ask(f"waiting {number}", 5, 30))
-        await until(lambda: unfinished(engine) == 7)
+        await until(lambda: unfinished(engine) == places + 3)
         group.create_task(ask("urgent", -1, 30))
     late = [name for name in order if not name.startswith("running")]
     assert late[0] == "urgent"

@@ -183,7 +183,7 @@ async def test_what_is_not_an_argument_is_refused(client: Any, arguments: Any, p
 async def test_an_operator_turns_thought_off_and_a_grammar_applies_behind_it(thinker: Path) -> None:
     from support.tiny_models import ENGINE_ARGS
 
-    settings = {"reasoning_parser": "qwen3", "chat_template_kwargs": {"enable_thinking": False}}
+    settings: dict[str, Any] = {"reasoning_parser": "qwen3", "chat_template_kwargs": {"enable_thinking": False}}
     async with running_engine(thinker, ENGINE_ARGS, **settings) as engine:
         outputs = [output async for output in engine.generate(request(Input("Hello")))]
         assert text_of(outputs) == await plain_answer(engine, ANSWERING)

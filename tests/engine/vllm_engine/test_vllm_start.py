@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import start_vllm_command
+from support.commands import run_command, start_vllm_command
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
@@ -42,6 +43,11 @@ def test_the_order_of_work_is_by_priority_unless_the_operator_says_otherwise(
     args: dict[str, Any], by_priority: bool
 ) -> None:
     assert VllmEngine(VllmConfig(model="some/model", args=args)).capabilities.priority is by_priority
+
+
+@pytest.mark.parametrize("parser", [None, "hermes"])
+def test_tools_are_there_where_a_parser_is(parser: str | None) -> None:
+    assert VllmEngine(VllmConfig(model="some/model", tool_parser=parser)).capabilities.tools is (parser is not None)
 
 
 def test_the_stages_of_an_answer() -> None:
@@ -97,14 +103,6 @@ class TestWithVllm:
         error = await self.failure(tmp_path / "nowhere", {})
         assert isinstance(error, EngineFailed)
         assert "the Thinker failed to start" in error.message
-
-    async def test_weights_that_cannot_be_read(self, tmp_path: Path) -> None:
-        from support.tiny_models import ENGINE_ARGS, build_text_model
-
-        folder = build_text_model(tmp_path / "model")
-        (folder / "model.safetensors").write_bytes(b"no weights")
-        error = await self.failure(folder, dict(ENGINE_ARGS))
-        assert isinstance(error, EngineFailed)
 
     async def test_weights_that_give_no_numbers(self, tmp_path: Path) -> None:
         from safetensors.torch import load_file, save_file
@@ -168,6 +166,14 @@ class TestWithVllm:
         assert b"listens on" not in errors
         # Python's resource tracker ends once all other processes have ended.
         await until(partial(is_gone, process.pid), seconds=60)
+
+    async def test_the_command_ends_with_status_2_where_a_setting_is_wrong(self, tmp_path: Path) -> None:
+        settings = ["--model", str(tmp_path / "nowhere"), "--vllm.chat-template", str(tmp_path / "absent")]
+        command = [sys.executable, "-m", "omni_ws", "serve", "--engine", "vllm", "--port", "0", "--grpc-port", "0"]
+        ended = await run_command(*command, *settings, seconds=STARTS_WITHIN_SEC)
+        assert ended.status == 2
+        assert "vllm.chat_template" in ended.errors
+        assert "Traceback" not in ended.errors
 
 
 def is_gone(group: int) -> bool:

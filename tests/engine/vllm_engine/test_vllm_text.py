@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from support.hand_over import HandOver
 from support.until import until
 from support.vllm_engine import (
     GREEDY,
     Input,
     answer,
+    early_budget,
     final_of,
     plain_answer,
     request,
-    running_engine,
     text_of,
     unfinished,
-    until_idle,
 )
 
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task
@@ -33,33 +29,15 @@ from omni_ws.engine.base import AnswerOptions, Message, TextOutput
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
 LONG = WORDS * 8
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    from support.tiny_models import ENGINE_ARGS, build_text_model
-
-    folder: Path = build_text_model(tmp_path_factory.mktemp("text-model"))
-    async with running_engine(folder, ENGINE_ARGS) as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; checks afterwards that no resources are held."""
-    slots, tokens = budget(started)
-    yield started
-    await until_idle(started)
-    assert budget(started) == (slots, tokens)
-
-
-def budget(engine: VllmEngine) -> tuple[int, int]:
-    assert engine._shared is not None
-    return engine._shared.budget.slots, engine._shared.budget.tokens
+@pytest.fixture
+def engine(text_engine: VllmEngine) -> VllmEngine:
+    return text_engine
 
 
 async def early_answer(engine: VllmEngine, pieces: list[str], **changes: Any) -> tuple[str, int]:
@@ -214,11 +192,11 @@ async def test_early_work_is_the_same_with_a_seed(engine: VllmEngine) -> None:
 async def test_streamed_prompts_leave_half_of_the_places_to_answers(engine: VllmEngine) -> None:
     from support.tiny_models import ENGINE_ARGS
 
-    slots, _ = budget(engine)
+    slots, _ = early_budget(engine)
     assert slots == ENGINE_ARGS["max_num_seqs"] // 2
     sources = [Input(WORDS * 2, open_end=True) for _ in range(slots + 2)]
     answers = [asyncio.create_task(answer(engine, source)) for source in sources]
-    await until(lambda: budget(engine)[0] == 0)
+    await until(lambda: early_budget(engine)[0] == 0)
     # Requests that wait for input do not block others.
     await answer(engine, Input("Hello."))
     for source in sources:

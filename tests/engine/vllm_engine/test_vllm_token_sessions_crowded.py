@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.commands import run_command
 from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
-from support.token_reference import ALL, Reference, close, png, readouts
-from support.vllm_engine import GREEDY, STARTS_WITHIN_SEC, Input, answer, plain_answer, request, running_engine
+from support.token_reference import ALL, Reference, close, readouts
+from support.vllm_engine import GREEDY, Input, answer, plain_answer, request
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
@@ -25,14 +22,14 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, save_vectors
+from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
 from omni_ws.engine.vllm.readouts import Readouts
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_talker, build_text_model, build_vision_model
+from support.tiny_models import ENGINE_ARGS, build_text_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 CONCEPTS = ("warm", "loud", "round")
 KEYS = (ApiKey(name="one", key_sha256=digest("secret-one")), ApiKey(name="two", key_sha256=digest("secret-two")))
@@ -54,7 +51,7 @@ def vectors() -> ReadoutVectors:
     return random_vectors(CONCEPTS)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[SalienceServer]:
     args = {**ENGINE_ARGS, "max_model_len": 512, "num_gpu_blocks_override": ROOM // 32}
     engine = VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
@@ -132,94 +129,28 @@ async def test_numbers_at_the_edge_of_what_the_wire_carries(server: SalienceServ
     await server.close(session)
 
 
-async def test_readouts_beside_a_chat_and_a_talker(
-    model: Path, vectors: ReadoutVectors, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+async def test_readouts_beside_a_chat_and_a_talker(voice_engine: VllmEngine) -> None:
     """The chat's answer is the same as without readouts, it is spoken, and the readouts are right meanwhile."""
-    from support.tiny_codec import build_codec, write_talker_profile
-
-    folder = tmp_path_factory.mktemp("voice")
-    voice: dict[str, Any] = {
-        "talker": str(build_talker(folder / "talker")),
-        "talker_profile": str(write_talker_profile(folder / "talker.toml", build_codec(folder / "codec"))),
-        "talker_args": dict(ENGINE_ARGS),
-    }
-    reference = Reference(model)
+    vectors = random_vectors(CONCEPTS)
+    reference = Reference(Path(str(voice_engine.config.model)))
     text = [(index * 19) % 250 + 1 for index in range(150)]
-    config = VllmConfig(model=str(model), args=dict(ENGINE_ARGS), **voice)
-    engine = VllmEngine(config, readouts=Readouts(vectors))
-    async with salience_server(engine) as server:
+    async with salience_server(voice_engine, stops_engine=False) as server:
         modalities = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
 
         async def speak() -> int:
             asked = request(Input("hello there"), modalities=modalities)
-            return sum([len(one.samples) async for one in engine.generate(asked) if isinstance(one, AudioOutput)])
+            outputs = voice_engine.generate(asked)
+            return sum([len(one.samples) async for one in outputs if isinstance(one, AudioOutput)])
 
         session = await server.open()
         (tokens, _), (said, _), sound = await asyncio.gather(
             server.events(session, text, max_tokens=20, top_k=1, readout_ranges=ALL),
-            answer(engine, Input("what is it?"), sampling={**GREEDY, "temperature": 0}),
+            answer(voice_engine, Input("what is it?"), sampling={**GREEDY, "temperature": 0}),
             speak(),
         )
         assert close(readouts(tokens), reference.readouts(await server.dump(session), vectors))
         assert sound > 0
-        assert said == await plain_answer(engine, "user: what is it?\nassistant:")
-
-
-async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_factory: pytest.TempPathFactory) -> None:
-    model = build_vision_model(tmp_path_factory.mktemp("models") / "vision")
-    async with salience_server(VllmEngine(VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS)))) as server:
-        engine: Any = server.app.sessions.engine
-        vision = engine.tokens.vision_tokens
-        features = 112 * 56 // 28 // 28
-        tokens = [5, 6, vision.start, *[vision.pad] * features, vision.end, 7]
-
-        def attached(colour: str) -> list[dict[str, Any]]:
-            return [{"bytes": png(112, 56, colour), "mime": "image/png", "pad_range_start": 2,
-                     "pad_range_end": 4 + features}]  # fmt: skip
-
-        rendering = engine.tokens._model.render
-        left: list[str] = []
-
-        async def left_behind(prompt: Any) -> Any:
-            """Simulate a call that ends between the two steps."""
-            rendered = await rendering(prompt)
-            if len(prompt["prompt_token_ids"]) > 3 and not left:
-                left.append("once")
-                return await rendering(prompt)
-            return rendered
-
-        engine.tokens._model.render = left_behind
-        session = await server.open()
-        first, _ = await server.events(session, tokens, images=attached("red"), max_tokens=3, top_k=1)
-        assert left == ["once"]
-        assert len(first) == 3
-        # And a call that is really cancelled at that point.
-        engine.tokens._model.render = rendering
-        reached, left_it = asyncio.Event(), asyncio.Event()
-        generate = engine.tokens._model.generate
-
-        async def stuck(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
-            reached.set()
-            try:
-                await asyncio.Event().wait()
-                yield
-            finally:
-                left_it.set()
-
-        engine.tokens._model.generate = stuck
-        other = await server.open()
-        call = server.generate(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
-        reading = asyncio.ensure_future(anext(aiter(call)))
-        await reached.wait()
-        call.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        await asyncio.wait_for(left_it.wait(), 60)
-        await server.idle()
-        engine.tokens._model.generate = generate
-        assert await server.dump(other) == []
-        again, _ = await server.events(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
-        assert len(again) == 3
+        assert said == await plain_answer(voice_engine, "user: what is it?\nassistant:")
 
 
 # invalid combinations
@@ -252,22 +183,9 @@ async def test_vectors_of_another_size_end_the_start(model: Path) -> None:
         await engine.start()
 
 
-async def test_vectors_for_layers_that_are_not_there_end_the_command(model: Path, tmp_path: Path) -> None:
-    files = tmp_path / "readout.safetensors", tmp_path / "readout.json"
-    save_vectors({2: np.ones((1, 128), np.float32)}, ["one"], *files)
-    arguments = ["--engine", "vllm", "--model", str(model), "--port", "0", "--grpc-port", "0"]
-    arguments += [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
-    arguments += ["--grpc.readout-vectors", str(files[0]), "--grpc.readout-manifest", str(files[1])]
-    ended = await run_command(sys.executable, "-m", "omni_ws", "serve", *arguments, seconds=STARTS_WITHIN_SEC)
-    assert ended.status == 2
-    assert "layers [2]" in ended.errors
-    assert "Traceback" not in ended.errors
-
-
-async def test_an_engine_without_readouts_is_not_made_eager(model: Path) -> None:
-    async with running_engine(model, {"enforce_eager": True, **ENGINE_ARGS}) as engine:
-        config = engine._thinker.llm.vllm_config.parallel_config
-        assert not config.worker_extension_cls
-        asked = TokenGeneration(request_id="any", tokens=[5, 6], images=(), max_tokens=1)
-        events = [event async for event in engine.tokens.generate_tokens(asked)]
-        assert len(events) == 2
+async def test_an_engine_without_readouts_is_not_made_eager(text_engine: VllmEngine) -> None:
+    config = text_engine._thinker.llm.vllm_config.parallel_config
+    assert not config.worker_extension_cls
+    asked = TokenGeneration(request_id="any", tokens=[5, 6], images=(), max_tokens=1)
+    events = [event async for event in text_engine.tokens.generate_tokens(asked)]
+    assert len(events) == 2

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from support.raw_http import post
 from support.until import until
 from support.vllm_engine import (
@@ -18,10 +17,8 @@ from support.vllm_engine import (
     final_of,
     plain_answer,
     request,
-    running_engine,
     text_of,
     unfinished,
-    until_idle,
 )
 
 from omni_ws.client import connect
@@ -38,7 +35,7 @@ from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
 from omni_ws.errors import InvalidValue
 from omni_ws.server import create_app, listen
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 SNAPSHOT = InputMode.SNAPSHOT
 LONG_ENOUGH = {"temperature": 0.0, "max_tokens": 400}
@@ -86,21 +83,9 @@ TWO_CALLS = (
 )
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    from support.tiny_models import ENGINE_ARGS, build_text_model
-
-    args = {**ENGINE_ARGS, "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
-    folder = build_text_model(tmp_path_factory.mktemp("text-model"))
-    async with running_engine(folder, args, tool_parser="hermes") as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; checks afterwards that no resources are held."""
-    yield started
-    await until_idle(started)
+@pytest.fixture
+def engine(text_engine: VllmEngine) -> VllmEngine:
+    return text_engine
 
 
 @pytest.fixture
@@ -150,10 +135,6 @@ def told(engine: VllmEngine, *, tools: tuple[Any, ...] = TOOLS) -> str:
     head, _ = engine._shared.form.frame(PromptContext(tools=tools))
     assert head.startswith("tools: [")
     return head.removesuffix("user: ")
-
-
-async def test_tools_are_there_where_a_parser_is(started: VllmEngine) -> None:
-    assert started.capabilities.tools
 
 
 async def test_a_parser_that_vllm_does_not_have_is_an_error_at_start() -> None:
