@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from numpy.typing import NDArray
 from PIL import Image
 from support.until import until
@@ -18,9 +17,7 @@ from support.vllm_engine import (
     answer,
     llm_of,
     plain_answer,
-    running_engine,
     text_chunk,
-    until_idle,
 )
 
 from omni_ws.core.audio_format import AudioFormat
@@ -30,21 +27,21 @@ from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.media.limits import MediaLimits
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 RATE = 16_000
 HEARD = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def hearing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    from support.tiny_models import MULTIMODAL_ARGS, build_audio_model
+@pytest.fixture
+def hearing(hearing_engine: VllmEngine) -> VllmEngine:
+    return hearing_engine
 
-    folder = build_audio_model(tmp_path_factory.mktemp("audio-model"))
-    async with running_engine(folder, MULTIMODAL_ARGS, audio_segment_ms=1000) as engine:
-        yield engine
-        await until_idle(engine)
+
+@pytest.fixture
+def seeing(seeing_engine: VllmEngine) -> VllmEngine:
+    return seeing_engine
 
 
 def noise(seconds: float, seed: int = 0) -> NDArray[np.int16]:
@@ -186,33 +183,20 @@ async def test_earlier_turns_that_cannot_be_heard_any_more(hearing: VllmEngine) 
     assert text == await plain_answer(hearing, prompt)
 
 
-async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory, early_steps: Callable[[], int]) -> None:
-    pytest.importorskip("torchvision", reason="torchvision is not installed")
-    from support.tiny_models import MULTIMODAL_ARGS, build_vision_model
-
-    folder = build_vision_model(tmp_path_factory.mktemp("vision-model"))
-    args = {**MULTIMODAL_ARGS, "limit_mm_per_prompt": {"image": 2, "video": 1}}
-    async with running_engine(folder, args) as engine:
-        assert engine.capabilities.input_modalities == {Modality.TEXT, Modality.IMAGE, Modality.VIDEO}
-        await _pictures(engine, early_steps)
-        await _smaller_pictures(engine)
-        await _too_many_pictures(engine)
-        await _frames_of_a_camera(engine)
-
-
-async def _pictures(engine: VllmEngine, early_steps: Callable[[], int]) -> None:
+async def test_sees_pictures(seeing: VllmEngine, early_steps: Callable[[], int]) -> None:
+    assert seeing.capabilities.input_modalities == {Modality.TEXT, Modality.IMAGE, Modality.VIDEO}
     first, second = picture(1), picture(2)
-    text, _ = await answer(engine, Input("Look", png(first), png(second), "well"), input_mode=InputMode.SNAPSHOT)
+    text, _ = await answer(seeing, Input("Look", png(first), png(second), "well"), input_mode=InputMode.SNAPSHOT)
     prompt = {
         "prompt": f"user: Look\n{SEEN}\n{SEEN}\nwell\nassistant:",
         "multi_modal_data": {"image": [first, second]},
     }
-    assert text == await plain_answer(engine, prompt)
-    swapped, _ = await answer(engine, Input("Look", png(second), png(first), "well"), input_mode=InputMode.SNAPSHOT)
+    assert text == await plain_answer(seeing, prompt)
+    swapped, _ = await answer(seeing, Input("Look", png(second), png(first), "well"), input_mode=InputMode.SNAPSHOT)
     assert swapped != text
 
     source = Input("Look", png(first), open_end=True)
-    answering = asyncio.create_task(answer(engine, source))
+    answering = asyncio.create_task(answer(seeing, source))
     await until(lambda: early_steps() > 0)
     source.send(png(second))
     source.send("well")
@@ -222,33 +206,33 @@ async def _pictures(engine: VllmEngine, early_steps: Callable[[], int]) -> None:
     assert live == text
 
 
-async def _smaller_pictures(engine: VllmEngine) -> None:
-    assert engine.capabilities.media_limits == {field.name for field in fields(MediaLimits)}
+async def test_a_picture_is_made_smaller_where_the_client_says_so(seeing: VllmEngine) -> None:
+    assert seeing.capabilities.media_limits == {field.name for field in fields(MediaLimits)}
     pixels = 60 * 80
     options = AnswerOptions(media_limits={"image_max_pixels": pixels})
     text, final = await answer(
-        engine, Input("Look", png(picture(1)), "well"), input_mode=InputMode.SNAPSHOT, options=options
+        seeing, Input("Look", png(picture(1)), "well"), input_mode=InputMode.SNAPSHOT, options=options
     )
     small = Image.fromarray(MediaLimits(image_max_pixels=pixels).fit_image(np.asarray(picture(1))))
     assert small.size == (80, 60)
     prompt = {"prompt": f"user: Look\n{SEEN}\nwell\nassistant:", "multi_modal_data": {"image": [small]}}
-    assert text == await plain_answer(engine, prompt)
-    _, large = await answer(engine, Input("Look", png(picture(1)), "well"), input_mode=InputMode.SNAPSHOT)
+    assert text == await plain_answer(seeing, prompt)
+    _, large = await answer(seeing, Input("Look", png(picture(1)), "well"), input_mode=InputMode.SNAPSHOT)
     assert final.usage.input_tokens < large.usage.input_tokens
 
 
-async def _too_many_pictures(engine: VllmEngine) -> None:
+async def test_too_many_pictures(seeing: VllmEngine) -> None:
     with pytest.raises(InvalidValue, match="image"):
-        await answer(engine, Input(*[png(picture(number)) for number in range(3)]), input_mode=InputMode.SNAPSHOT)
+        await answer(seeing, Input(*[png(picture(number)) for number in range(3)]), input_mode=InputMode.SNAPSHOT)
 
 
-async def _frames_of_a_camera(engine: VllmEngine) -> None:
+async def test_frames_of_a_camera(seeing: VllmEngine) -> None:
     frames = [
         InputChunk(Modality.VIDEO, png(picture(number)).payload, timestamp_ms=500 * number) for number in range(4)
     ]
-    text, final = await answer(engine, Input(*frames, "What moves?"), input_mode=InputMode.SNAPSHOT)
+    text, final = await answer(seeing, Input(*frames, "What moves?"), input_mode=InputMode.SNAPSHOT)
     assert text
-    still, _ = await answer(engine, Input(*[frames[0]] * 4, "What moves?"), input_mode=InputMode.SNAPSHOT)
+    still, _ = await answer(seeing, Input(*[frames[0]] * 4, "What moves?"), input_mode=InputMode.SNAPSHOT)
     assert still != text
     assert final.usage.input_tokens > len("user: \nWhat moves?\nassistant:")
 

@@ -19,24 +19,24 @@ from support.raw_http import request as http_request
 from support.vllm_engine import plain_answer, until_idle
 from websockets.asyncio.client import ClientConnection, connect
 
-from omni_ws.config.model import VllmConfig
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.wire.binary import encode_input
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 SAMPLING = {"temperature": 0, "max_tokens": 16}
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveServer]:
-    from support.tiny_models import MULTIMODAL_ARGS, build_audio_model
-
-    folder = build_audio_model(tmp_path_factory.mktemp("model") / "tiny-audio")
-    engine = VllmEngine(VllmConfig(model=str(folder), args=dict(MULTIMODAL_ARGS)))
-    async with live_server(engine) as server:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def shared_server(hearing_model: VllmEngine) -> AsyncIterator[LiveServer]:
+    async with live_server(hearing_model, stops_engine=False) as server:
         yield server
+
+
+@pytest.fixture
+def server(shared_server: LiveServer, hearing_engine: VllmEngine) -> LiveServer:
+    return shared_server
 
 
 def vllm(server: LiveServer) -> VllmEngine:
@@ -93,12 +93,12 @@ async def test_usage_of_a_cancelled_answer_is_in_tokens(server: LiveServer) -> N
 
 
 async def test_spoken_input_over_the_websocket(server: LiveServer) -> None:
-    samples = (np.random.default_rng(3).standard_normal(16_000) * 3000).astype("<i2")
+    samples = (np.random.default_rng(3).standard_normal(12_800) * 3000).astype("<i2")
     async with connect(server.websocket_url) as socket:
         await socket.recv()
         await socket.send(json.dumps({"type": "session_config", "sampling": SAMPLING}))
         await socket.recv()
-        for number in range(50):
+        for number in range(40):
             piece = samples[number * 320 : (number + 1) * 320].tobytes()
             await socket.send(encode_input(InputChunk(Modality.AUDIO, piece, number)))
         await socket.send(json.dumps({"type": "finish"}))
@@ -108,7 +108,7 @@ async def test_spoken_input_over_the_websocket(server: LiveServer) -> None:
         "multi_modal_data": {"audio": (samples.astype(np.float32) / 32768, 16_000)},
     }
     assert text == await plain_answer(vllm(server), prompt, **SAMPLING)
-    assert final["usage"]["input_audio_ms"] == 1000
+    assert final["usage"]["input_audio_ms"] == 800
 
 
 async def chat(server: LiveServer, body: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ from omni_ws.generated import salience_pb2 as messages
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_omni_model, build_text_model, build_vision_model
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_omni_model, build_text_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 Status = grpc.StatusCode
 Done = messages.GenerateDone
@@ -54,7 +54,7 @@ def vectors() -> ReadoutVectors:
     return random_vectors(CONCEPTS)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[SalienceServer]:
     # Prompts longer than a step's budget are computed in several steps.
     args = {**ENGINE_ARGS, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 512}
@@ -287,48 +287,117 @@ async def test_a_model_that_dies_is_unavailable_and_the_session_lives_on(
 # images
 
 
-@pytest.mark.parametrize("build", [build_vision_model, build_omni_model])
-async def test_images_have_the_features_that_the_model_makes(
-    build: Callable[[Path], Path], vectors: ReadoutVectors, tmp_path: Path
-) -> None:
-    engine = VllmEngine(
-        VllmConfig(model=str(build(tmp_path / "model")), args=dict(MULTIMODAL_ARGS)), readouts=Readouts(vectors)
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def qwen2_vl(seeing_model: VllmEngine) -> AsyncIterator[SalienceServer]:
+    async with salience_server(seeing_model, stops_engine=False) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def qwen25_omni(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SalienceServer]:
+    model = build_omni_model(tmp_path_factory.mktemp("models") / "omni")
+    config = VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS))
+    async with salience_server(VllmEngine(config, readouts=Readouts(random_vectors(CONCEPTS)))) as running:
+        yield running
+
+
+@pytest.fixture(params=["qwen2_vl", "qwen25_omni"])
+def seeing(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+async def test_images_have_the_features_that_the_model_makes(seeing: SalienceServer) -> None:
+    engine: Any = seeing.app.sessions.engine
+    vision = engine.tokens.vision_tokens
+    assert vision is not None
+    picture = png(112, 56, "red")
+    features = 112 * 56 // 28 // 28
+
+    def block(count: int) -> list[int]:
+        return [vision.start, *[vision.pad] * count, vision.end]
+
+    def attached(count: int, data: bytes = picture, mime: str = "image/png") -> dict[str, Any]:
+        return {"bytes": data, "mime": mime, "pad_range_start": 2, "pad_range_end": 4 + count}
+
+    session = await seeing.open()
+    for count in (features - 1, features + 1):
+        async with refused(Status.INVALID_ARGUMENT, f"{features} features"):
+            await seeing.events(session, [5, 6, *block(count)], images=[attached(count)])
+    async with refused(Status.INVALID_ARGUMENT, "images[0]"):
+        await seeing.events(session, [5, 6, *block(features)], images=[attached(features, b"GIF89a nothing")])
+    assert await seeing.dump(session) == []
+    asked: dict[str, Any] = {"max_tokens": 4, "top_k": 1, "logprobs_ranges": ALL, "readout_ranges": ALL}
+    tokens, done = await seeing.events(session, [5, 6, *block(features), 7], images=[attached(features)], **asked)
+    assert done.prompt_tokens == features + 5
+    fork = await seeing.fork(session, features + 5)
+    again, _ = await seeing.events(fork, [], features + 5, **asked)
+    assert [token.id for token in again] == [token.id for token in tokens]
+    other = await seeing.open()
+    blue, _ = await seeing.events(
+        other,
+        [5, 6, *block(features), 7],
+        images=[attached(features, png(112, 56, "blue"))],
+        **asked,
     )
-    async with salience_server(engine) as server:
-        vision = engine.tokens.vision_tokens
-        assert vision is not None
-        picture = png(112, 56, "red")
-        features = 112 * 56 // 28 // 28
+    last = features + 4
+    assert blue[last].sampled_logprob != tokens[last].sampled_logprob
+    assert not close(readouts(blue), readouts(tokens))
 
-        def block(count: int) -> list[int]:
-            return [vision.start, *[vision.pad] * count, vision.end]
 
-        def attached(count: int, data: bytes = picture, mime: str = "image/png") -> dict[str, Any]:
-            return {"bytes": data, "mime": mime, "pad_range_start": 2, "pad_range_end": 4 + count}
+async def test_an_image_that_never_reached_the_model_is_sent_again(
+    seeing: SalienceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = seeing.app.sessions.engine
+    vision = engine.tokens.vision_tokens
+    features = 112 * 56 // 28 // 28
+    tokens = [5, 6, vision.start, *[vision.pad] * features, vision.end, 7]
 
-        session = await server.open()
-        for count in (features - 1, features + 1):
-            async with refused(Status.INVALID_ARGUMENT, f"{features} features"):
-                await server.events(session, [5, 6, *block(count)], images=[attached(count)])
-        async with refused(Status.INVALID_ARGUMENT, "images[0]"):
-            await server.events(session, [5, 6, *block(features)], images=[attached(features, b"GIF89a nothing")])
-        assert await server.dump(session) == []
-        asked: dict[str, Any] = {"max_tokens": 4, "top_k": 1, "logprobs_ranges": ALL, "readout_ranges": ALL}
-        tokens, done = await server.events(session, [5, 6, *block(features), 7], images=[attached(features)], **asked)
-        assert done.prompt_tokens == features + 5
-        fork = await server.fork(session, features + 5)
-        again, _ = await server.events(fork, [], features + 5, **asked)
-        assert [token.id for token in again] == [token.id for token in tokens]
-        other = await server.open()
-        blue, _ = await server.events(
-            other,
-            [5, 6, *block(features), 7],
-            images=[attached(features, png(112, 56, "blue"))],
-            **asked,
-        )
-        last = features + 4
-        assert blue[last].sampled_logprob != tokens[last].sampled_logprob
-        assert not close(readouts(blue), readouts(tokens))
+    def attached(colour: str) -> list[dict[str, Any]]:
+        return [{"bytes": png(112, 56, colour), "mime": "image/png", "pad_range_start": 2,
+                 "pad_range_end": 4 + features}]  # fmt: skip
+
+    rendering = engine.tokens._model.render
+    left: list[str] = []
+
+    async def left_behind(prompt: Any) -> Any:
+        """Simulate a call that ends between the two steps."""
+        rendered = await rendering(prompt)
+        if len(prompt["prompt_token_ids"]) > 3 and not left:
+            left.append("once")
+            return await rendering(prompt)
+        return rendered
+
+    monkeypatch.setattr(engine.tokens._model, "render", left_behind)
+    session = await seeing.open()
+    first, _ = await seeing.events(session, tokens, images=attached("white"), max_tokens=3, top_k=1)
+    assert left == ["once"]
+    assert len(first) == 3
+    # And a call that is really cancelled at that point.
+    monkeypatch.setattr(engine.tokens._model, "render", rendering)
+    reached, left_it = asyncio.Event(), asyncio.Event()
+    generate = engine.tokens._model.generate
+
+    async def stuck(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            left_it.set()
+
+    monkeypatch.setattr(engine.tokens._model, "generate", stuck)
+    other = await seeing.open()
+    call = seeing.generate(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
+    reading = asyncio.ensure_future(anext(aiter(call)))
+    await reached.wait()
+    call.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await asyncio.wait_for(left_it.wait(), 60)
+    await seeing.idle()
+    monkeypatch.setattr(engine.tokens._model, "generate", generate)
+    assert await seeing.dump(other) == []
+    again, _ = await seeing.events(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
+    assert len(again) == 3
 
 
 # files
