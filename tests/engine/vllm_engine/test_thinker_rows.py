@@ -79,13 +79,14 @@ class Case:
 
         return [part(place, name) for place, name in enumerate(self.parts)]
 
-    def spoken(self, thinker: OmniThinker, **settings: Any) -> Spoken:
+    def spoken(self, thinker: OmniThinker, *, codec_frames: int = 1) -> Spoken:
+        """What transformers makes of it. The codes, which take it longest, are only made where they matter."""
         from support.omni_cases import OmniCase
         from support.omni_reference import reference
 
         history = tuple((message.role, message.text) for message in self.history)
         case = OmniCase("", "\n".join(self.parts), history)
-        return reference(family(thinker)).speak(case, **settings)
+        return reference(family(thinker)).speak(case, codec_frames=codec_frames)
 
 
 CASES = {
@@ -142,10 +143,14 @@ def assert_spoken(heard: Heard, expected: Spoken) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_rows_and_positions_are_those_of_transformers(thinker: OmniThinker, name: str) -> None:
+    from support.omni_reference import CODEC_FRAMES
+
     heard = await answered(thinker, CASES[name], input_mode=InputMode.SNAPSHOT)
-    expected = CASES[name].spoken(thinker)
+    mixed = name == "mixed"  # all of what the others have, so the codes of one will do
+    expected = CASES[name].spoken(thinker, codec_frames=CODEC_FRAMES if mixed else 1)
     assert_heard(heard, expected)
-    assert_spoken(heard, expected)
+    if mixed:
+        assert_spoken(heard, expected)
     assert len(heard.text) == len(heard.spoken) + 1, "the last token is written, not spoken"
 
 
@@ -194,9 +199,7 @@ async def test_rows_of_input_that_comes_in_pieces(thinker: OmniThinker, sampling
         said = "".join([one.text async for one in outputs])
     assert stage.early_steps >= 2
     assert not any(isinstance(item, PromptReset) for item in items)
-    whole, expected = heard(items, said, stage), case.spoken(thinker)
-    assert_heard(whole, expected)
-    assert_spoken(whole, expected)
+    assert_heard(heard(items, said, stage), case.spoken(thinker))
 
 
 async def test_a_conversation_finds_its_rows_again(thinker: OmniThinker) -> None:
