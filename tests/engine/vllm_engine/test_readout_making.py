@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -71,7 +72,7 @@ async def run(*arguments: str) -> Ended:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
+async def test_vectors_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
     from support.tiny_models import ENGINE_ARGS, build_text_model
     from support.token_reference import Reference, close
@@ -82,9 +83,8 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     prompts.write_text(json.dumps(PROMPTS))
     given = [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
-    ended = await run(*command, "--layers", "0,1")
-    assert ended.status == 0, ended.errors
-    assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in ended.output
+    assert await asyncio.to_thread(readout_vectors.main, [*command, "--layers", "0,1"], {}) == 0
+    assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in capsys.readouterr().out
 
     made = load_vectors(out / "readout.safetensors", out / "readout.json")
     assert (made.manifest.concepts, made.manifest.layers) == (("loud", "asking"), (0, 1))
