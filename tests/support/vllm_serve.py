@@ -35,14 +35,6 @@ main()
 
 
 @dataclass(frozen=True)
-class VllmServers:
-    """One whose model reads, and one whose model hears as well."""
-
-    text: VllmServe
-    audio: VllmServe
-
-
-@dataclass(frozen=True)
 class VllmServe:
     process: subprocess.Popen[bytes]
     url: str
@@ -85,24 +77,6 @@ def vllm_serve(model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
     """Starts it; it is not ready when the block begins."""
     with kept_port() as port, _serving(port, model, log, *arguments) as serve:
         yield serve
-
-
-@contextmanager
-def vllm_servers(folder: Path) -> Iterator[VllmServers]:
-    """Both load at the same time."""
-    from support.tiny_models import build_audio_model, build_text_model
-
-    hearing = [
-        *("--max-model-len", str(CONTEXT), "--skip-mm-profiling", "--mm-processor-cache-gb", "0.05"),
-        # The template of the model writes texts only: vLLM puts the place of the sound into the text itself.
-        *("--chat-template-content-format", "string"),
-    ]
-    text, audio = build_text_model(folder / "text"), build_audio_model(folder / "audio")
-    with (
-        vllm_serve(text, folder / "text.log", "--max-model-len", str(CONTEXT)) as reads,
-        vllm_serve(audio, folder / "audio.log", *hearing) as hears,
-    ):
-        yield VllmServers(reads, hears)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The remote engine with a real ``vllm serve`` on the CPU, and a model of random weights."""
+"""The remote engine with a real ``vllm serve`` on the CPU, and a Qwen2-Audio of random weights."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
 pytest.importorskip("httpx", reason="the remote engine's client is not installed")
 
 from support.live_server import live_server
-from support.scripted_upstream import answer, asking, final, gather, said
-from support.vllm_serve import CONTEXT, VllmServe, VllmServers, configuration, in_front_of
+from support.scripted_upstream import answer, asking, final, gather, said, text
+from support.vllm_serve import CONTEXT, VllmServe, configuration, in_front_of, vllm_serve
 
 from omni_ws.client import connect
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.engine.base import EngineState, TextOutput
 from omni_ws.engine.remote.engine import RemoteEngine
@@ -24,17 +26,28 @@ from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+SHORT: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
+HEARS = ("text", "audio")
 
 
 @pytest.fixture(scope="module")
-def serve(vllm_servers: VllmServers) -> Iterator[VllmServe]:
-    yield vllm_servers.text
-    vllm_servers.text.kill()
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServe]:
+    from support.tiny_models import build_audio_model
+
+    folder = tmp_path_factory.mktemp("served")
+    hearing = [
+        *("--max-model-len", str(CONTEXT), "--skip-mm-profiling", "--mm-processor-cache-gb", "0.05"),
+        *("--limit-mm-per-prompt", '{"audio": 1}'),
+        # The template of the model writes texts only: vLLM puts the place of the sound into the text itself.
+        *("--chat-template-content-format", "string"),
+    ]
+    with vllm_serve(build_audio_model(folder / "audio"), folder / "log", *hearing) as serve:
+        yield serve
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine(serve: VllmServe) -> AsyncIterator[RemoteEngine]:
-    async with in_front_of(serve) as engine:
+    async with in_front_of(serve, input_modalities=HEARS) as engine:
         yield engine
 
 
@@ -94,9 +107,54 @@ async def test_a_value_that_it_refuses(engine: RemoteEngine) -> None:
         await answer(engine, sampling={"min_p": 7})
 
 
-async def test_sound_for_a_model_that_hears_nothing(engine: RemoteEngine) -> None:
+def tone(seconds: float, rate: int = 16_000) -> bytes:
+    return (np.sin(np.arange(int(seconds * rate)) / 9) * 20_000).astype("<i2").tobytes()
+
+
+async def tokens(engine: RemoteEngine, *chunks: InputChunk, **fields: Any) -> int:
+    return final(await answer(engine, text("what is this"), *chunks, sampling=SHORT, **fields)).usage.input_tokens
+
+
+async def test_the_model_hears_as_much_as_was_said(engine: RemoteEngine) -> None:
+    """Its encoder makes 25 tokens per second."""
+    silent = await tokens(engine)
+    one, two = [await tokens(engine, InputChunk(Modality.AUDIO, tone(seconds))) for seconds in (1, 2)]
+    assert one > silent + 20
+    assert 22 <= two - one <= 28
+
+
+async def test_other_rates_are_heard_alike(engine: RemoteEngine) -> None:
+    plain = await tokens(engine, InputChunk(Modality.AUDIO, tone(1)))
+    wide = await tokens(
+        engine,
+        InputChunk(Modality.AUDIO, tone(1, 48_000)),
+        input_audio=AudioFormat(AudioEncoding.PCM16, 48_000),
+    )
+    assert wide == plain
+
+
+async def test_a_microphone_in_front_of_it(serve: VllmServe, engine: RemoteEngine) -> None:
+    config = configuration(serve, input_modalities=HEARS)
+    session_config = {"sampling": SHORT, "modalities": ["text"]}
+    async with (
+        live_server(RemoteEngine(config), remote=config) as front,
+        connect(front.websocket_url, config=session_config) as session,
+    ):
+        sound = tone(1)
+        for start in range(0, len(sound), 640):
+            await session.send_audio(sound[start : start + 640])
+        await session.finish()
+        heard = await session.answer()
+        assert heard.usage is not None
+        assert heard.usage.input_audio_ms == 1000
+        assert heard.usage.output_tokens == 8
+        assert heard.text
+
+
+async def test_more_sounds_than_it_takes(engine: RemoteEngine) -> None:
+    sound = InputChunk(Modality.AUDIO, tone(0.5))
     with pytest.raises(InvalidValue):
-        await answer(engine, InputChunk(Modality.AUDIO, bytes(3200)))
+        await answer(engine, sound, text("and"), sound, sampling=SHORT)
 
 
 async def test_a_wrong_key_is_told_at_the_start(serve: VllmServe, engine: RemoteEngine) -> None:
