@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -11,16 +12,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import wave
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
 import pytest
+from support.live_server import live_server
+
+from omni_ws.config import EngineName, load
+from omni_ws.engine_choice import create_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -37,15 +42,32 @@ class Listening(NamedTuple):
     grpc_port: int
 
 
+def make(target: str, *variables: str) -> list[str]:
+    """The command for a make target in this very environment, whose stamp counts as fresh."""
+    stamp = f"{sys.prefix}/.ready"
+    return ["make", "--no-print-directory", "-o", stamp, target, f"VLLM_VENV={sys.prefix}", *variables]
+
+
+def environment() -> dict[str, str]:
+    """Without what a make above this one says."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    kept.pop("OMNI_WS_API_KEY", None)
+    return kept
+
+
+def recipe(target: str, *variables: str) -> list[list[str]]:
+    """The commands that a make target would run, in words."""
+    command = [*make(target, *variables), "--dry-run"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
+    return [shlex.split(line) for line in ended.stdout.replace("\\\n", " ").splitlines()]
+
+
 @contextmanager
 def made(target: str, *variables: str) -> Iterator[subprocess.Popen[str]]:
-    """The server that a make target runs in this very environment, whose stamp counts as fresh."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    environment.pop("OMNI_WS_API_KEY", None)
+    """The server that a make target runs."""
     process = subprocess.Popen(
-        ["make", "--no-print-directory", "-o", f"{sys.prefix}/.ready", target, f"VLLM_VENV={sys.prefix}", *variables],
-        cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        make(target, *variables), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stderr is not None
     try:
         yield process
@@ -77,34 +99,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(folder: Path) -> Iterator[tuple[Listening, Listening]]:
-    """``make serve-tiny``, and ``make serve`` with the models that the former built, named as those of a hub would be.
-
-    Both load their models at the same time.
-    """
-    settings = (
-        "--no-fetch --port 0 --grpc-port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true "
-        "--vllm.args.max_model_len 1024 "
-        "--vllm.args.kv_cache_memory_bytes 33554432 --vllm.args.skip_mm_profiling true "
-        "--vllm.args.mm_processor_cache_gb 0.05 --vllm.talker_args.dtype float32 --vllm.talker_args.enforce_eager true "
-        f"--vllm.talker_args.kv_cache_memory_bytes 33554432 --vllm.talker_profile {folder}/talker.toml"
-    )
-    names = (f"MODEL={folder}/thinker", f"TALKER={folder}/talker")
-    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0 --grpc-port 0") as tiny:
-        while tiny.poll() is None and not (folder / "serve.toml").exists():  # the last that is built
-            time.sleep(0.05)
-        with made("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}") as named:
-            yield listening(tiny), listening(named)
+def server(folder: Path) -> Iterator[Listening]:
+    """``make serve-tiny``."""
+    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0 --grpc-port 0") as process:
+        yield listening(process)
 
 
 @pytest.fixture(scope="module")
-def address(servers: tuple[Listening, Listening]) -> str:
-    return servers[0].address
+def address(server: Listening) -> str:
+    return server.address
 
 
 @pytest.fixture(scope="module")
-def grpc_port(servers: tuple[Listening, Listening]) -> int:
-    return servers[0].grpc_port
+def grpc_port(server: Listening) -> int:
+    return server.grpc_port
 
 
 def mic_client(address: str, *arguments: str) -> list[dict[str, Any]]:
@@ -136,12 +144,18 @@ def test_the_microphone_client_with_a_text(address: str, tmp_path: Path) -> None
     assert text_of(first) == text_of(second) != ""
 
 
-def test_an_omni_model_hears_and_speaks_with_its_own_voice(tmp_path: Path) -> None:
+async def test_an_omni_model_hears_and_speaks_with_its_own_voice(tmp_path: Path) -> None:
+    from support import tiny_models
+
+    build, serve = recipe("serve-tiny", "MODEL=qwen2.5-omni", f"TINY_MODELS={tmp_path}")
+    assert build[-4:] == ["-m", "support.tiny_models", str(tmp_path), "qwen2.5-omni"]
+    assert serve[-4:] == ["omni_ws", "serve", "--config", f"{tmp_path}/serve.toml"]
+    tiny_models.main(tmp_path, "qwen2.5-omni")
     reply = tmp_path / "reply.wav"
-    with made("serve-tiny", "MODEL=qwen2.5-omni", f"TINY_MODELS={tmp_path}", "ARGS=--port 0 --grpc-port 0") as process:
-        address = listening(process).address
+    async with live_server(create_engine(load(toml=tmp_path / "serve.toml").config)) as server:
         frames = ("--config", "stage_sampling.talker.max_tokens=120")
-        events = mic_client(address, "--file", str(CLIP), "--fast", "--save", str(reply), "--voice", "ethan", *frames)
+        talk = partial(mic_client, f"http://127.0.0.1:{server.port}", "--file", str(CLIP), "--fast", *frames)
+        events = await asyncio.to_thread(talk, "--save", str(reply), "--voice", "ethan")
     final = final_of(events)
     assert final["usage"]["input_audio_ms"] == pytest.approx(seconds_of(CLIP) * 1000, abs=20)
     assert final["usage"]["output_tokens"] == LONGEST
@@ -217,12 +231,16 @@ def test_the_sdk_of_openai(address: str) -> None:
         assert refused.value.param == "voice"
 
 
-def test_make_serve_with_a_model_and_a_talker(servers: tuple[Listening, Listening], tmp_path: Path) -> None:
-    _, named = servers
-    options = ["--config", "sampling.max_tokens=8", "--config", "sampling.temperature=0"]
-    events = mic_client(named.address, "--text", "Hello!", *options, "--save", f"{tmp_path}/x.wav")
-    assert final_of(events)["usage"]["output_tokens"] == 8
-    assert final_of(events)["usage"]["output_audio_ms"] > 0
+def test_make_serve_with_a_model_and_a_talker() -> None:
+    names = ("MODEL=/models/thinker", "TALKER=/models/talker")
+    settings = "--port 0 --vllm.args.max_model_len 1024"
+    (serve,) = recipe("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}")
+    program, given = serve[: serve.index("--fetch") + 1], serve[serve.index("--fetch") + 1 :]
+    assert program == ["exec", f"{sys.prefix}/bin/python", "-m", "omni_ws", "serve", "--fetch"]
+    config = load(given).config
+    assert (config.engine, config.port) == (EngineName.VLLM, 0)
+    assert (config.vllm.model, config.vllm.talker) == ("/models/thinker", "/models/talker")
+    assert config.vllm.args == {"max_model_len": 1024}
 
 
 def test_the_lines_of_the_guide_to_token_sessions(address: str, grpc_port: int, folder: Path) -> None:
