@@ -141,19 +141,13 @@ async def test_a_reader_that_does_not_read_stops_the_talker(talker: TalkerHost) 
     await speech.task
 
 
-async def test_being_cancelled_frees_the_slot_within_50_ms(talker: TalkerHost) -> None:
-    """What it takes to learn of it is part of the time. A busy machine may be slow at times."""
-    loop = asyncio.get_running_loop()
-    took: list[float] = []
-    while len(took) < 5 or (min(took) >= 0.05 and len(took) < 40):
-        speech = Speech(talker, prompt(1), rows(*range(500)))
-        await speech.next()
-        began = loop.time()
-        speech.task.cancel()
-        await asyncio.gather(speech.task, return_exceptions=True)
-        assert await idle(talker)
-        took.append(loop.time() - began)
-    assert min(took) < 0.05, took
+async def test_being_cancelled_frees_the_slot(talker: TalkerHost) -> None:
+    """Once the task has ended, the process knows of it before it is asked."""
+    speech = Speech(talker, prompt(1), rows(*range(500)))
+    await speech.next()
+    speech.task.cancel()
+    await asyncio.gather(speech.task, return_exceptions=True)
+    assert await idle(talker)
 
 
 async def test_an_answer_begins_only_with_a_slot_of_the_vocoder(talker: TalkerHost) -> None:
