@@ -32,9 +32,11 @@ from transformers import (
 from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptRows
 
 TEXT_TOKENS: Final = 24
-CODEC_FRAMES: Final = 48
+CODEC_FRAMES: Final = 32
 #: The earliest token and frame at which an answer that ends by itself ends: some rows and frames come before.
-_FIRST_TEXT_END, _FIRST_CODEC_END = 10, 20
+_FIRST_TEXT_END, _FIRST_CODEC_END = 10, 12
+#: The cases whose answers are also made to end by themselves.
+ENDING: Final = ("text", "mixed")
 SPEAKER: Final[Mapping[Family, str]] = {Family.QWEN25: "Chelsie", Family.QWEN3: "ethan"}
 
 

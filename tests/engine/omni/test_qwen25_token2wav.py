@@ -96,8 +96,7 @@ def decode(
     return vocoder_runs.decode(model, items, session, **{"seed": SEED, **settings})
 
 
-@pytest.mark.parametrize("speaker", ["Chelsie", "Ethan"])
-@pytest.mark.parametrize("count", [1, CODES])
+@pytest.mark.parametrize(("speaker", "count"), [("Chelsie", 1), ("Ethan", CODES)])
 def test_one_shot_is_transformers_own(
     network: Token2WavNetwork, transformers: OmniReference, speaker: str, count: int
 ) -> None:
@@ -231,11 +230,11 @@ def test_a_closed_session_is_gone_at_once(quick: Token2WavNetwork) -> None:
     assert not model.busy
 
 
-def test_two_hundred_sessions_that_close_anywhere_leave_nothing(quick: Token2WavNetwork) -> None:
+def test_sessions_that_close_anywhere_leave_nothing(quick: Token2WavNetwork) -> None:
     model, dice = Qwen25Token2Wav(quick, slots=4), random.Random(2)
     expected = joined(decode(model, pieces(random_codes(30), [30])))
     opened: list[int] = []
-    for session in range(200):
+    for session in range(50):
         if len(opened) == model.slots:
             model.close(opened.pop(dice.randrange(len(opened))))
         model.open(session, {"seed": session})

@@ -163,11 +163,11 @@ def test_a_step_decodes_no_more_than_so_many_frames(module: Any, codes: Codes) -
     assert [result.session for result in model.step()] == [4, 5]
 
 
-def test_two_hundred_sessions_closed_anywhere_leave_all_slots(module: Any, codes: Codes, whole: Sound) -> None:
+def test_sessions_closed_anywhere_leave_all_slots(module: Any, codes: Codes, whole: Sound) -> None:
     dice = random.Random(7)
     model = load(module, slots=4)
     alive: list[int] = []
-    for session in range(200):
+    for session in range(60):
         model.open(session, {})
         alive.append(session)
         for other in alive:

@@ -85,6 +85,17 @@ class Heard:
         return silent
 
 
+#: What was heard at the pace of speech, which several tests ask for: on the virtual clock it is always the same.
+_heard_at_pace: dict[Family, Heard] = {}
+
+
+async def hear_at_pace(family: Family) -> Heard:
+    """The answer of a Thinker that writes just as fast as is spoken."""
+    if family not in _heard_at_pace:
+        _heard_at_pace[family] = await hear(family, FRAME_MS[family])
+    return _heard_at_pace[family]
+
+
 async def hear(family: Family, intervals_ms: float | list[float]) -> Heard:
     """Speak an answer whose Thinker takes so long for each row."""
     loop, heard = asyncio.get_running_loop(), Heard()
@@ -120,7 +131,7 @@ async def hear(family: Family, intervals_ms: float | list[float]) -> Heard:
 @FAMILIES
 async def test_the_first_sound_comes_after_so_many_rows_and_before_the_next(family: Family) -> None:
     """Also where the Thinker writes just as fast as is spoken."""
-    heard = await hear(family, FRAME_MS[family])
+    heard = await hear_at_pace(family)
     before, after = heard.rows[FIRST[family] - 1 : FIRST[family] + 1]
     assert before < heard.first_ms < after
     if family is Family.QWEN25:
@@ -137,7 +148,7 @@ async def test_a_faster_thinker_leaves_no_pause(family: Family) -> None:
 @FAMILIES
 async def test_a_thinker_as_fast_as_speech_needs_a_buffer(family: Family) -> None:
     """A window of Qwen2.5 comes 34 codes later, in terms of the sound before it, than the first sound did."""
-    heard = await hear(family, FRAME_MS[family])
+    heard = await hear_at_pace(family)
     lead = {Family.QWEN25: 700.0, Family.QWEN3: 60.0}[family]
     assert 0 < heard.silence_ms() < lead
     assert heard.silence_ms(lead) == 0

@@ -39,7 +39,7 @@ def no_slot_stays_taken() -> Any:
 def test_eight_sessions_are_as_each_alone(family: Family, read_late: bool) -> None:
     """Of different lengths, opened and closed at different times, each with all that it needs or row by row."""
     driven = Driven(new_talker(family, read_late=read_late))
-    plans = dict(zip(range(12), zip(cycle(CASE), count(9, 3), strict=False), strict=False))
+    plans = dict(zip(range(12), zip(cycle(CASE), count(9, 2), strict=False), strict=False))
     waiting = list(plans)
     rows: dict[int, list[Any]] = {}
     while waiting or rows:
@@ -214,10 +214,10 @@ def test_a_closed_session_frees_its_slot_at_once(family: Family) -> None:
 
 
 @FAMILIES
-def test_two_hundred_cancellations_leave_all_slots_free(family: Family) -> None:
+def test_cancellations_leave_all_slots_free(family: Family) -> None:
     model, chance = talker(family), random.Random(7)
     driven, numbers, opened = Driven(model), count(), []
-    for _ in range(200):
+    for _ in range(60):
         number = next(numbers)
         driven.open(number, {"seed": number}, frames=chance.choice([0, 2, 1000]))
         opened.append(number)

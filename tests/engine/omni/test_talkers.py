@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
 from support.omni_cases import CASE  # noqa: E402
-from support.omni_reference import CODEC_FRAMES, Spoken, spoken  # noqa: E402
+from support.omni_reference import CODEC_FRAMES, ENDING, Spoken, spoken  # noqa: E402
 from support.omni_talkers import LONGEST, greedy, of, speak, talker  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
@@ -42,14 +42,14 @@ def cut(answer: Spoken, *, seed: int, count: int = 4) -> list[TalkerItem]:
 def test_an_answer_that_is_cut_has_the_codes_of_transformers(family: Family, case: str) -> None:
     answer = spoken(family, case)
     settings = greedy(family, max_tokens=CODEC_FRAMES)
-    for items in (answer.items(), cut(answer, seed=1), cut(answer, seed=2)):
+    for items in (answer.items(), cut(answer, seed=1)):
         codes, end = speak(of(answer, ends=False), items, settings)
         assert np.array_equal(codes, answer.codes)
         assert end is CodesEnd.LENGTH
 
 
 @FAMILIES
-@pytest.mark.parametrize("case", CASE)
+@pytest.mark.parametrize("case", ENDING)
 def test_an_answer_that_ends_by_itself_has_the_codes_of_transformers(family: Family, case: str) -> None:
     answer = spoken(family, case, ends=True)
     for items in (answer.items(), cut(answer, seed=3)):
