@@ -157,7 +157,7 @@ SLOW = [1, *[0, 2, 0, 3] * 8] * 4
 ILLUSTRATED = [SENTENCE, None, SENTENCE]
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(CASES)
 @example(END_DURING_THREAD_CALL)
 @example(Case(ILLUSTRATED, SLOW, tokens=15))

@@ -73,7 +73,7 @@ def test_without_noise_it_is_snac_itself() -> None:
     assert decoder.frame_ms == pytest.approx(85.333, abs=1e-3)
 
 
-@pytest.mark.parametrize("frames", range(1, 17))
+@pytest.mark.parametrize("frames", [1, 2, 3, 4, 6, 9, 16])
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_windows_are_exact_for_every_length(decoder: SnacDecoder, frames: int, chunk: int) -> None:
     codes = random_codes(frames, frames)
