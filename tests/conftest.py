@@ -1,8 +1,8 @@
 """Which event loop a test runs on, and what every test may ask for.
 
-Asynchronous tests run on asyncio's own loop. Those of ``tests/transport`` run on uvloop too, which is what production
-uses; those marked ``uvloop_only`` run on that alone, and those marked ``virtual_clock`` on a loop whose time jumps
-(support/virtual_clock.py), and on no other.
+Asynchronous tests run on asyncio's own loop, those of ``tests/transport`` on uvloop, which is what production uses.
+What asks the loop for more than its tasks and timers runs on both (``_BOTH_LOOPS``), and what is marked
+``virtual_clock`` on a loop whose time jumps (support/virtual_clock.py), and on no other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import os
-import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -24,7 +23,15 @@ from omni_ws.logs import QUIETED_LOGGERS
 
 pytest_plugins = ["support.uneven_schedule", "support.vllm_tests", "support.voices"]
 
-_BOTH_LOOPS = Path(__file__).parent / "transport"
+_TESTS = Path(__file__).parent
+_PRODUCTION_LOOP = {_TESTS / "transport", _TESTS / "outside" / "test_calls_through_turn.py"}
+#: What reads, writes, pauses and closes sockets itself, or hands them over.
+_BOTH_LOOPS = {
+    _TESTS / "transport" / "http",
+    _TESTS / "transport" / "native" / "test_websocket_frames.py",
+    _TESTS / "transport" / "native" / "test_websocket_pressure.py",
+    _TESTS / "workers" / "test_worker_parts.py",
+}
 #: Passes of the event loop in which what was cancelled may still come to its end.
 _WINDING_UP_PASSES = 1000
 
@@ -41,9 +48,6 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run each test with the first of its parameters only")
-    parser.addoption(
-        "--one-loop", action="store_true", help="run each test file of the transport on one of the two event loops only"
-    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,7 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "virtual_clock: runs on an event loop whose clock jumps over idle time")
-    config.addinivalue_line("markers", "uvloop_only: long, so it runs on production's event loop alone")
 
 
 @pytest.hookimpl(trylast=True)
@@ -84,16 +87,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
     if item.get_closest_marker("virtual_clock") is not None:
         return {"virtual_clock": VirtualClockLoop}
-    if item.get_closest_marker("uvloop_only") is not None:
-        return {"uvloop": uvloop.new_event_loop}
-    loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
-    if _BOTH_LOOPS in item.path.parents:
-        loops["uvloop"] = uvloop.new_event_loop
-        if config.getoption("--one-loop"):  # half of the files on either, the same half each time
-            del loops[sorted(loops)[zlib.crc32(item.path.name.encode()) % 2]]
+    places = {item.path, *item.path.parents}
+    loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    if places.isdisjoint(_BOTH_LOOPS):
+        del loops["uvloop" if places.isdisjoint(_PRODUCTION_LOOP) else "asyncio"]
     return loops
 
 

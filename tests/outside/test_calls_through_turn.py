@@ -36,7 +36,7 @@ from omni_ws.engine.fake import ScriptedEngine
 TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
 LOUD = 1000
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.uvloop_only]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 #: The server's side of it.

@@ -31,7 +31,7 @@ SPOKEN = (TextOutput("Once there was a king. "), AudioOutput(TONE, 24_000))
 #: From when on a sample of the answers is no silence.
 LOUD = 1000
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.uvloop_only]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 async def _never() -> None:
