@@ -1,9 +1,17 @@
-"""What reads a text of a client or of a model takes time in proportion to it, whatever the text is."""
+"""What reads a text of a client or of a model does work in proportion to it, whatever the text is.
 
+Work in Python is counted by the lines that run, which a busy machine leaves as they are. Regular expressions, and what
+copies text, run none: they are seen by processor time alone, at lengths where quadratic work takes four times as much
+as is allowed.
+"""
+
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from types import FrameType
+from typing import Any
 
 import pytest
 from support.made_requests import make_request
@@ -20,7 +28,6 @@ from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.text_pieces import pieces_of
-from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
@@ -31,9 +38,13 @@ from omni_ws.wire.frames import decode_frame
 from omni_ws.wire.redaction import without_content
 from omni_ws.wire.streaming_body import body_reader
 
-#: Characters of the shorter text; the longer one has eight times as many.
-SHORT = 4_000
+#: How many times as long as the shorter text the longer one is.
 TIMES = 8
+#: Characters of the shorter text where lines are counted, and where time is taken.
+COUNTED = 250
+TIMED = 4_000
+#: Lines of the longer text for each line of the shorter one: quadratic work has 64.
+MAX_MORE_LINES = 10
 #: Twice what a text of eight times the length should take; quadratic work takes four times as much as this.
 MAX_GROWTH = 2 * TIMES
 #: Processor time that is too short to compare.
@@ -219,20 +230,17 @@ def cut(text: str, size: int) -> Iterator[str]:
 
 READERS: tuple[Callable[[str], object], ...] = (
     fed_to_splitter,
-    fed_to_splitter_by_character,
     made_speakable,
-    made_speakable_by_character,
     answered,
     calculated,
     limited,
-    limited_by_character,
-    speakable,
     read_by_line,
     read_as_events,
     read_as_form,
     read_as_frame,
     read_as_content_type,
 )
+READERS_BY_CHARACTER = (fed_to_splitter_by_character, made_speakable_by_character, limited_by_character)
 #: What counts is how many pieces there are, whatever is in them.
 COUNTERS = (
     said_in_tool_calls,
@@ -242,7 +250,28 @@ COUNTERS = (
     calls_put_in_order,
     read_by_line,
 )
-NAMES = tuple(reader.__name__ for reader in READERS)
+
+
+def name_of(read: Callable[[str], object]) -> str:
+    return read.__name__
+
+
+def lines_run(read: Callable[[str], object], text: str) -> int:
+    """How many lines of Python ``read`` runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    tracing = sys.gettrace()  # where the coverage is measured
+    sys.settrace(trace)
+    try:
+        read(text)
+    finally:
+        sys.settrace(tracing)
+    return count
 
 
 def processor_sec(read: Callable[[str], object], text: str) -> float:
@@ -252,43 +281,61 @@ def processor_sec(read: Callable[[str], object], text: str) -> float:
     return time.thread_time() - before
 
 
+def assert_counted(read: Callable[[str], object], make: Callable[[int], str]) -> None:
+    read(make(COUNTED))  # what is made once is made
+    short, long = lines_run(read, make(COUNTED)), lines_run(read, make(TIMES * COUNTED))
+    assert long <= MAX_MORE_LINES * short, make(20)
+
+
 def assert_linear(read: Callable[[str], object], make: Callable[[int], str], length: int) -> None:
     """Reads texts of ``length`` and of eight times as many characters, in turns: the machine's speed changes."""
     text = make(TIMES * length)
     times: list[tuple[float, float]] = []
     while len(times) < TRIALS:
-        short = min(processor_sec(read, make(length)) for _ in range(3))
+        short = min(processor_sec(read, make(length)) for _ in range(1 + 2 * bool(times)))
         times.append((short, processor_sec(read, text)))
         if times[-1][1] < MAX_GROWTH * max(short, NOISE_SEC / TIMES):
             return
-    pytest.fail(f"{length} characters, and {TIMES} times as many, took {times} s")
+    pytest.fail(f"{length} characters of {make(20)!r}, and {TIMES} times as many, took {times} s")
 
 
 def made(beginning: str, repeated: str) -> Callable[[int], str]:
     return lambda length: (beginning + repeated * (length // len(repeated) + 1))[:length]
 
 
-@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
-@pytest.mark.parametrize("read", READERS, ids=NAMES)
-def test_time_grows_with_the_text(read: Callable[[str], object], repeated: str) -> None:
-    assert_linear(read, made("Wait", repeated), SHORT)
+@pytest.mark.parametrize("read", READERS + READERS_BY_CHARACTER, ids=name_of)
+def test_lines_grow_with_the_text(read: Callable[[str], object]) -> None:
+    for repeated in REPEATED.values():
+        assert_counted(read, made("Wait", repeated))
 
 
-@pytest.mark.parametrize("beginning", BEGINNINGS)
-@pytest.mark.parametrize("repeated", [",", " ", "1", "a", ".", " to", " please"])
-def test_time_of_the_rules_grows_with_the_text(beginning: str, repeated: str) -> None:
-    assert_linear(answered, made(beginning, repeated), SHORT)
+@pytest.mark.parametrize("read", READERS, ids=name_of)
+def test_time_grows_with_the_text(read: Callable[[str], object]) -> None:
+    for repeated in REPEATED.values():
+        assert_linear(read, made("Wait", repeated), TIMED)
 
 
-@pytest.mark.parametrize("read", COUNTERS)
+def test_time_of_the_rules_grows_with_the_text() -> None:
+    for beginning in BEGINNINGS:
+        for repeated in (",", " ", "1", "a", ".", " to", " please"):
+            assert_linear(answered, made(beginning, repeated), TIMED)
+
+
+@pytest.mark.parametrize("read", COUNTERS, ids=name_of)
 def test_time_grows_with_the_number_of_pieces(read: Callable[[str], object]) -> None:
-    assert_linear(read, made("", "word "), 10 * SHORT)
+    assert_linear(read, made("", "word "), 10 * TIMED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repeated", ["w", "."])
-@pytest.mark.parametrize("read", READERS, ids=NAMES)
-def test_time_grows_with_a_text_of_a_megabyte(read: Callable[[str], object], repeated: str) -> None:
-    """A quarter where each character is read alone, which takes long."""
-    size = 1 << 18 if read.__name__.endswith("_by_character") else 1 << 20
-    assert_linear(read, made("", repeated), size // TIMES)
+@pytest.mark.parametrize(
+    ("read", "size"),
+    [
+        # Where each character is read alone it takes long.
+        *((read, 1 << 17) for read in READERS_BY_CHARACTER),
+        *((read, 1 << 20) for read in (fed_to_splitter, limited, read_by_line, read_as_events, read_as_form)),
+        (read_as_frame, 1 << 20),
+    ],
+)
+def test_time_grows_with_a_long_text(read: Callable[[str], object], size: int) -> None:
+    """Copies of what was read before are quick, and seen only if there are many."""
+    assert_linear(read, made("", "w"), size // TIMES)
