@@ -28,7 +28,6 @@ _PRODUCTION_LOOP = {_TESTS / "transport", _TESTS / "outside" / "test_calls_throu
 #: What reads, writes, pauses and closes sockets itself, or hands them over.
 _BOTH_LOOPS = {
     _TESTS / "transport" / "http",
-    _TESTS / "transport" / "native" / "test_websocket_frames.py",
     _TESTS / "transport" / "native" / "test_websocket_pressure.py",
     _TESTS / "workers" / "test_worker_parts.py",
 }

@@ -17,7 +17,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 
 CLIENTS = 16
-REQUESTS = int(os.environ.get("OMNI_WS_TEST_CHAOS_REQUESTS", "12"))
+REQUESTS = int(os.environ.get("OMNI_WS_TEST_CHAOS_REQUESTS", "4"))
 PATHS = ("/v1/chat/completions", "/v1/audio/speech")
 LINES = (
     b'{"text":"one two "}\n',

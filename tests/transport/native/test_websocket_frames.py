@@ -195,7 +195,7 @@ async def feed(session: Session, data: bytes, cuts: list[int]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=streams, places=st.lists(st.floats(0, 1), max_size=8))
 @example(data=TEXT + CLOSE + TEXT, places=[])
 @example(data=LARGE[:9], places=[0.5])
