@@ -19,6 +19,8 @@ from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 
 KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
+#: Where a connection breaks, as parts of what a whole one carries behind its opening.
+PLACES = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.97)
 AUDIO = [random.Random(number).randbytes(1280) for number in range(10)]
 
 
@@ -31,10 +33,11 @@ def end_orphans(server: LiveServer) -> None:
     server.native.end_all(ShuttingDown("the test is over"))
 
 
-async def converse(url: str) -> list[Any]:
+async def converse(url: str, *, binary: bool = True) -> list[Any]:
     """Requests with their ends on a chunk and apart, one cancelled, and a configuration in between."""
     seen: list[Any] = []
-    async with connect(url, reconnect=True, config={"start_policy": "on_first_chunk"}) as session:
+    config = {"start_policy": "on_first_chunk"}
+    async with connect(url, reconnect=True, binary=binary, config=config) as session:
         for text in ("one", "two"):
             seen.append((await session.ask_text(text)).text)
         await session.configure(output_audio={"sample_rate": 16_000})
@@ -51,23 +54,28 @@ async def converse(url: str) -> list[Any]:
 
 
 @pytest.mark.slow
-async def test_conversation_over_connections_that_break() -> None:
-    rng = random.Random(1)
-    engine = EchoEngine(EchoSettings(chunk_ms=10))
+@pytest.mark.parametrize("pace_ms", [0, 1])
+async def test_conversation_over_connections_that_break(pace_ms: int) -> None:
+    engine = EchoEngine(EchoSettings(chunk_ms=10, chunk_interval_ms=pace_ms))
     async with live_server(engine, streaming_input=KEEPS) as server, cutting_proxy(server.port) as proxy:
         url = f"ws://127.0.0.1:{proxy.port}/v1/streaming_input"
         unbroken = await converse(url)
         assert unbroken[:2] == ["one", "two"]
         assert unbroken[2] == b"".join(AUDIO)
         carried = proxy.carried
-        for _ in range(40):
-            direction = rng.choice(list(Direction))
+        cuts = [
             # The first session is opened and configured without a second try.
-            after = rng.randrange(700 if direction is Direction.TO_SERVER else 2600, carried[direction])
-            proxy.cuts.append(Cut(direction, after, rng.random() < 0.5))
-            assert await converse(url) == unbroken, f"{direction} {after}"
+            Cut(direction, opened + int(place * (carried[direction] - opened)), bool(number % 2))
+            for direction, opened in ((Direction.TO_SERVER, 700), (Direction.TO_CLIENT, 2600))
+            for number, place in enumerate(PLACES)
+        ]
+        # One in each conversation, then several in one.
+        several = [random.Random(seed).sample(cuts, 3) for seed in range(4)]
+        for number, broken in enumerate([*([cut] for cut in cuts), *several]):
+            proxy.cuts.extend(broken)
+            assert await converse(url, binary=number % 3 > 0) == unbroken, broken
             proxy.cuts.clear()
-        assert proxy.made >= 30
+        assert proxy.made >= len(cuts)
         end_orphans(server)
 
 

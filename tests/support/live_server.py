@@ -21,8 +21,9 @@ from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import StreamingInput
 
 #: Real seconds in which what was let go must be gone.
-SETTLE_SEC = 5.0
-LOOKS = 2000
+SETTLE_SEC = 60.0
+LOOK_SEC = 0.005
+PASSES = 1000
 _LOGGERS = ("omni_ws", "websockets", "asyncio")
 
 
@@ -67,10 +68,10 @@ class LiveServer:
         It is looked at in every pass of the loop at first, so that a test cannot count on what becomes true next.
         """
         loop = asyncio.get_running_loop()
-        for attempt in range(LOOKS):
+        for attempt in range(PASSES + int(SETTLE_SEC / LOOK_SEC)):
             if condition():
                 return
-            await asyncio.sleep(0 if attempt < LOOKS // 2 else SETTLE_SEC / (LOOKS // 2))
+            await asyncio.sleep(0 if attempt < PASSES else LOOK_SEC)
         raise AssertionError(f"{what} did not come about by {loop.time():.1f}")
 
     async def check_empty(self) -> None:
@@ -167,7 +168,7 @@ async def live_server(
 
 
 async def _no_tasks_but(before: set[asyncio.Task[Any]]) -> None:
-    for _ in range(100):
+    for _ in range(PASSES):
         left = asyncio.all_tasks() - before - {asyncio.current_task()}
         if not left:
             return

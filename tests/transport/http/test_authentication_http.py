@@ -28,34 +28,37 @@ async def get(server: LiveServer, target: str, *headers: str) -> RawResponse:
         return await client.response()
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        (),
-        ("Authorization: Bearer wrong",),
-        ("Authorization: Bearer",),
-        ("Authorization: Bearer ",),
-        ("Authorization: sesame",),
-        ("Authorization: Basic sesame",),
-        ("Authorization: Bearer sesame extra",),
-        ("Authorization: Bearer Sesame",),
-        ("X-Api-Key: sesame",),
-        ("Authorization: Bearer \xff\xfe",),
-    ],
-)
-async def test_without_a_known_key_there_is_nothing(headers: tuple[str, ...]) -> None:
+UNKNOWN_KEYS: list[tuple[str, ...]] = [
+    (),
+    ("Authorization: Bearer wrong",),
+    ("Authorization: Bearer",),
+    ("Authorization: Bearer ",),
+    ("Authorization: sesame",),
+    ("Authorization: Basic sesame",),
+    ("Authorization: Bearer sesame extra",),
+    ("Authorization: Bearer Sesame",),
+    ("X-Api-Key: sesame",),
+    ("Authorization: Bearer \xff\xfe",),
+]
+
+
+async def test_without_a_known_key_there_is_nothing() -> None:
     async with live_server(keys=KEYS) as server:
-        answers = [await get(server, path, *headers) for path in ("/v1/models", "/v1/models/fake")]
-        for path, body in BODIES.items():
-            answers.append(await post(server.port, path, body, *headers))
-            answers.append(await post(server.port, path, body, "X-Streaming-Input: true", *headers))
-            # The key is checked before the body is read.
-            answers.append(await post(server.port, path, b"{", "Accept: text/event-stream", *headers))
-    for response in answers:
-        assert response.status == 401
-        assert response.headers["www-authenticate"] == "Bearer"
-        assert (response.error["code"], response.error["type"]) == ("unauthenticated", "authentication_error")
-        assert b"sesame" not in response.body
+        for headers in UNKNOWN_KEYS:
+            answers = [await get(server, path, *headers) for path in ("/v1/models", "/v1/models/fake")]
+            for path, body in BODIES.items():
+                answers.append(await post(server.port, path, body, *headers))
+                answers.append(await post(server.port, path, body, "X-Streaming-Input: true", *headers))
+                # The key is checked before the body is read.
+                answers.append(await post(server.port, path, b"{", "Accept: text/event-stream", *headers))
+            for response in answers:
+                assert response.status == 401, headers
+                assert response.headers["www-authenticate"] == "Bearer", headers
+                assert (response.error["code"], response.error["type"]) == (
+                    "unauthenticated",
+                    "authentication_error",
+                ), headers
+                assert b"sesame" not in response.body, headers
 
 
 async def test_a_key_among_the_subprotocols_is_for_handshakes() -> None:

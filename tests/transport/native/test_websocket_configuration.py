@@ -67,62 +67,63 @@ async def test_unknown_fields_are_ignored() -> None:
         assert "colour" not in updated["input_audio"]
 
 
-@pytest.mark.parametrize(
-    ("patch", "code", "param"),
-    [
-        ({"input_audio": {"sample_rate": 7999}}, "invalid_value", "input_audio.sample_rate"),
-        ({"input_audio": {"sample_rate": 192_001}}, "invalid_value", "input_audio.sample_rate"),
-        ({"input_audio": {"channels": 0}}, "invalid_value", "input_audio.channels"),
-        ({"input_audio": {"format": "pcm24"}}, "invalid_value", "input_audio.format"),
-        ({"input_audio": "pcm16"}, "invalid_value", "input_audio"),
-        ({"output_audio": {"format": "mp3"}}, "unsupported_format", "output_audio.format"),
-        ({"output_audio": {"sample_rate": True}}, "invalid_value", "output_audio.sample_rate"),
-        ({"modalities": ["video"]}, "invalid_value", "modalities[0]"),
-        ({"modalities": []}, "invalid_value", "modalities"),
-        ({"voice": "nobody"}, "invalid_value", "voice"),
-        ({"voice": 3}, "invalid_value", "voice"),
-        ({"model": "gpt-9"}, "model_not_found", "model"),
-        ({"start_policy": "soon"}, "invalid_value", "start_policy"),
-        ({"start_policy": {"type": "on_modality"}}, "invalid_value", "start_policy.modality"),
-        ({"start_policy": {"type": "on_min_length", "min_chunks": 0}}, "invalid_value", "start_policy.min_chunks"),
-        ({"sampling": {"stop": [1]}}, "invalid_value", "sampling.stop[0]"),
-        ({"sampling": {"stop": ["x"] * (MAX_STOPS + 1)}}, "invalid_value", "sampling.stop"),
-        ({"sampling": {"stop": "x" * (MAX_STOP_CHARACTERS + 1)}}, "invalid_value", "sampling.stop"),
-        ({"sampling": {"max_tokens": 0}}, "invalid_value", "sampling.max_tokens"),
-        ({"sampling": {"top_k": 4}}, "unsupported_parameter", "sampling.top_k"),
-        ({"turn_detection": {}}, "invalid_value", "turn_detection.type"),
-        ({"turn_detection": {"type": "server_vad", "threshold": -0.1}}, "invalid_value", "turn_detection.threshold"),
-        (
-            {"turn_detection": {"type": "server_vad", "prefix_padding_ms": 2001}},
-            "invalid_value",
-            "turn_detection.prefix_padding_ms",
-        ),
-        (
-            {"turn_detection": {"type": "server_vad", "silence_duration_ms": 10_001}},
-            "invalid_value",
-            "turn_detection.silence_duration_ms",
-        ),
-        ({"turn_detection": {"type": "magic"}}, "invalid_value", "turn_detection.type"),
-        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
-        ({"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
-        ({"stage_params": {"fake": {"speed": 3}}}, "unsupported_parameter", "stage_params.fake.speed"),
-        ({"stage_params": {"talker": {"x": 3}}}, "unsupported_parameter", "stage_params.talker.x"),
-        ({"stage_params": {"fake": 3}}, "invalid_value", "stage_params"),
-        ({"history": "yes"}, "invalid_value", "history"),
-        ({"overlap": "mix"}, "invalid_value", "overlap"),
-        ({"max_lead_ms": -1}, "invalid_value", "max_lead_ms"),
-        ({"instructions": "x" * MAX_CONFIGURATION_BYTES}, "invalid_value", None),
-    ],
-)
-async def test_bad_patch_changes_nothing(patch: dict[str, Any], code: str, param: str | None) -> None:
-    async with live_server() as server, native_client(server) as client:
-        before = await client.configure(instructions="before")
-        await client.send("session_config", **{**patch, "task": "speech"})
-        error = await client.error()
-        assert (error["code"], error["retryable"]) == (code, False)
-        assert (error.get("param") or "").startswith(param or "")
-        assert len(error["message"]) < 1000
-        assert await client.configure() == before
+BAD_PATCHES: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"input_audio": {"sample_rate": 7999}}, "invalid_value", "input_audio.sample_rate"),
+    ({"input_audio": {"sample_rate": 192_001}}, "invalid_value", "input_audio.sample_rate"),
+    ({"input_audio": {"channels": 0}}, "invalid_value", "input_audio.channels"),
+    ({"input_audio": {"format": "pcm24"}}, "invalid_value", "input_audio.format"),
+    ({"input_audio": "pcm16"}, "invalid_value", "input_audio"),
+    ({"output_audio": {"format": "mp3"}}, "unsupported_format", "output_audio.format"),
+    ({"output_audio": {"sample_rate": True}}, "invalid_value", "output_audio.sample_rate"),
+    ({"modalities": ["video"]}, "invalid_value", "modalities[0]"),
+    ({"modalities": []}, "invalid_value", "modalities"),
+    ({"voice": "nobody"}, "invalid_value", "voice"),
+    ({"voice": 3}, "invalid_value", "voice"),
+    ({"model": "gpt-9"}, "model_not_found", "model"),
+    ({"start_policy": "soon"}, "invalid_value", "start_policy"),
+    ({"start_policy": {"type": "on_modality"}}, "invalid_value", "start_policy.modality"),
+    ({"start_policy": {"type": "on_min_length", "min_chunks": 0}}, "invalid_value", "start_policy.min_chunks"),
+    ({"sampling": {"stop": [1]}}, "invalid_value", "sampling.stop[0]"),
+    ({"sampling": {"stop": ["x"] * (MAX_STOPS + 1)}}, "invalid_value", "sampling.stop"),
+    ({"sampling": {"stop": "x" * (MAX_STOP_CHARACTERS + 1)}}, "invalid_value", "sampling.stop"),
+    ({"sampling": {"max_tokens": 0}}, "invalid_value", "sampling.max_tokens"),
+    ({"sampling": {"top_k": 4}}, "unsupported_parameter", "sampling.top_k"),
+    ({"turn_detection": {}}, "invalid_value", "turn_detection.type"),
+    ({"turn_detection": {"type": "server_vad", "threshold": -0.1}}, "invalid_value", "turn_detection.threshold"),
+    (
+        {"turn_detection": {"type": "server_vad", "prefix_padding_ms": 2001}},
+        "invalid_value",
+        "turn_detection.prefix_padding_ms",
+    ),
+    (
+        {"turn_detection": {"type": "server_vad", "silence_duration_ms": 10_001}},
+        "invalid_value",
+        "turn_detection.silence_duration_ms",
+    ),
+    ({"turn_detection": {"type": "magic"}}, "invalid_value", "turn_detection.type"),
+    ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+    ({"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+    ({"stage_params": {"fake": {"speed": 3}}}, "unsupported_parameter", "stage_params.fake.speed"),
+    ({"stage_params": {"talker": {"x": 3}}}, "unsupported_parameter", "stage_params.talker.x"),
+    ({"stage_params": {"fake": 3}}, "invalid_value", "stage_params"),
+    ({"history": "yes"}, "invalid_value", "history"),
+    ({"overlap": "mix"}, "invalid_value", "overlap"),
+    ({"max_lead_ms": -1}, "invalid_value", "max_lead_ms"),
+    ({"instructions": "x" * MAX_CONFIGURATION_BYTES}, "invalid_value", None),
+]
+
+
+async def test_bad_patch_changes_nothing() -> None:
+    async with live_server() as server:
+        for patch, code, param in BAD_PATCHES:
+            async with native_client(server) as client:
+                before = await client.configure(instructions="before")
+                await client.send("session_config", **{**patch, "task": "speech"})
+                error = await client.error()
+                assert (error["code"], error["retryable"]) == (code, False), patch
+                assert (error.get("param") or "").startswith(param or ""), patch
+                assert len(error["message"]) < 1000, patch
+                assert await client.configure() == before, patch
 
 
 async def test_names_that_stock_clients_send() -> None:

@@ -33,79 +33,80 @@ async def still_answers(client: NativeClient) -> None:
 # frames
 
 
-@pytest.mark.parametrize(
-    ("message", "code", "param"),
-    [
-        ("", "invalid_frame", None),
-        ("{", "invalid_frame", None),
-        ("[]", "invalid_frame", None),
-        ('"input_chunk"', "invalid_frame", None),
-        ("null", "invalid_frame", None),
-        ('{"type":"ping","t":NaN}', "invalid_frame", None),
-        ('{"type":"ping"} x', "invalid_frame", None),
-        ("{}", "invalid_frame", "type"),
-        ('{"type":5}', "invalid_frame", "type"),
-        ('{"type":null}', "invalid_frame", "type"),
-        ('{"type":"speak"}', "unknown_type", "type"),
-        ('{"type":"output_chunk"}', "unknown_type", "type"),
-        ('{"type":"input_chunk","text":"x"}', "invalid_value", "sequence_id"),
-        ('{"type":"input_chunk","offset":0,"text":"x"}', "unsupported_parameter", "offset"),
-        ('{"type":"cancel","request_id":7}', "invalid_value", "request_id"),
-        ('{"type":"output_ack"}', "invalid_value", "sequence_id"),
-        ('{"type":"output_ack","sequence_id":0,"played_ms":-1}', "invalid_value", "played_ms"),
-        ('{"type":"ping","t":' + "[" * 40 + "]" * 40 + "}", "invalid_frame", None),
-        ('{"type":"ping","t":' + "[" * 100_000 + "]" * 100_000 + "}", "invalid_frame", None),
-        ('{"type":"session_config","stage_params":' + '{"a":' * 40 + "1" + "}" * 41, "invalid_frame", None),
-        (b"", "invalid_frame", None),
-        (b"\x01\x01\x02\x00\x00\x00\x00\x00\x00\x00\x00", "invalid_frame", None),
-        (b"\x02\x01\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00", "invalid_frame", None),
-        (b"\x01\x02\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00", "invalid_frame", None),
-        (b"RIFF....WAVEfmt ", "invalid_frame", None),
-    ],
-    ids=lambda value: repr(value)[:40],
-)
-async def test_bad_frames_leave_the_session_open(message: str | bytes, code: str, param: str | None) -> None:
-    async with live_server() as server, native_client(server) as client:
-        await client.raw(message)
-        error = await client.error()
-        assert (error["code"], error.get("param"), error["retryable"]) == (code, param, False)
-        assert len(error["message"]) < 500
-        await still_answers(client)
+BAD_FRAMES: list[tuple[str | bytes, str, str | None]] = [
+    ("", "invalid_frame", None),
+    ("{", "invalid_frame", None),
+    ("[]", "invalid_frame", None),
+    ('"input_chunk"', "invalid_frame", None),
+    ("null", "invalid_frame", None),
+    ('{"type":"ping","t":NaN}', "invalid_frame", None),
+    ('{"type":"ping"} x', "invalid_frame", None),
+    ("{}", "invalid_frame", "type"),
+    ('{"type":5}', "invalid_frame", "type"),
+    ('{"type":null}', "invalid_frame", "type"),
+    ('{"type":"speak"}', "unknown_type", "type"),
+    ('{"type":"output_chunk"}', "unknown_type", "type"),
+    ('{"type":"input_chunk","text":"x"}', "invalid_value", "sequence_id"),
+    ('{"type":"input_chunk","offset":0,"text":"x"}', "unsupported_parameter", "offset"),
+    ('{"type":"cancel","request_id":7}', "invalid_value", "request_id"),
+    ('{"type":"output_ack"}', "invalid_value", "sequence_id"),
+    ('{"type":"output_ack","sequence_id":0,"played_ms":-1}', "invalid_value", "played_ms"),
+    ('{"type":"ping","t":' + "[" * 40 + "]" * 40 + "}", "invalid_frame", None),
+    ('{"type":"ping","t":' + "[" * 100_000 + "]" * 100_000 + "}", "invalid_frame", None),
+    ('{"type":"session_config","stage_params":' + '{"a":' * 40 + "1" + "}" * 41, "invalid_frame", None),
+    (b"", "invalid_frame", None),
+    (b"\x01\x01\x02\x00\x00\x00\x00\x00\x00\x00\x00", "invalid_frame", None),
+    (b"\x02\x01\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00", "invalid_frame", None),
+    (b"\x01\x02\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00", "invalid_frame", None),
+    (b"RIFF....WAVEfmt ", "invalid_frame", None),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "param"),
-    [
-        ({"payload": "?"}, "invalid_frame", "payload"),
-        ({"payload": "AAA"}, "invalid_frame", "payload"),
-        ({"payload": "A-_A"}, "invalid_frame", "payload"),
-        ({"payload": 5}, "invalid_frame", "payload"),
-        ({"text": ["x"]}, "invalid_frame", "text"),
-        ({"text": "x", "payload": "AAAA"}, "invalid_value", "text"),
-        ({"text": "x", "modality": "image"}, "invalid_value", "modality"),
-        ({"text": "x", "modality": "smell"}, "invalid_value", "modality"),
-        ({"text": "x", "end_of_input": "yes"}, "invalid_value", "end_of_input"),
-        ({"text": "x", "timestamp_ms": -1}, "invalid_value", "timestamp_ms"),
-        ({"text": "x", "timestamp_ms": 2**53}, "invalid_value", "timestamp_ms"),
-        ({"text": "x", "format": 3}, "invalid_value", "format"),
-        ({"text": "x", "format": "text/plain"}, "invalid_value", "format"),
-        ({"text": "x", "role": "tool"}, "invalid_value", "tool_call_id"),
-        ({"text": "x", "role": "tool", "tool_call_id": "call_1"}, "unsupported_parameter", "role"),
-        ({"text": "x", "offset": 3}, "unsupported_parameter", "offset"),
-        ({"payload": "AAAA", "format": "pcm24"}, "unsupported_format", "format"),
-        ({"payload": "AAAA", "format": "audio/pcm;rate=1"}, "invalid_value", "format"),
-        ({"payload": "AAAA", "modality": "image", "format": "text/html"}, "unsupported_format", "format"),
-        ({"payload": "AAAA", "modality": "video", "format": "audio/wav"}, "unsupported_format", "format"),
-    ],
-)
-async def test_bad_chunks_are_named_and_their_numbers_used_up(fields: dict[str, Any], code: str, param: str) -> None:
-    async with live_server() as server, native_client(server) as client:
-        await client.send("input_chunk", sequence_id=0, **fields)
-        error = await client.error()
-        assert (error["code"], error["param"], error["sequence_id"]) == (code, param, 0)
-        await client.send("input_chunk", sequence_id=0, text="a duplicate now")
-        await client.send("input_chunk", sequence_id=1, text="good", end_of_input=True)
-        assert (await client.answer()).text == "good"
+async def test_bad_frames_leave_the_session_open() -> None:
+    async with live_server() as server:
+        for message, code, param in BAD_FRAMES:
+            async with native_client(server) as client:
+                await client.raw(message)
+                error = await client.error()
+                assert (error["code"], error.get("param"), error["retryable"]) == (code, param, False), message
+                assert len(error["message"]) < 500, message
+                await still_answers(client)
+
+
+BAD_CHUNKS: list[tuple[dict[str, Any], str, str]] = [
+    ({"payload": "?"}, "invalid_frame", "payload"),
+    ({"payload": "AAA"}, "invalid_frame", "payload"),
+    ({"payload": "A-_A"}, "invalid_frame", "payload"),
+    ({"payload": 5}, "invalid_frame", "payload"),
+    ({"text": ["x"]}, "invalid_frame", "text"),
+    ({"text": "x", "payload": "AAAA"}, "invalid_value", "text"),
+    ({"text": "x", "modality": "image"}, "invalid_value", "modality"),
+    ({"text": "x", "modality": "smell"}, "invalid_value", "modality"),
+    ({"text": "x", "end_of_input": "yes"}, "invalid_value", "end_of_input"),
+    ({"text": "x", "timestamp_ms": -1}, "invalid_value", "timestamp_ms"),
+    ({"text": "x", "timestamp_ms": 2**53}, "invalid_value", "timestamp_ms"),
+    ({"text": "x", "format": 3}, "invalid_value", "format"),
+    ({"text": "x", "format": "text/plain"}, "invalid_value", "format"),
+    ({"text": "x", "role": "tool"}, "invalid_value", "tool_call_id"),
+    ({"text": "x", "role": "tool", "tool_call_id": "call_1"}, "unsupported_parameter", "role"),
+    ({"text": "x", "offset": 3}, "unsupported_parameter", "offset"),
+    ({"payload": "AAAA", "format": "pcm24"}, "unsupported_format", "format"),
+    ({"payload": "AAAA", "format": "audio/pcm;rate=1"}, "invalid_value", "format"),
+    ({"payload": "AAAA", "modality": "image", "format": "text/html"}, "unsupported_format", "format"),
+    ({"payload": "AAAA", "modality": "video", "format": "audio/wav"}, "unsupported_format", "format"),
+]
+
+
+async def test_bad_chunks_are_named_and_their_numbers_used_up() -> None:
+    async with live_server() as server:
+        for fields, code, param in BAD_CHUNKS:
+            async with native_client(server) as client:
+                await client.send("input_chunk", sequence_id=0, **fields)
+                error = await client.error()
+                assert (error["code"], error["param"], error["sequence_id"]) == (code, param, 0), fields
+                await client.send("input_chunk", sequence_id=0, text="a duplicate now")
+                await client.send("input_chunk", sequence_id=1, text="good", end_of_input=True)
+                assert (await client.answer()).text == "good", fields
 
 
 @pytest.mark.parametrize("header", [b"\x01\x01\x09\x00", b"\x01\x01\x02\x04", b"\x01\x01\x00\x00"])
@@ -340,24 +341,24 @@ async def refused(server: LiveServer, *headers: str, target: str = NATIVE) -> tu
         return answer.status, answer.error["code"]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [],
-        ["Authorization: Bearer wrong"],
-        ["Authorization: Bearer"],
-        ["Authorization: Basic c2VjcmV0"],
-        ["Authorization: secret"],
-        ["Sec-WebSocket-Protocol: omni-api-key.wrong, omni.v1+json"],
-        ["Sec-WebSocket-Protocol: omni-api-key."],
-        ["Sec-WebSocket-Protocol: secret"],
-        ["Authorization: Bearer wrong", "Sec-WebSocket-Protocol: omni-api-key.secret"],
-        ["Authorization: Bearer s\xe9cret"],
-    ],
-)
-async def test_unauthenticated(headers: list[str]) -> None:
+UNAUTHENTICATED: list[list[str]] = [
+    [],
+    ["Authorization: Bearer wrong"],
+    ["Authorization: Bearer"],
+    ["Authorization: Basic c2VjcmV0"],
+    ["Authorization: secret"],
+    ["Sec-WebSocket-Protocol: omni-api-key.wrong, omni.v1+json"],
+    ["Sec-WebSocket-Protocol: omni-api-key."],
+    ["Sec-WebSocket-Protocol: secret"],
+    ["Authorization: Bearer wrong", "Sec-WebSocket-Protocol: omni-api-key.secret"],
+    ["Authorization: Bearer s\xe9cret"],
+]
+
+
+async def test_unauthenticated() -> None:
     async with live_server(keys=KEYS) as server:
-        assert await refused(server, *headers) == (401, "unauthenticated")
+        for headers in UNAUTHENTICATED:
+            assert await refused(server, *headers) == (401, "unauthenticated"), headers
 
 
 @pytest.mark.parametrize(

@@ -139,34 +139,35 @@ async def test_several_requests_one_after_the_other() -> None:
 # start policies
 
 
-@pytest.mark.parametrize(
-    ("policy", "chunks", "trigger", "fired_by"),
-    [
-        ("on_first_chunk", ["", "a", "b"], "first_chunk", 1),
-        ("on_end_only", ["a", "b", "c"], "end_of_input", 3),
-        ("on_min_length", ["a", "b", "c"], "min_length", 0),
-        ({"type": "on_min_length", "min_text_chars": 3}, ["ä", "ö", "ü"], "min_length", 2),
-        ({"type": "on_min_length", "min_text_chars": 9}, ["a", "b", "c"], "end_of_input", 3),
-        ({"type": "on_min_length", "min_bytes": 4}, ["ä", "ö", "ü"], "min_length", 1),
-        ({"type": "on_min_length", "min_chunks": 3}, ["a", "", "b", "c"], "min_length", 3),
-        ({"type": "on_min_length", "min_audio_ms": 50}, [TONE[:1600], TONE[1600:]], "min_length", 0),
-        ({"type": "on_min_length", "min_audio_ms": 50.1}, [TONE[:1600], TONE[1600:]], "min_length", 1),
-        ("on_min_length", [bytes(12_798), b"\0\0", b"\0\0"], "min_length", 1),
-        ({"type": "on_modality", "modality": "text"}, ["a", "b", TONE], "modality", 2),
-        ({"type": "on_modality", "modality": "audio", "min_audio_ms": 60}, [TONE[:1600], TONE[1600:]], "modality", 1),
-        ({"type": "on_modality", "modality": "video"}, ["a", TONE], "end_of_input", 2),
-    ],
-)
-async def test_start_policies(policy: Any, chunks: list[str | bytes], trigger: str, fired_by: int) -> None:
-    async with live_server() as server, native_client(server) as client:
-        await client.configure(start_policy=policy, modalities=["text"])
-        for chunk in chunks:
-            await client.chunk(chunk)
-        await client.chunk(end=True)
-        answer = await client.answer()
-        assert answer.started is not None
-        assert (answer.started["trigger"], answer.started["sequence_id"]) == (trigger, fired_by)
-        assert answer.reason == "stop"
+START_POLICIES: list[tuple[Any, list[str | bytes], str, int]] = [
+    ("on_first_chunk", ["", "a", "b"], "first_chunk", 1),
+    ("on_end_only", ["a", "b", "c"], "end_of_input", 3),
+    ("on_min_length", ["a", "b", "c"], "min_length", 0),
+    ({"type": "on_min_length", "min_text_chars": 3}, ["ä", "ö", "ü"], "min_length", 2),
+    ({"type": "on_min_length", "min_text_chars": 9}, ["a", "b", "c"], "end_of_input", 3),
+    ({"type": "on_min_length", "min_bytes": 4}, ["ä", "ö", "ü"], "min_length", 1),
+    ({"type": "on_min_length", "min_chunks": 3}, ["a", "", "b", "c"], "min_length", 3),
+    ({"type": "on_min_length", "min_audio_ms": 50}, [TONE[:1600], TONE[1600:]], "min_length", 0),
+    ({"type": "on_min_length", "min_audio_ms": 50.1}, [TONE[:1600], TONE[1600:]], "min_length", 1),
+    ("on_min_length", [bytes(12_798), b"\0\0", b"\0\0"], "min_length", 1),
+    ({"type": "on_modality", "modality": "text"}, ["a", "b", TONE], "modality", 2),
+    ({"type": "on_modality", "modality": "audio", "min_audio_ms": 60}, [TONE[:1600], TONE[1600:]], "modality", 1),
+    ({"type": "on_modality", "modality": "video"}, ["a", TONE], "end_of_input", 2),
+]
+
+
+async def test_start_policies() -> None:
+    async with live_server() as server:
+        for policy, chunks, trigger, fired_by in START_POLICIES:
+            async with native_client(server) as client:
+                await client.configure(start_policy=policy, modalities=["text"])
+                for chunk in chunks:
+                    await client.chunk(chunk)
+                await client.chunk(end=True)
+                answer = await client.answer()
+                assert answer.started is not None, policy
+                assert (answer.started["trigger"], answer.started["sequence_id"]) == (trigger, fired_by), policy
+                assert answer.reason == "stop", policy
 
 
 async def test_min_video_frames_count_images_and_video() -> None:

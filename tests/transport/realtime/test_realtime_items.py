@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import pytest
 from support.capable_engine import CapableEngine, finished, said, tool_call
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
@@ -151,50 +150,51 @@ async def test_an_id_is_given_once() -> None:
         assert error["code"] == "item_create_duplicate_item_id"
 
 
-@pytest.mark.parametrize(
-    ("item", "code", "param"),
-    [
-        ({}, "invalid_value", "item.type"),
-        ({"type": "mcp_call"}, "unsupported_parameter", "item.type"),
-        ({"type": "message", "role": "nobody", "content": []}, "invalid_value", "item.role"),
-        ({"type": "message", "role": "user"}, "invalid_value", "item.content"),
-        ({"type": "message", "role": "user", "content": [5]}, "invalid_value", "item.content[0]"),
-        (
-            {"type": "message", "role": "user", "content": [{"type": "input_text"}]},
-            "invalid_value",
-            "item.content[0].text",
-        ),
-        (
-            {"type": "message", "role": "system", "content": [{"type": "input_audio", "audio": ""}]},
-            "invalid_value",
-            "item.content[0].type",
-        ),
-        (
-            {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "?"}]},
-            "invalid_value",
-            "item.content[0].audio",
-        ),
-        (
-            {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "https://a/b.png"}]},
-            "unsupported_parameter",
-            "item.content[0].image_url",
-        ),
-        ({"type": "function_call", "call_id": "c"}, "invalid_value", "item.name"),
-        ({"type": "function_call_output", "output": "x"}, "invalid_value", "item.call_id"),
-        ({"type": "message", "role": "user", "content": [], "id": "x" * 513}, "invalid_value", "item.id"),
-        ({"type": "function_call_output", "output": "x", "call_id": "x" * 513}, "invalid_value", "item.call_id"),
-        (
-            {"type": "function_call", "call_id": "x" * 513, "name": "n", "arguments": ""},
-            "invalid_value",
-            "item.call_id",
-        ),
-        ({"type": "function_call", "call_id": "c", "name": "x" * 513, "arguments": ""}, "invalid_value", "item.name"),
-    ],
-)
-async def test_a_refused_item_names_its_field(item: Any, code: str, param: str) -> None:
-    async with live_server() as server, realtime_client(server) as client:
-        error = await failed(client, "conversation.item.create", item=item)
-        assert (error["code"], error["param"]) == (code, param)
+REFUSED_ITEMS: list[tuple[Any, str, str]] = [
+    ({}, "invalid_value", "item.type"),
+    ({"type": "mcp_call"}, "unsupported_parameter", "item.type"),
+    ({"type": "message", "role": "nobody", "content": []}, "invalid_value", "item.role"),
+    ({"type": "message", "role": "user"}, "invalid_value", "item.content"),
+    ({"type": "message", "role": "user", "content": [5]}, "invalid_value", "item.content[0]"),
+    (
+        {"type": "message", "role": "user", "content": [{"type": "input_text"}]},
+        "invalid_value",
+        "item.content[0].text",
+    ),
+    (
+        {"type": "message", "role": "system", "content": [{"type": "input_audio", "audio": ""}]},
+        "invalid_value",
+        "item.content[0].type",
+    ),
+    (
+        {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "?"}]},
+        "invalid_value",
+        "item.content[0].audio",
+    ),
+    (
+        {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "https://a/b.png"}]},
+        "unsupported_parameter",
+        "item.content[0].image_url",
+    ),
+    ({"type": "function_call", "call_id": "c"}, "invalid_value", "item.name"),
+    ({"type": "function_call_output", "output": "x"}, "invalid_value", "item.call_id"),
+    ({"type": "message", "role": "user", "content": [], "id": "x" * 513}, "invalid_value", "item.id"),
+    ({"type": "function_call_output", "output": "x", "call_id": "x" * 513}, "invalid_value", "item.call_id"),
+    (
+        {"type": "function_call", "call_id": "x" * 513, "name": "n", "arguments": ""},
+        "invalid_value",
+        "item.call_id",
+    ),
+    ({"type": "function_call", "call_id": "c", "name": "x" * 513, "arguments": ""}, "invalid_value", "item.name"),
+]
+
+
+async def test_a_refused_item_names_its_field() -> None:
+    async with live_server() as server:
+        for item, code, param in REFUSED_ITEMS:
+            async with realtime_client(server) as client:
+                error = await failed(client, "conversation.item.create", item=item)
+                assert (error["code"], error["param"]) == (code, param), item
 
 
 async def test_what_a_failed_response_was_asked_is_still_pending() -> None:

@@ -130,27 +130,28 @@ async def test_a_response_beside_the_conversation_leaves_nothing() -> None:
         assert b"".join(chunk.payload for chunk in engine.inputs[2]) == b"Is it hot?"
 
 
-@pytest.mark.parametrize(
-    ("response", "code", "param"),
-    [
-        ({"input": "x"}, "invalid_value", "response.input"),
-        ({"input": [{"type": "item_reference", "id": "nobody"}]}, "invalid_value", "response.input[0].id"),
-        ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "response.audio.output.voice"),
-        ({"max_output_tokens": -1}, "invalid_value", "response.max_output_tokens"),
-        ({"instructions": 5}, "invalid_value", "response.instructions"),
-        ({"tools": [{"type": "mcp"}]}, "unsupported_parameter", "response.tools[0].type"),
-        ({"output_modalities": ["video"]}, "invalid_value", "response.output_modalities"),
-        ({"metadata": {"a": 1}}, "invalid_value", "response.metadata"),
-        ({"metadata": {"a": "x" * 513}}, "invalid_value", "response.metadata"),
-        ({"metadata": dict.fromkeys(map(str, range(17)), "")}, "invalid_value", "response.metadata"),
-    ],
-)
-async def test_a_refused_response_names_its_field(response: Any, code: str, param: str) -> None:
-    async with live_server() as server, realtime_client(server) as client:
-        await client.say("hello")
-        error = await failed(client, "response.create", response=response)
-        assert (error["code"], error["param"]) == (code, param)
-        assert text_of(await client.respond()) == "hello"
+REFUSED_RESPONSES: list[tuple[Any, str, str]] = [
+    ({"input": "x"}, "invalid_value", "response.input"),
+    ({"input": [{"type": "item_reference", "id": "nobody"}]}, "invalid_value", "response.input[0].id"),
+    ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "response.audio.output.voice"),
+    ({"max_output_tokens": -1}, "invalid_value", "response.max_output_tokens"),
+    ({"instructions": 5}, "invalid_value", "response.instructions"),
+    ({"tools": [{"type": "mcp"}]}, "unsupported_parameter", "response.tools[0].type"),
+    ({"output_modalities": ["video"]}, "invalid_value", "response.output_modalities"),
+    ({"metadata": {"a": 1}}, "invalid_value", "response.metadata"),
+    ({"metadata": {"a": "x" * 513}}, "invalid_value", "response.metadata"),
+    ({"metadata": dict.fromkeys(map(str, range(17)), "")}, "invalid_value", "response.metadata"),
+]
+
+
+async def test_a_refused_response_names_its_field() -> None:
+    async with live_server() as server:
+        for response, code, param in REFUSED_RESPONSES:
+            async with realtime_client(server) as client:
+                await client.say("hello")
+                error = await failed(client, "response.create", response=response)
+                assert (error["code"], error["param"]) == (code, param), response
+                assert text_of(await client.respond()) == "hello", response
 
 
 async def test_a_request_beyond_the_rate_of_a_key_is_a_failed_response() -> None:

@@ -134,63 +134,65 @@ async def test_an_engine_that_only_writes_says_so() -> None:
         assert text_of(await client.respond()) == "yes"
 
 
-@pytest.mark.parametrize(
-    ("session", "code", "param"),
-    [
-        ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "session.audio.output.voice"),
-        ({"audio": {"output": {"speed": 9}}}, "invalid_value", "session.audio.output.speed"),
-        (
-            {"audio": {"input": {"format": {"type": "audio/opus"}}}},
-            "unsupported_format",
-            "session.audio.input.format.type",
-        ),
-        ({"audio": {"input": 5}}, "invalid_value", "session.audio.input"),
-        (
-            {"audio": {"input": {"turn_detection": {"type": "none"}}}},
-            "invalid_value",
-            "session.audio.input.turn_detection.type",
-        ),
-        (
-            {"audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "so"}}}},
-            "invalid_value",
-            "session.audio.input.turn_detection.eagerness",
-        ),
-        ({"output_modalities": ["video"]}, "invalid_value", "session.output_modalities"),
-        ({"tools": [{"type": "mcp"}]}, "unsupported_parameter", "session.tools[0].type"),
-        ({"tools": [TOOL]}, "unsupported_parameter", "session.tools"),
-        ({"tools": "all"}, "invalid_value", "session.tools"),
-        ({"max_output_tokens": 0}, "invalid_value", "session.max_output_tokens"),
-        ({"instructions": 5}, "invalid_value", "session.instructions"),
-        ({"instructions": "x" * (1 << 20)}, "invalid_value", "session"),
-    ],
-)
-async def test_a_refused_change_names_its_field_and_changes_nothing(session: Any, code: str, param: str) -> None:
-    async with live_server() as server, realtime_client(inline(server)) as client:
-        error = await refused(client, **session)
-        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
-        assert await client.update() == client.received[0]["session"]
+REFUSED_CHANGES: list[tuple[Any, str, str]] = [
+    ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "session.audio.output.voice"),
+    ({"audio": {"output": {"speed": 9}}}, "invalid_value", "session.audio.output.speed"),
+    (
+        {"audio": {"input": {"format": {"type": "audio/opus"}}}},
+        "unsupported_format",
+        "session.audio.input.format.type",
+    ),
+    ({"audio": {"input": 5}}, "invalid_value", "session.audio.input"),
+    (
+        {"audio": {"input": {"turn_detection": {"type": "none"}}}},
+        "invalid_value",
+        "session.audio.input.turn_detection.type",
+    ),
+    (
+        {"audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "so"}}}},
+        "invalid_value",
+        "session.audio.input.turn_detection.eagerness",
+    ),
+    ({"output_modalities": ["video"]}, "invalid_value", "session.output_modalities"),
+    ({"tools": [{"type": "mcp"}]}, "unsupported_parameter", "session.tools[0].type"),
+    ({"tools": [TOOL]}, "unsupported_parameter", "session.tools"),
+    ({"tools": "all"}, "invalid_value", "session.tools"),
+    ({"max_output_tokens": 0}, "invalid_value", "session.max_output_tokens"),
+    ({"instructions": 5}, "invalid_value", "session.instructions"),
+    ({"instructions": "x" * (1 << 20)}, "invalid_value", "session"),
+]
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        ("{", "invalid_event"),
-        ("[]", "invalid_event"),
-        ('{"type": 5}', "invalid_event"),
-        ('{"type": "session.destroy"}', "invalid_event"),
-        ('{"type": "input_audio_buffer.append", "audio": "?"}', "invalid_value"),
-        ('{"type": "input_audio_buffer.append"}', "invalid_value"),
-        ('{"type": "session.update", "session": 1}', "invalid_value"),
-        ('{"type": "session.update", "session": ' + 80 * "[" + 80 * "]" + "}", "invalid_value"),
-        (500 * '{"type":' + "0" + 500 * "}", "invalid_event"),
-    ],
-)
-async def test_what_is_no_event_is_an_error_and_the_session_goes_on(data: str, code: str) -> None:
-    async with live_server() as server, realtime_client(server) as client:
-        await client.connection.send(data)
-        assert (await client.until("error"))["error"]["code"] == code
-        await client.say("hello")
-        assert text_of(await client.respond()) == "hello"
+async def test_a_refused_change_names_its_field_and_changes_nothing() -> None:
+    async with live_server() as server:
+        for session, code, param in REFUSED_CHANGES:
+            async with realtime_client(inline(server)) as client:
+                error = await refused(client, **session)
+                assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param), session
+                assert await client.update() == client.received[0]["session"], session
+
+
+NO_EVENTS: list[tuple[str, str]] = [
+    ("{", "invalid_event"),
+    ("[]", "invalid_event"),
+    ('{"type": 5}', "invalid_event"),
+    ('{"type": "session.destroy"}', "invalid_event"),
+    ('{"type": "input_audio_buffer.append", "audio": "?"}', "invalid_value"),
+    ('{"type": "input_audio_buffer.append"}', "invalid_value"),
+    ('{"type": "session.update", "session": 1}', "invalid_value"),
+    ('{"type": "session.update", "session": ' + 80 * "[" + 80 * "]" + "}", "invalid_value"),
+    (500 * '{"type":' + "0" + 500 * "}", "invalid_event"),
+]
+
+
+async def test_what_is_no_event_is_an_error_and_the_session_goes_on() -> None:
+    async with live_server() as server:
+        for data, code in NO_EVENTS:
+            async with realtime_client(server) as client:
+                await client.connection.send(data)
+                assert (await client.until("error"))["error"]["code"] == code, data
+                await client.say("hello")
+                assert text_of(await client.respond()) == "hello", data
 
 
 async def test_events_may_be_binary_messages() -> None:

@@ -144,27 +144,27 @@ async def test_speed() -> None:
     assert [one.speed for one in engine.requests] == [0.5, 2, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"speed": 1.5}, "unsupported_parameter", "speed"),
-        ({"speed": "fast"}, "invalid_value", "speed"),
-        ({"speed": 0.49}, "invalid_value", "speed"),
-        ({"speed": 2.01}, "invalid_value", "speed"),
-        ({"input": ""}, "empty_input", "input"),
-        ({"input": " \n"}, "empty_input", "input"),
-        ({"input": None}, "invalid_value", "input"),
-        ({"input": ["a"]}, "invalid_value", "input"),
-        ({"stream_format": "wav"}, "invalid_value", "stream_format"),
-        ({"response_format": 5}, "invalid_value", "response_format"),
-        ({"model": 5}, "invalid_value", "model"),
-        ({"talker_seed": 5}, "unsupported_parameter", "talker_seed"),
-    ],
-)
-async def test_what_is_wrong_is_named(body: dict[str, Any], code: str, param: str) -> None:
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"speed": 1.5}, "unsupported_parameter", "speed"),
+    ({"speed": "fast"}, "invalid_value", "speed"),
+    ({"speed": 0.49}, "invalid_value", "speed"),
+    ({"speed": 2.01}, "invalid_value", "speed"),
+    ({"input": ""}, "empty_input", "input"),
+    ({"input": " \n"}, "empty_input", "input"),
+    ({"input": None}, "invalid_value", "input"),
+    ({"input": ["a"]}, "invalid_value", "input"),
+    ({"stream_format": "wav"}, "invalid_value", "stream_format"),
+    ({"response_format": 5}, "invalid_value", "response_format"),
+    ({"model": 5}, "invalid_value", "model"),
+    ({"talker_seed": 5}, "unsupported_parameter", "talker_seed"),
+]
+
+
+async def test_what_is_wrong_is_named() -> None:
     async with live_server(ToneEngine()) as server:
-        response = await speak(server, **body)
-    assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
+        for body, code, param in WRONG:
+            response = await speak(server, **body)
+            assert (response.status, response.error["code"], response.error["param"]) == (400, code, param), body
 
 
 async def test_harmless_fields() -> None:
@@ -372,26 +372,26 @@ async def test_a_gap_in_raw_audio_of_a_streamed_text_begins_with_the_head() -> N
         assert len(b"".join([chunk async for chunk in client.chunks()])) == PCM_BYTES / 3
 
 
-@pytest.mark.parametrize(
-    ("parameters", "kind"),
-    [
-        (b"{}", "audio/pcm;rate=24000;channels=1"),
-        (b'{"response_format":"wav"}', "audio/wav"),
-        (b'{"stream_format":"audio","response_format":"mp3"}', "audio/mpeg"),
-        (b'{"stream_format":"sse"}', "text/event-stream; charset=utf-8"),
-        (b'{"stream":true}', "text/event-stream; charset=utf-8"),
-        (b'{"stream":false}', "audio/mpeg"),
-        (b'{"stream":false,"response_format":"flac"}', "audio/flac"),
-    ],
-)
-async def test_dialects_of_a_streamed_text(parameters: bytes, kind: str) -> None:
+DIALECTS: list[tuple[bytes, str]] = [
+    (b"{}", "audio/pcm;rate=24000;channels=1"),
+    (b'{"response_format":"wav"}', "audio/wav"),
+    (b'{"stream_format":"audio","response_format":"mp3"}', "audio/mpeg"),
+    (b'{"stream_format":"sse"}', "text/event-stream; charset=utf-8"),
+    (b'{"stream":true}', "text/event-stream; charset=utf-8"),
+    (b'{"stream":false}', "audio/mpeg"),
+    (b'{"stream":false,"response_format":"flac"}', "audio/flac"),
+]
+
+
+async def test_dialects_of_a_streamed_text() -> None:
     async with live_server(ToneEngine()) as server:
-        body = parameters + b'\n{"text":"one two"}\n{"text":" three"}\n'
-        response = await post(server.port, PATH, body, "X-Streaming-Input: true")
-    assert (response.status, response.headers["content-type"]) == (200, kind)
-    if kind.startswith("text/"):
-        events = events_of(response)
-        assert (events[-1] == DONE) is (b"stream_format" not in parameters)
+        for parameters, kind in DIALECTS:
+            body = parameters + b'\n{"text":"one two"}\n{"text":" three"}\n'
+            response = await post(server.port, PATH, body, "X-Streaming-Input: true")
+            assert (response.status, response.headers["content-type"]) == (200, kind), parameters
+            if kind.startswith("text/"):
+                events = events_of(response)
+                assert (events[-1] == DONE) is (b"stream_format" not in parameters), parameters
 
 
 @pytest.mark.parametrize(

@@ -186,52 +186,52 @@ async def test_results_of_tools_before_the_users_message_are_history() -> None:
     assert engine.requests[0].history[2] == Message("tool", "", tool_call_id="call_1")
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"tools": [{"type": "function"}]}, "invalid_value", "tools[0].function"),
-        ({"tools": [{"type": "retrieval"}]}, "invalid_value", "tools[0].type"),
-        ({"tools": [{**WEATHER, "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
-        ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1].function.name"),
-        ({"tools": [WEATHER] * 129}, "invalid_value", "tools"),
-        ({"tools": "all"}, "invalid_value", "tools"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "fly"}}},
-            "invalid_value",
-            "tool_choice.function.name",
-        ),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "invalid_value", "tool_choice.function"),
-        ({"tools": [WEATHER], "tool_choice": "any"}, "invalid_value", "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "unsupported_parameter", "tool_choice.type"),
-        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
-        ({"parallel_tool_calls": 1}, "invalid_value", "parallel_tool_calls"),
-        ({"chat_template_kwargs": 1}, "invalid_value", "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"a": nested(32)}}, "invalid_value", "chat_template_kwargs"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].tool_call_id"),
-        (
-            {"messages": [USER, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]},
-            "invalid_value",
-            "messages[1].tool_call_id",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}, USER]},
-            "invalid_value",
-            "messages[0].tool_calls[0].id",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, USER]},
-            "invalid_value",
-            "messages[0].tool_calls[0]",
-        ),
-        ({"messages": [{"role": "assistant", "tool_calls": {}}, USER]}, "invalid_value", "messages[0].tool_calls"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "invalid_value", "messages[1].role"),
-    ],
-)
-async def test_tools_that_are_none(body: dict[str, Any], code: str, param: str) -> None:
+NO_TOOLS: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "function"}]}, "invalid_value", "tools[0].function"),
+    ({"tools": [{"type": "retrieval"}]}, "invalid_value", "tools[0].type"),
+    ({"tools": [{**WEATHER, "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
+    ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1].function.name"),
+    ({"tools": [WEATHER] * 129}, "invalid_value", "tools"),
+    ({"tools": "all"}, "invalid_value", "tools"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "fly"}}},
+        "invalid_value",
+        "tool_choice.function.name",
+    ),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "invalid_value", "tool_choice.function"),
+    ({"tools": [WEATHER], "tool_choice": "any"}, "invalid_value", "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "unsupported_parameter", "tool_choice.type"),
+    ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"parallel_tool_calls": 1}, "invalid_value", "parallel_tool_calls"),
+    ({"chat_template_kwargs": 1}, "invalid_value", "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"a": nested(32)}}, "invalid_value", "chat_template_kwargs"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].tool_call_id"),
+    (
+        {"messages": [USER, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]},
+        "invalid_value",
+        "messages[1].tool_call_id",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}, USER]},
+        "invalid_value",
+        "messages[0].tool_calls[0].id",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, USER]},
+        "invalid_value",
+        "messages[0].tool_calls[0]",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": {}}, USER]}, "invalid_value", "messages[0].tool_calls"),
+    ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "invalid_value", "messages[1].role"),
+]
+
+
+async def test_tools_that_are_none() -> None:
     async with live_server(CapableEngine()) as server:
-        response = await ask(server, **body)
-        assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
+        for body, code, param in NO_TOOLS:
+            response = await ask(server, **body)
+            assert (response.status, response.error["code"], response.error["param"]) == (400, code, param), body
 
 
 # --- several choices
@@ -274,15 +274,16 @@ async def test_whole_choices() -> None:
     assert "tool_calls" not in first["message"]
 
 
-@pytest.mark.parametrize(
-    ("n", "status"), [(1, 200), (128, 200), (0, 400), (129, 400), (-1, 400), ("2", 400), (1.5, 400)]
-)
-async def test_how_many_choices(n: Any, status: int) -> None:
+CHOICE_COUNTS: list[tuple[Any, int]] = [(1, 200), (128, 200), (0, 400), (129, 400), (-1, 400), ("2", 400), (1.5, 400)]
+
+
+async def test_how_many_choices() -> None:
     async with live_server(CapableEngine([])) as server:
-        response = await ask(server, n=n)
-    assert response.status == status
-    if status == 400:
-        assert (response.error["code"], response.error["param"]) == ("invalid_value", "n")
+        for n, status in CHOICE_COUNTS:
+            response = await ask(server, n=n)
+            assert response.status == status, n
+            if status == 400:
+                assert (response.error["code"], response.error["param"]) == ("invalid_value", "n"), n
 
 
 async def test_there_is_one_spoken_answer() -> None:
@@ -386,26 +387,30 @@ async def test_forms(wanted: dict[str, Any], structure: StructuredOutput | None)
     assert engine.requests[0].options.structure == structure
 
 
-@pytest.mark.parametrize(
-    ("wanted", "param"),
-    [
-        ({"type": "xml"}, "response_format.type"),
-        ({}, "response_format.type"),
-        ("json", "response_format"),
-        ({"type": "json_schema"}, "response_format.json_schema"),
-        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema.name"),
-        ({"type": "json_schema", "json_schema": {"name": "a b"}}, "response_format.json_schema.name"),
-        ({"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}, "response_format.json_schema.schema"),
-        (
-            {"type": "json_schema", "json_schema": {"name": "a", "schema": nested(32)}},
-            "response_format.json_schema.schema",
-        ),
-    ],
-)
-async def test_forms_that_are_none(wanted: Any, param: str) -> None:
+NO_FORMS: list[tuple[Any, str]] = [
+    ({"type": "xml"}, "response_format.type"),
+    ({}, "response_format.type"),
+    ("json", "response_format"),
+    ({"type": "json_schema"}, "response_format.json_schema"),
+    ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema.name"),
+    ({"type": "json_schema", "json_schema": {"name": "a b"}}, "response_format.json_schema.name"),
+    ({"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}, "response_format.json_schema.schema"),
+    (
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": nested(32)}},
+        "response_format.json_schema.schema",
+    ),
+]
+
+
+async def test_forms_that_are_none() -> None:
     async with live_server(CapableEngine([])) as server:
-        response = await ask(server, response_format=wanted)
-        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", param)
+        for wanted, param in NO_FORMS:
+            response = await ask(server, response_format=wanted)
+            assert (response.status, response.error["code"], response.error["param"]) == (
+                400,
+                "invalid_value",
+                param,
+            ), wanted
 
 
 async def test_a_schema_does_not_stand_elsewhere() -> None:

@@ -116,34 +116,34 @@ async def test_stream_false_and_null_mean_a_whole_answer(asked: bool | None) -> 
         assert (await ask(server, stream=asked)).json()["object"] == "chat.completion"
 
 
-@pytest.mark.parametrize(
-    ("body", "where"),
-    [
-        ({}, "terminal"),
-        ({"stream_options": None}, "terminal"),
-        ({"stream_options": {}}, "terminal"),
-        ({"usage_on_final_chunk": True}, "terminal"),
-        ({"usage_on_final_chunk": True, "stream_options": {"include_usage": True}}, "terminal"),
-        ({"stream_options": {"include_usage": True}}, "own"),
-        ({"stream_options": {"include_usage": True}, "usage_on_final_chunk": False}, "own"),
-        ({"stream_options": {"include_usage": False}}, None),
-        ({"stream_options": {"include_usage": False}, "usage_on_final_chunk": True}, None),
-        ({"usage_on_final_chunk": False}, None),
-    ],
-)
-async def test_where_the_usage_of_a_stream_stands(body: dict[str, Any], where: str | None) -> None:
+USAGE_PLACES: list[tuple[dict[str, Any], str | None]] = [
+    ({}, "terminal"),
+    ({"stream_options": None}, "terminal"),
+    ({"stream_options": {}}, "terminal"),
+    ({"usage_on_final_chunk": True}, "terminal"),
+    ({"usage_on_final_chunk": True, "stream_options": {"include_usage": True}}, "terminal"),
+    ({"stream_options": {"include_usage": True}}, "own"),
+    ({"stream_options": {"include_usage": True}, "usage_on_final_chunk": False}, "own"),
+    ({"stream_options": {"include_usage": False}}, None),
+    ({"stream_options": {"include_usage": False}, "usage_on_final_chunk": True}, None),
+    ({"usage_on_final_chunk": False}, None),
+]
+
+
+async def test_where_the_usage_of_a_stream_stands() -> None:
     async with live_server() as server:
-        events = await stream(server, **body)
-    chunks = [event.json() for event in events[:-1]]
-    with_usage = [index for index, chunk in enumerate(chunks) if chunk.get("usage") is not None]
-    assert with_usage == ([] if where is None else [len(chunks) - 1])
-    if where == "own":
-        assert chunks[-1]["choices"] == []
-        assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
-    if where == "terminal":
-        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    if where is not None:
-        assert chunks[-1]["usage"]["total_tokens"] == 6
+        for body, where in USAGE_PLACES:
+            events = await stream(server, **body)
+            chunks = [event.json() for event in events[:-1]]
+            with_usage = [index for index, chunk in enumerate(chunks) if chunk.get("usage") is not None]
+            assert with_usage == ([] if where is None else [len(chunks) - 1]), body
+            if where == "own":
+                assert chunks[-1]["choices"] == [], body
+                assert chunks[-2]["choices"][0]["finish_reason"] == "stop", body
+            if where == "terminal":
+                assert chunks[-1]["choices"][0]["finish_reason"] == "stop", body
+            if where is not None:
+                assert chunks[-1]["usage"]["total_tokens"] == 6, body
 
 
 async def test_options_of_streams_mean_nothing_to_a_whole_answer() -> None:
@@ -287,11 +287,15 @@ async def test_nothing_of_a_complete_body_is_lost_to_an_engine_that_freezes_its_
         assert response.json()["choices"][0]["message"]["content"] == "one two three"
 
 
+@pytest.mark.virtual_clock
 async def test_answers_are_never_paced() -> None:
     """Paced with a lead of 0, ten seconds of audio would take ten seconds."""
+    loop = asyncio.get_running_loop()
     engine = ScriptedEngine([AudioOutput(SILENCE, 24_000)] * 100)
-    async with live_server(engine, streaming_input={"max_lead_ms": 0}) as server, asyncio.timeout(5):
+    async with live_server(engine, streaming_input={"max_lead_ms": 0}) as server:
+        began = loop.time()
         response = await ask(server, modalities=["text", "audio"], max_lead_ms=0)
+        assert loop.time() - began < 1
         assert len(base64.b64decode(response.json()["choices"][0]["message"]["audio"]["data"])) > 400_000
 
 
@@ -340,27 +344,30 @@ async def test_a_streamed_wav_has_one_header() -> None:
     assert len(wav) == 44 + 3 * 960
 
 
-@pytest.mark.parametrize("name", ["wav", "mp3", "flac", "opus", "pcm16", "pcm", "g711_ulaw", None])
-async def test_whole_audio_is_one_file(name: str | None) -> None:
+FILE_FORMATS: list[str | None] = ["wav", "mp3", "flac", "opus", "pcm16", "pcm", "g711_ulaw", None]
+
+
+async def test_whole_audio_is_one_file() -> None:
     async with live_server(ToneEngine()) as server:
-        audio = {} if name is None else {"format": name}
-        answer = (await ask(server, modalities=["text", "audio"], audio=audio)).json()
-    message = answer["choices"][0]["message"]
-    assert message["content"] == "hello big world "
-    assert message["audio"]["id"] == "audio_" + answer["id"].removeprefix("chatcmpl-")
-    assert message["audio"]["expires_at"] > answer["created"]
-    assert message["audio"]["transcript"] == "hello big world "
-    data = base64.b64decode(message["audio"]["data"], validate=True)
-    match name:
-        case "pcm" | "pcm16":
-            assert len(data) == 2880
-        case "g711_ulaw":
-            assert len(data) == 1440
-        case "wav" | None:
-            assert int.from_bytes(data[4:8], "little") == len(data) - 8
-            assert int.from_bytes(data[40:44], "little") == len(data) - 44 == 2880
-        case _:
-            assert 50 <= duration_ms(data) <= 200
+        for name in FILE_FORMATS:
+            audio = {} if name is None else {"format": name}
+            answer = (await ask(server, modalities=["text", "audio"], audio=audio)).json()
+            message = answer["choices"][0]["message"]
+            assert message["content"] == "hello big world ", name
+            assert message["audio"]["id"] == "audio_" + answer["id"].removeprefix("chatcmpl-"), name
+            assert message["audio"]["expires_at"] > answer["created"], name
+            assert message["audio"]["transcript"] == "hello big world ", name
+            data = base64.b64decode(message["audio"]["data"], validate=True)
+            match name:
+                case "pcm" | "pcm16":
+                    assert len(data) == 2880, name
+                case "g711_ulaw":
+                    assert len(data) == 1440, name
+                case "wav" | None:
+                    assert int.from_bytes(data[4:8], "little") == len(data) - 8, name
+                    assert int.from_bytes(data[40:44], "little") == len(data) - 44 == 2880, name
+                case _:
+                    assert 50 <= duration_ms(data) <= 200, name
 
 
 async def test_the_output_rate_may_be_chosen() -> None:
@@ -503,55 +510,55 @@ async def test_harmless_values_of_such_fields_and_unknown_fields_are_fine() -> N
         assert (await ask(server, **harmless)).status == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "code"),
-    [
-        ({"top_p": 2}, "top_p", "invalid_value"),
-        ({"temperature": "hot"}, "temperature", "invalid_value"),
-        ({"sampling": {"top_p": 2}}, "sampling.top_p", "invalid_value"),
-        ({"sampling": [1]}, "sampling", "invalid_value"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
-        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
-        ({"reasoning_effort": 5}, "reasoning_effort", "invalid_value"),
-        ({"verbosity": ""}, "verbosity", "invalid_value"),
-        ({"service_tier": ["auto"]}, "service_tier", "invalid_value"),
-        ({"max_tokens": "5"}, "max_tokens", "invalid_value"),
-        ({"stop": [1]}, "stop", "invalid_value"),
-        ({"stream": "yes"}, "stream", "invalid_value"),
-        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_value"),
-        ({"modalities": []}, "modalities", "invalid_value"),
-        ({"modalities": ["smell"]}, "modalities", "invalid_value"),
-        ({"modalities": ["text", "audio"], "output_audio": 5}, "output_audio", "invalid_value"),
-        ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "audio.voice", "invalid_value"),
-        ({"voice": "nobody"}, "voice", "invalid_value"),
-        ({"instructions": 5}, "instructions", "invalid_value"),
-        (
-            {"instructions": 5, "messages": [{"role": "system", "content": "a"}, *HELLO]},
-            "instructions",
-            "invalid_value",
-        ),
-        ({"messages": []}, "messages", "invalid_value"),
-        ({"messages": None}, "messages", "invalid_value"),
-        ({"messages": "hello"}, "messages", "invalid_value"),
-        ({"messages": ["hello"]}, "messages", "invalid_value"),
-        ({"messages": [{"content": "a"}]}, "messages[0].role", "invalid_value"),
-        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role", "invalid_value"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "a"}]}, "messages[1].role", "invalid_value"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role", "invalid_value"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
-        ({"messages": [{"role": "user", "content": 5}, *HELLO]}, "messages[0].content", "invalid_value"),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]", "invalid_value"),
-        ({"messages": user({"type": "smell"})}, "messages[0].content[0].type", "invalid_value"),
-        ({"messages": user({"type": "text"})}, "messages[0].content[0].text", "invalid_value"),
-        ({"messages": user({"type": "input_audio"})}, "messages[0].content[0].input_audio", "invalid_value"),
-    ],
-)
-async def test_a_bad_value_is_named(body: dict[str, Any], param: str, code: str) -> None:
+BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
+    ({"top_p": 2}, "top_p", "invalid_value"),
+    ({"temperature": "hot"}, "temperature", "invalid_value"),
+    ({"sampling": {"top_p": 2}}, "sampling.top_p", "invalid_value"),
+    ({"sampling": [1]}, "sampling", "invalid_value"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"reasoning_effort": 5}, "reasoning_effort", "invalid_value"),
+    ({"verbosity": ""}, "verbosity", "invalid_value"),
+    ({"service_tier": ["auto"]}, "service_tier", "invalid_value"),
+    ({"max_tokens": "5"}, "max_tokens", "invalid_value"),
+    ({"stop": [1]}, "stop", "invalid_value"),
+    ({"stream": "yes"}, "stream", "invalid_value"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_value"),
+    ({"modalities": []}, "modalities", "invalid_value"),
+    ({"modalities": ["smell"]}, "modalities", "invalid_value"),
+    ({"modalities": ["text", "audio"], "output_audio": 5}, "output_audio", "invalid_value"),
+    ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "audio.voice", "invalid_value"),
+    ({"voice": "nobody"}, "voice", "invalid_value"),
+    ({"instructions": 5}, "instructions", "invalid_value"),
+    (
+        {"instructions": 5, "messages": [{"role": "system", "content": "a"}, *HELLO]},
+        "instructions",
+        "invalid_value",
+    ),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": None}, "messages", "invalid_value"),
+    ({"messages": "hello"}, "messages", "invalid_value"),
+    ({"messages": ["hello"]}, "messages", "invalid_value"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "a"}]}, "messages[1].role", "invalid_value"),
+    ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
+    ({"messages": [{"role": "user", "content": 5}, *HELLO]}, "messages[0].content", "invalid_value"),
+    ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]", "invalid_value"),
+    ({"messages": user({"type": "smell"})}, "messages[0].content[0].type", "invalid_value"),
+    ({"messages": user({"type": "text"})}, "messages[0].content[0].text", "invalid_value"),
+    ({"messages": user({"type": "input_audio"})}, "messages[0].content[0].input_audio", "invalid_value"),
+]
+
+
+async def test_a_bad_value_is_named() -> None:
     async with live_server() as server:
-        response = await ask(server, **body)
-    assert response.status == 400
-    assert response.error["code"] == code
-    assert (response.error["param"] or "").startswith(param)
+        for body, param, code in BAD_VALUES:
+            response = await ask(server, **body)
+            assert response.status == 400, body
+            assert response.error["code"] == code, body
+            assert (response.error["param"] or "").startswith(param), body
 
 
 @pytest.mark.parametrize(
@@ -585,27 +592,27 @@ async def test_earlier_messages_lose_nothing_without_a_word(body: dict[str, Any]
     assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
 
 
-@pytest.mark.parametrize(
-    ("url", "status", "code"),
-    [
-        ("http://127.0.0.1/secret.png", 400, "unsupported_parameter"),
-        ("https://example.org/a.png", 400, "unsupported_parameter"),
-        ("file:///etc/passwd", 400, "unsupported_parameter"),
-        ("/etc/passwd", 400, "unsupported_parameter"),
-        ("data:image/png,abc", 400, "invalid_value"),
-        ("data:image/png;base64", 400, "invalid_value"),
-        ("data:image/png;base64,a?b=", 400, "invalid_value"),
-        ("data:text/html;base64,YQ==", 415, "unsupported_format"),
-        ("data:image/png;base64,YQ==", 415, "unsupported_format"),
-        (5, 400, "invalid_value"),
-        (None, 400, "invalid_value"),
-    ],
-)
-async def test_nothing_is_fetched(url: Any, status: int, code: str) -> None:
+LINKS: list[tuple[Any, int, str]] = [
+    ("http://127.0.0.1/secret.png", 400, "unsupported_parameter"),
+    ("https://example.org/a.png", 400, "unsupported_parameter"),
+    ("file:///etc/passwd", 400, "unsupported_parameter"),
+    ("/etc/passwd", 400, "unsupported_parameter"),
+    ("data:image/png,abc", 400, "invalid_value"),
+    ("data:image/png;base64", 400, "invalid_value"),
+    ("data:image/png;base64,a?b=", 400, "invalid_value"),
+    ("data:text/html;base64,YQ==", 415, "unsupported_format"),
+    ("data:image/png;base64,YQ==", 415, "unsupported_format"),
+    (5, 400, "invalid_value"),
+    (None, 400, "invalid_value"),
+]
+
+
+async def test_nothing_is_fetched() -> None:
     async with live_server() as server:
-        response = await ask(server, messages=user({"type": "image_url", "image_url": {"url": url}}))
-    assert (response.status, response.error["code"]) == (status, code)
-    assert response.error["param"] == "messages[0].content[0].image_url.url"
+        for url, status, code in LINKS:
+            response = await ask(server, messages=user({"type": "image_url", "image_url": {"url": url}}))
+            assert (response.status, response.error["code"]) == (status, code), url
+            assert response.error["param"] == "messages[0].content[0].image_url.url", url
 
 
 @pytest.mark.parametrize(
@@ -638,27 +645,27 @@ async def test_empty_input(said: Any) -> None:
     assert (response.status, response.error["code"]) == (400, "empty_input")
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        (b"", "invalid_frame"),
-        (b'{"messages": [', "invalid_frame"),
-        (b"[]", "invalid_frame"),
-        (b"null", "invalid_frame"),
-        (b'{"messages":[{"role":"user","content":"\xff"}]}', "invalid_frame"),
-        (b'{"messages":[{"role":"user","content":"\\ud800"}]}', "invalid_frame"),
-        (b'{"temperature":NaN,"messages":[]}', "invalid_frame"),
-        (b'{"stage_params":' + b'{"a":' * 500 + b"1" + b"}" * 501, "invalid_value"),
-        (b"[" * 100_000, "invalid_frame"),
-    ],
-)
-async def test_bodies_that_are_no_json_object(body: bytes, code: str) -> None:
+NO_OBJECTS: list[tuple[bytes, str]] = [
+    (b"", "invalid_frame"),
+    (b'{"messages": [', "invalid_frame"),
+    (b"[]", "invalid_frame"),
+    (b"null", "invalid_frame"),
+    (b'{"messages":[{"role":"user","content":"\xff"}]}', "invalid_frame"),
+    (b'{"messages":[{"role":"user","content":"\\ud800"}]}', "invalid_frame"),
+    (b'{"temperature":NaN,"messages":[]}', "invalid_frame"),
+    (b'{"stage_params":' + b'{"a":' * 500 + b"1" + b"}" * 501, "invalid_value"),
+    (b"[" * 100_000, "invalid_frame"),
+]
+
+
+async def test_bodies_that_are_no_json_object() -> None:
     async with live_server() as server:
-        filled = body
-        if code == "invalid_value":
-            filled = b'{"messages":[{"role":"user","content":"a"}],' + body[1:]
-        response = await post(server.port, PATH, filled)
-    assert (response.status, response.error["code"]) == (400, code)
+        for body, code in NO_OBJECTS:
+            filled = body
+            if code == "invalid_value":
+                filled = b'{"messages":[{"role":"user","content":"a"}],' + body[1:]
+            response = await post(server.port, PATH, filled)
+            assert (response.status, response.error["code"]) == (400, code), body
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "text/plain", "application/ld+json"])

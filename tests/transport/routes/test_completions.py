@@ -302,45 +302,45 @@ async def test_zero_logprobs_name_the_sampled_token_alone() -> None:
 # --- unsupported requests
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "param"),
-    [
-        ({"prompt": None}, 400, "invalid_value", "prompt"),
-        ({"prompt": []}, 400, "invalid_value", "prompt"),
-        ({"prompt": 5}, 400, "invalid_value", "prompt"),
-        ({"prompt": ""}, 400, "empty_input", "prompt"),
-        ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),
-        ({"prompt": [True]}, 400, "invalid_value", "prompt[0]"),
-        ({"prompt": [1, "a"]}, 400, "invalid_value", "prompt[1]"),
-        ({"prompt": [1, True]}, 400, "invalid_value", "prompt[1]"),
-        ({"prompt": [1, -1]}, 400, "invalid_value", "prompt[1]"),
-        ({"prompt": [1, 2**31]}, 400, "invalid_value", "prompt[1]"),
-        ({"prompt": ["a", [1, 2.5]]}, 400, "invalid_value", "prompt[1][1]"),
-        ({"prompt": [[1], 2]}, 400, "invalid_value", "prompt[1]"),
-        ({"prompt": [[1], []]}, 400, "empty_input", "prompt[1]"),
-        ({"prompt": [1, 2]}, 400, "unsupported_parameter", "prompt"),
-        ({"prompt": ["a", [1, 2]]}, 400, "unsupported_parameter", "prompt[1]"),
-        ({"prompt": ["a"] * 129}, 400, "invalid_value", "prompt"),
-        ({"prompt": ["a"] * 65, "n": 2}, 400, "invalid_value", "prompt"),
-        ({"n": 0}, 400, "invalid_value", "n"),
-        ({"echo": True}, 400, "unsupported_parameter", "echo"),
-        ({"suffix": "b"}, 400, "unsupported_parameter", "suffix"),
-        ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
-        ({"logit_bias": {"5": 1}}, 400, "unsupported_parameter", "logit_bias"),
-        ({"logit_bias": {"five": 1}}, 400, "invalid_value", "logit_bias"),
-        ({"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias"),
-        ({"logit_bias": [5]}, 400, "invalid_value", "logit_bias"),
-        ({"top_p": 2}, 400, "invalid_value", "top_p"),
-    ],
-)
-async def test_refusals_are_the_same_in_every_form(body: dict[str, Any], status: int, code: str, param: str) -> None:
+REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"prompt": None}, 400, "invalid_value", "prompt"),
+    ({"prompt": []}, 400, "invalid_value", "prompt"),
+    ({"prompt": 5}, 400, "invalid_value", "prompt"),
+    ({"prompt": ""}, 400, "empty_input", "prompt"),
+    ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),
+    ({"prompt": [True]}, 400, "invalid_value", "prompt[0]"),
+    ({"prompt": [1, "a"]}, 400, "invalid_value", "prompt[1]"),
+    ({"prompt": [1, True]}, 400, "invalid_value", "prompt[1]"),
+    ({"prompt": [1, -1]}, 400, "invalid_value", "prompt[1]"),
+    ({"prompt": [1, 2**31]}, 400, "invalid_value", "prompt[1]"),
+    ({"prompt": ["a", [1, 2.5]]}, 400, "invalid_value", "prompt[1][1]"),
+    ({"prompt": [[1], 2]}, 400, "invalid_value", "prompt[1]"),
+    ({"prompt": [[1], []]}, 400, "empty_input", "prompt[1]"),
+    ({"prompt": [1, 2]}, 400, "unsupported_parameter", "prompt"),
+    ({"prompt": ["a", [1, 2]]}, 400, "unsupported_parameter", "prompt[1]"),
+    ({"prompt": ["a"] * 129}, 400, "invalid_value", "prompt"),
+    ({"prompt": ["a"] * 65, "n": 2}, 400, "invalid_value", "prompt"),
+    ({"n": 0}, 400, "invalid_value", "n"),
+    ({"echo": True}, 400, "unsupported_parameter", "echo"),
+    ({"suffix": "b"}, 400, "unsupported_parameter", "suffix"),
+    ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
+    ({"logit_bias": {"5": 1}}, 400, "unsupported_parameter", "logit_bias"),
+    ({"logit_bias": {"five": 1}}, 400, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias"),
+    ({"logit_bias": [5]}, 400, "invalid_value", "logit_bias"),
+    ({"top_p": 2}, 400, "invalid_value", "top_p"),
+]
+
+
+async def test_refusals_are_the_same_in_every_form() -> None:
     async with live_server(CapableEngine([])) as server:
-        whole = await ask(server, **body)
-        assert (whole.status, whole.error["code"], whole.error["param"]) == (status, code, param)
-        streamed = await ask(server, "Accept: application/json", stream=True, **body)
-        assert (streamed.status, streamed.error) == (status, whole.error)
-        (event,) = events_of(await ask(server, stream=True, **body))
-        assert (event.name, event.json()["error"]) == ("error", whole.error)
+        for body, status, code, param in REFUSED:
+            whole = await ask(server, **body)
+            assert (whole.status, whole.error["code"], whole.error["param"]) == (status, code, param), body
+            streamed = await ask(server, "Accept: application/json", stream=True, **body)
+            assert (streamed.status, streamed.error) == (status, whole.error), body
+            (event,) = events_of(await ask(server, stream=True, **body))
+            assert (event.name, event.json()["error"]) == ("error", whole.error), body
 
 
 async def test_harmless_values_and_unknown_fields_are_fine() -> None:

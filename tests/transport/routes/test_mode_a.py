@@ -72,27 +72,27 @@ async def test_the_documented_curl_line() -> None:
     assert events[3:] == ["data: [DONE]", ""]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        (STREAMING, NDJSON),
-        (STREAMING, "Content-Type: application/json"),
-        (STREAMING, "Content-Type: application/x-www-form-urlencoded"),
-        ("x-streaming-input: TRUE", "Content-Type: application/x-ndjson; charset=utf-8"),
-        ("X-Streaming-Input: 1", NDJSON),
-        (MULTIPART,),
-        ("Content-Type: Application/X-Multipart-Streaming; framing=ndjson",),
-        ("Content-Type: application/x-multipart-streaming", "X-Streaming-Input: false"),
-    ],
-)
-async def test_ways_to_ask_for_it(headers: tuple[str, ...]) -> None:
+WAYS: list[tuple[str, ...]] = [
+    (STREAMING, NDJSON),
+    (STREAMING, "Content-Type: application/json"),
+    (STREAMING, "Content-Type: application/x-www-form-urlencoded"),
+    ("x-streaming-input: TRUE", "Content-Type: application/x-ndjson; charset=utf-8"),
+    ("X-Streaming-Input: 1", NDJSON),
+    (MULTIPART,),
+    ("Content-Type: Application/X-Multipart-Streaming; framing=ndjson",),
+    ("Content-Type: application/x-multipart-streaming", "X-Streaming-Input: false"),
+]
+
+
+async def test_ways_to_ask_for_it() -> None:
     async with live_server() as server:
-        for framing in ((), ("Transfer-Encoding: chunked",)):
-            body = lines(text("hello"))
-            sent = chunked(body) if framing else body
-            async with raw_client(server.port) as client:
-                await client.send(request("POST", CHAT, *headers, *framing, body=sent))
-                assert content(events_of(await client.response())) == "hello"
+        for headers in WAYS:
+            for framing in ((), ("Transfer-Encoding: chunked",)):
+                body = lines(text("hello"))
+                sent = chunked(body) if framing else body
+                async with raw_client(server.port) as client:
+                    await client.send(request("POST", CHAT, *headers, *framing, body=sent))
+                    assert content(events_of(await client.response())) == "hello", headers
 
 
 async def test_a_body_without_any_content_type() -> None:
@@ -101,24 +101,24 @@ async def test_a_body_without_any_content_type() -> None:
         assert content(events_of(await client.response())) == "hello"
 
 
-@pytest.mark.parametrize(
-    ("headers", "status", "code", "param"),
-    [
-        ((STREAMING, "Content-Type: text/plain"), 415, "unsupported_format", "Content-Type"),
-        ((STREAMING, "Content-Type: multipart/form-data; boundary=x"), 415, "unsupported_format", "Content-Type"),
-        ((STREAMING, "Content-Type: audio/aac"), 415, "unsupported_format", "Content-Type"),
-        ((STREAMING, "Content-Type: audio/l16;rate=16000"), 415, "unsupported_format", "Content-Type"),
-        ((STREAMING, "Content-Type: audio/pcm;rate=fast"), 400, "invalid_value", "Content-Type"),
-        ((STREAMING, "Content-Type: audio/pcm;rate=1"), 400, "invalid_value", "Content-Type"),
-        ((f"{MULTIPART}; framing=length16",), 400, "invalid_value", "framing"),
-        ((f'{MULTIPART}; framing=""',), 400, "invalid_value", "framing"),
-        ((STREAMING, NDJSON, "Content-Encoding: gzip"), 415, "unsupported_format", "Content-Encoding"),
-    ],
-)
-async def test_bodies_that_are_none(headers: tuple[str, ...], status: int, code: str, param: str) -> None:
+NO_BODIES: list[tuple[tuple[str, ...], int, str, str]] = [
+    ((STREAMING, "Content-Type: text/plain"), 415, "unsupported_format", "Content-Type"),
+    ((STREAMING, "Content-Type: multipart/form-data; boundary=x"), 415, "unsupported_format", "Content-Type"),
+    ((STREAMING, "Content-Type: audio/aac"), 415, "unsupported_format", "Content-Type"),
+    ((STREAMING, "Content-Type: audio/l16;rate=16000"), 415, "unsupported_format", "Content-Type"),
+    ((STREAMING, "Content-Type: audio/pcm;rate=fast"), 400, "invalid_value", "Content-Type"),
+    ((STREAMING, "Content-Type: audio/pcm;rate=1"), 400, "invalid_value", "Content-Type"),
+    ((f"{MULTIPART}; framing=length16",), 400, "invalid_value", "framing"),
+    ((f'{MULTIPART}; framing=""',), 400, "invalid_value", "framing"),
+    ((STREAMING, NDJSON, "Content-Encoding: gzip"), 415, "unsupported_format", "Content-Encoding"),
+]
+
+
+async def test_bodies_that_are_none() -> None:
     async with live_server() as server:
-        response = await post(server.port, CHAT, lines(text("hello")), *headers, "Accept: text/event-stream")
-    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
+        for headers, status, code, param in NO_BODIES:
+            response = await post(server.port, CHAT, lines(text("hello")), *headers, "Accept: text/event-stream")
+            assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), headers
 
 
 async def test_when_it_is_turned_off_the_ordinary_routes_stay() -> None:
@@ -257,37 +257,37 @@ async def test_a_body_that_ends_inside_a_frame(size: int) -> None:
             assert "inside frame 2" in response.error["message"]
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "param"),
-    [
-        (b'{"text": "a"', "invalid_frame", None),
-        (b"[1]", "invalid_frame", None),
-        (b'"a"', "invalid_frame", None),
-        (b'{"text":"\xff"}', "invalid_frame", None),
-        (b'{"text":"a","x":"\xff"}', "invalid_frame", None),
-        (b'{"text":5}', "invalid_frame", "text"),
-        (b'{"payload":"a b"}', "invalid_frame", "payload"),
-        (b'{"text":"a","payload":"YQ=="}', "invalid_value", "text"),
-        (b'{"text":"a","modality":"audio"}', "invalid_value", "modality"),
-        (b'{"modality":"smell"}', "invalid_value", "modality"),
-        (b'{"text":"a","format":"audio/wav"}', "invalid_value", "format"),
-        (b'{"text":"a","end_of_input":"yes"}', "invalid_value", "end_of_input"),
-        (b'{"text":"a","sequence_id":1.5}', "invalid_value", "sequence_id"),
-        (b'{"text":"a","timestamp_ms":-1}', "invalid_value", "timestamp_ms"),
-        (b'{"text":"a","offset":-1}', "invalid_value", "offset"),
-        (b'{"text":"a","role":"tool"}', "invalid_value", "tool_call_id"),
-        (b'{"text":"a","role":"tool","tool_call_id":"x"}', "unsupported_parameter", "role"),
-        (b'{"type":"finish"}', "unknown_type", "type"),
-        (b'{"type":5,"text":"a"}', "invalid_frame", "type"),
-        (b"[" * 5000, "invalid_frame", None),
-    ],
-)
-async def test_a_bad_line_is_named(line: bytes, code: str, param: str | None) -> None:
+BAD_LINES: list[tuple[bytes, str, str | None]] = [
+    (b'{"text": "a"', "invalid_frame", None),
+    (b"[1]", "invalid_frame", None),
+    (b'"a"', "invalid_frame", None),
+    (b'{"text":"\xff"}', "invalid_frame", None),
+    (b'{"text":"a","x":"\xff"}', "invalid_frame", None),
+    (b'{"text":5}', "invalid_frame", "text"),
+    (b'{"payload":"a b"}', "invalid_frame", "payload"),
+    (b'{"text":"a","payload":"YQ=="}', "invalid_value", "text"),
+    (b'{"text":"a","modality":"audio"}', "invalid_value", "modality"),
+    (b'{"modality":"smell"}', "invalid_value", "modality"),
+    (b'{"text":"a","format":"audio/wav"}', "invalid_value", "format"),
+    (b'{"text":"a","end_of_input":"yes"}', "invalid_value", "end_of_input"),
+    (b'{"text":"a","sequence_id":1.5}', "invalid_value", "sequence_id"),
+    (b'{"text":"a","timestamp_ms":-1}', "invalid_value", "timestamp_ms"),
+    (b'{"text":"a","offset":-1}', "invalid_value", "offset"),
+    (b'{"text":"a","role":"tool"}', "invalid_value", "tool_call_id"),
+    (b'{"text":"a","role":"tool","tool_call_id":"x"}', "unsupported_parameter", "role"),
+    (b'{"type":"finish"}', "unknown_type", "type"),
+    (b'{"type":5,"text":"a"}', "invalid_frame", "type"),
+    (b"[" * 5000, "invalid_frame", None),
+]
+
+
+async def test_a_bad_line_is_named() -> None:
     async with live_server() as server:
-        body = b'{"voice":null}\n\n' + line + b'\n{"text":"more"}\n'
-        response = await post(server.port, CHAT, body, STREAMING, NDJSON)
-    assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
-    assert response.error["message"].startswith("line 3")
+        for line, code, param in BAD_LINES:
+            body = b'{"voice":null}\n\n' + line + b'\n{"text":"more"}\n'
+            response = await post(server.port, CHAT, body, STREAMING, NDJSON)
+            assert (response.status, response.error["code"], response.error["param"]) == (400, code, param), line
+            assert response.error["message"].startswith("line 3"), line
 
 
 async def test_what_an_engine_does_not_take_is_named_with_its_line() -> None:
@@ -559,23 +559,23 @@ async def test_parameters_of_raw_audio_come_from_the_query() -> None:
     assert seen.input_audio == AudioFormat(AudioEncoding.PCM16, 8000, 1)
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("voice=nobody", "voice"),
-        ("sampling=5&sampling.top_p=1", "sampling"),
-        ("input_audio=5", "input_audio"),
-        ("input_audio.sample_rate=loud", "input_audio.sample_rate"),
-        ("modalities=smell", "modalities"),
-        ("stream=perhaps", "stream"),
-        (".".join(["stage_params"] + ["a"] * 100) + "=1", None),
-    ],
-)
-async def test_bad_parameters_in_the_query(query: str, param: str | None) -> None:
+BAD_QUERIES: list[tuple[str, str | None]] = [
+    ("voice=nobody", "voice"),
+    ("sampling=5&sampling.top_p=1", "sampling"),
+    ("input_audio=5", "input_audio"),
+    ("input_audio.sample_rate=loud", "input_audio.sample_rate"),
+    ("modalities=smell", "modalities"),
+    ("stream=perhaps", "stream"),
+    (".".join(["stage_params"] + ["a"] * 100) + "=1", None),
+]
+
+
+async def test_bad_parameters_in_the_query() -> None:
     async with live_server() as server:
-        response = await post(server.port, f"{CHAT}?{query}", PCM, STREAMING, "Content-Type: audio/pcm")
-    assert response.status == 400
-    assert (response.error["param"] or "").startswith(param or "")
+        for query, param in BAD_QUERIES:
+            response = await post(server.port, f"{CHAT}?{query}", PCM, STREAMING, "Content-Type: audio/pcm")
+            assert response.status == 400, query
+            assert (response.error["param"] or "").startswith(param or ""), query
 
 
 async def test_audio_that_is_cut_anywhere_is_the_same() -> None:

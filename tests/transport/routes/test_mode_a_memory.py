@@ -18,7 +18,7 @@ from support.tone_engine import SnapshotEngine
 
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20
-UPLOAD_MIB = int(os.environ.get("OMNI_WS_TEST_UPLOAD_MIB", "1024"))
+UPLOAD_MIB = int(os.environ.get("OMNI_WS_TEST_UPLOAD_MIB", "192"))
 #: Allowance for buffers, queues and the allocator, far below the size of an upload.
 GROWTH_MIB = 24
 PARAMETERS = b'{"stream_options":{"include_usage":true}}\n'

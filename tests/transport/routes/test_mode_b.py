@@ -275,73 +275,72 @@ async def test_the_longest_wait() -> None:
 # refusals
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "param"),
-    [
-        (b"{", 400, "invalid_frame", None),
-        (b"\xff", 400, "invalid_frame", None),
-        ([1], 400, "invalid_frame", None),
-        ({"stream": "yes"}, 400, "invalid_value", "stream"),
-        ({"logit_bias": {"1": 1}}, 400, "unsupported_parameter", "logit_bias"),
-        ({"audio": {"voice": "nobody"}}, 400, "invalid_value", "audio.voice"),
-        ({"start_policy": "whenever"}, 400, "invalid_value", "start_policy"),
-        ({"n": 2}, 400, "unsupported_parameter", "n"),
-        ({"logprobs": True}, 400, "unsupported_parameter", "logprobs"),
-        ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
-        ({"video_fps": 1}, 400, "unsupported_parameter", "video_fps"),
-        ({"messages": CALLED}, 400, "unsupported_parameter", "messages[0].tool_calls"),
-        ({"text": "hello"}, 400, "invalid_value", "text"),
-        ({"chunk": 1}, 400, "invalid_frame", "chunk"),
-        ({"chunk": {"sequence_id": -1}}, 400, "invalid_value", "chunk.sequence_id"),
-        ({"chunk": {"payload": "!"}}, 400, "invalid_frame", "chunk.payload"),
-        ({"chunk": {"offset": 1.5}}, 400, "invalid_value", "chunk.offset"),
-        ({"chunk": {"type": "finish"}}, 400, "unknown_type", "chunk.type"),
-        ({"chunk": {}, "chunks": []}, 400, "invalid_value", "chunk"),
-        ({"chunks": {}}, 400, "invalid_value", "chunks"),
-        ({"chunks": [{"text": "a"}, {"text": 1}]}, 400, "invalid_frame", "chunks[1].text"),
-        ({"chunks": [{"text": "a"}, {"text": "b", "sequence_id": 0}]}, 400, "invalid_value", "chunks[1].sequence_id"),
-        ({"chunk": {"payload": "AAAA", "format": "audio/aac"}}, 415, "unsupported_format", "chunk.format"),
-    ],
-)
-async def test_what_cannot_be_opened(body: Any, status: int, code: str, param: str | None) -> None:
+NOT_OPENED: list[tuple[Any, int, str, str | None]] = [
+    (b"{", 400, "invalid_frame", None),
+    (b"\xff", 400, "invalid_frame", None),
+    ([1], 400, "invalid_frame", None),
+    ({"stream": "yes"}, 400, "invalid_value", "stream"),
+    ({"logit_bias": {"1": 1}}, 400, "unsupported_parameter", "logit_bias"),
+    ({"audio": {"voice": "nobody"}}, 400, "invalid_value", "audio.voice"),
+    ({"start_policy": "whenever"}, 400, "invalid_value", "start_policy"),
+    ({"n": 2}, 400, "unsupported_parameter", "n"),
+    ({"logprobs": True}, 400, "unsupported_parameter", "logprobs"),
+    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+    ({"video_fps": 1}, 400, "unsupported_parameter", "video_fps"),
+    ({"messages": CALLED}, 400, "unsupported_parameter", "messages[0].tool_calls"),
+    ({"text": "hello"}, 400, "invalid_value", "text"),
+    ({"chunk": 1}, 400, "invalid_frame", "chunk"),
+    ({"chunk": {"sequence_id": -1}}, 400, "invalid_value", "chunk.sequence_id"),
+    ({"chunk": {"payload": "!"}}, 400, "invalid_frame", "chunk.payload"),
+    ({"chunk": {"offset": 1.5}}, 400, "invalid_value", "chunk.offset"),
+    ({"chunk": {"type": "finish"}}, 400, "unknown_type", "chunk.type"),
+    ({"chunk": {}, "chunks": []}, 400, "invalid_value", "chunk"),
+    ({"chunks": {}}, 400, "invalid_value", "chunks"),
+    ({"chunks": [{"text": "a"}, {"text": 1}]}, 400, "invalid_frame", "chunks[1].text"),
+    ({"chunks": [{"text": "a"}, {"text": "b", "sequence_id": 0}]}, 400, "invalid_value", "chunks[1].sequence_id"),
+    ({"chunk": {"payload": "AAAA", "format": "audio/aac"}}, 415, "unsupported_format", "chunk.format"),
+]
+
+
+async def test_what_cannot_be_opened() -> None:
     async with live_server() as server:
-        response = await call(server.port, "POST", SESSIONS, body)
-        assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), (
-            response.body
-        )
-        await server.until(lambda: server.sessions == 0)
-        assert len(server.app.registry) == 0
+        for body, status, code, param in NOT_OPENED:
+            response = await call(server.port, "POST", SESSIONS, body)
+            assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), (
+                response.body
+            )
+            await server.until(lambda: server.sessions == 0)
+            assert len(server.app.registry) == 0, body
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "param"),
-    [
-        (b"{", 400, "invalid_frame", None),
-        (b"", 400, "invalid_frame", None),
-        ({}, 400, "invalid_frame", "chunks"),
-        ({"text": "a", "chunks": []}, 400, "invalid_value", "text"),
-        ({"chunks": "a"}, 400, "invalid_value", "chunks"),
-        ({"chunks": [{}] * 65_537}, 400, "invalid_value", "chunks"),
-        ({"chunks": [1]}, 400, "invalid_frame", "chunks[0]"),
-        ({"sequence_id": "0", "text": "a"}, 400, "invalid_value", "sequence_id"),
-        ({"sequence_id": 2**32, "text": "a"}, 400, "invalid_value", "sequence_id"),
-        ({"text": "a", "payload": "AAAA"}, 400, "invalid_value", "text"),
-        ({"text": "a", "modality": "smell"}, 400, "invalid_value", "modality"),
-        ({"text": "a", "timestamp_ms": -1}, 400, "invalid_value", "timestamp_ms"),
-        ({"text": "a", "end_of_input": 1}, 400, "invalid_value", "end_of_input"),
-        ({"offset": 2**53, "text": "a"}, 400, "invalid_value", "offset"),
-    ],
-)
-async def test_what_cannot_be_appended_leaves_the_session_as_it_was(
-    body: Any, status: int, code: str, param: str | None
-) -> None:
-    async with live_server() as server, mode_b(server, {"start_policy": "on_end_only"}) as session:
-        before = await session.status()
-        response = await session.call("POST", "/chunks", body)
-        assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), (
-            response.body
-        )
-        assert {**await session.status(), "expires_in": before["expires_in"]} == before
+NOT_APPENDED: list[tuple[Any, int, str, str | None]] = [
+    (b"{", 400, "invalid_frame", None),
+    (b"", 400, "invalid_frame", None),
+    ({}, 400, "invalid_frame", "chunks"),
+    ({"text": "a", "chunks": []}, 400, "invalid_value", "text"),
+    ({"chunks": "a"}, 400, "invalid_value", "chunks"),
+    ({"chunks": [{}] * 65_537}, 400, "invalid_value", "chunks"),
+    ({"chunks": [1]}, 400, "invalid_frame", "chunks[0]"),
+    ({"sequence_id": "0", "text": "a"}, 400, "invalid_value", "sequence_id"),
+    ({"sequence_id": 2**32, "text": "a"}, 400, "invalid_value", "sequence_id"),
+    ({"text": "a", "payload": "AAAA"}, 400, "invalid_value", "text"),
+    ({"text": "a", "modality": "smell"}, 400, "invalid_value", "modality"),
+    ({"text": "a", "timestamp_ms": -1}, 400, "invalid_value", "timestamp_ms"),
+    ({"text": "a", "end_of_input": 1}, 400, "invalid_value", "end_of_input"),
+    ({"offset": 2**53, "text": "a"}, 400, "invalid_value", "offset"),
+]
+
+
+async def test_what_cannot_be_appended_leaves_the_session_as_it_was() -> None:
+    async with live_server() as server:
+        for body, status, code, param in NOT_APPENDED:
+            async with mode_b(server, {"start_policy": "on_end_only"}) as session:
+                before = await session.status()
+                response = await session.call("POST", "/chunks", body)
+                assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), (
+                    response.body
+                )
+                assert {**await session.status(), "expires_in": before["expires_in"]} == before, body
 
 
 @pytest.mark.parametrize(("chunks", "on_the_loop"), [(256, True), (257, False)])

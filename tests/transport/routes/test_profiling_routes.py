@@ -152,23 +152,23 @@ async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         assert (response.status, response.error["param"]) == (400, "event_dir")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"run_id": ""}, "run_id"),
-        ({"run_id": "a/b"}, "run_id"),
-        ({"run_id": ".x"}, "run_id"),
-        ({"run_id": "x" * 129}, "run_id"),
-        ({"run_id": 1}, "run_id"),
-        ({"event_dir": []}, "event_dir"),
-        ({"enable_torch": "no"}, "enable_torch"),
-    ],
-)
-async def test_fields_of_the_wrong_kind(fields: dict[str, Any], param: str, tmp_path: Path) -> None:
+WRONG_KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"run_id": ""}, "run_id"),
+    ({"run_id": "a/b"}, "run_id"),
+    ({"run_id": ".x"}, "run_id"),
+    ({"run_id": "x" * 129}, "run_id"),
+    ({"run_id": 1}, "run_id"),
+    ({"event_dir": []}, "event_dir"),
+    ({"enable_torch": "no"}, "enable_torch"),
+]
+
+
+async def test_fields_of_the_wrong_kind(tmp_path: Path) -> None:
     async with live_server(**root(tmp_path)) as server:
-        response = await post(server.port, "/start_profile", fields)
-        assert (response.status, response.error["param"]) == (400, param)
-        assert (await post(server.port, "/start_request_profile", {"run_id": "x" * 128})).status == 200
+        for fields, param in WRONG_KINDS:
+            response = await post(server.port, "/start_profile", fields)
+            assert (response.status, response.error["param"]) == (400, param), fields
+            assert (await post(server.port, "/start_request_profile", {"run_id": "x" * 128})).status == 200, fields
 
 
 async def test_only_administrators_profile(tmp_path: Path) -> None:

@@ -244,75 +244,75 @@ async def test_the_language_reaches_the_engine_from_every_front_end() -> None:
 # --- bad input
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "code", "param"),
-    [
-        ({"language": "tlh"}, 400, "unsupported_parameter", "language"),
-        ({"language": "d!"}, 400, "invalid_value", "language"),
-        ({"prompt": "Names: Ng"}, 400, "unsupported_parameter", "prompt"),
-        ({"include__": "logprobs"}, 400, "unsupported_parameter", "include"),
-        ({"chunking_strategy": "server_vad"}, 400, "unsupported_parameter", "chunking_strategy"),
-        ({"response_format": "xml"}, 400, "invalid_value", "response_format"),
-        ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
-        ({"temperature": "3"}, 400, "invalid_value", "temperature"),
-        ({"model": "whisper-1", "model__": "whisper-1"}, 400, "invalid_value", "model"),
-        ({"model__": "whisper-1", "model": "whisper-1"}, 400, "invalid_value", "model"),
-        ({"stream": "maybe"}, 400, "invalid_value", "stream"),
-        ({"stream": "true", "response_format": "srt"}, 400, "unsupported_parameter", "response_format"),
-        ({"timestamp_granularities__": "word"}, 400, "invalid_value", "timestamp_granularities"),
-        (
-            {"response_format": "verbose_json", "timestamp_granularities__": "letter"},
-            400,
-            "invalid_value",
-            "timestamp_granularities[0]",
-        ),
-    ],
-)
-async def test_fields_that_are_refused(fields: dict[str, Any], status: int, code: str, param: str) -> None:
+REFUSED_FIELDS: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"language": "tlh"}, 400, "unsupported_parameter", "language"),
+    ({"language": "d!"}, 400, "invalid_value", "language"),
+    ({"prompt": "Names: Ng"}, 400, "unsupported_parameter", "prompt"),
+    ({"include__": "logprobs"}, 400, "unsupported_parameter", "include"),
+    ({"chunking_strategy": "server_vad"}, 400, "unsupported_parameter", "chunking_strategy"),
+    ({"response_format": "xml"}, 400, "invalid_value", "response_format"),
+    ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
+    ({"temperature": "3"}, 400, "invalid_value", "temperature"),
+    ({"model": "whisper-1", "model__": "whisper-1"}, 400, "invalid_value", "model"),
+    ({"model__": "whisper-1", "model": "whisper-1"}, 400, "invalid_value", "model"),
+    ({"stream": "maybe"}, 400, "invalid_value", "stream"),
+    ({"stream": "true", "response_format": "srt"}, 400, "unsupported_parameter", "response_format"),
+    ({"timestamp_granularities__": "word"}, 400, "invalid_value", "timestamp_granularities"),
+    (
+        {"response_format": "verbose_json", "timestamp_granularities__": "letter"},
+        400,
+        "invalid_value",
+        "timestamp_granularities[0]",
+    ),
+]
+
+
+async def test_fields_that_are_refused() -> None:
     async with live_server(CapableEngine([])) as server:
-        response = await transcribe(server, "Accept: application/json", **fields)
-        assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
-        if "stream" not in fields:
-            (event,) = events_of(await transcribe(server, **{**fields, "stream": "true"}))
-            assert event.name == "error"
+        for fields, status, code, param in REFUSED_FIELDS:
+            response = await transcribe(server, "Accept: application/json", **fields)
+            assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), fields
+            if "stream" not in fields:
+                (event,) = events_of(await transcribe(server, **{**fields, "stream": "true"}))
+                assert event.name == "error", fields
 
 
-@pytest.mark.parametrize(
-    ("parts", "status", "code"),
-    [
-        ((), 400, "invalid_value"),
-        (((("file", None), WAV),), 400, "invalid_value"),
-        (((("sound", "a.wav"), WAV),), 400, "invalid_value"),
-        ((FILE, FILE), 400, "invalid_value"),
-        (((("file", "a.wav"), b""),), 400, "invalid_value"),
-        (((("file", "a.txt"), b"hello"),), 415, "unsupported_format"),
-        (((("file", "a.m4a"), b"????ftyp"),), 415, "unsupported_format"),
-    ],
-)
-async def test_files_that_are_none(parts: tuple[Part, ...], status: int, code: str) -> None:
+NO_FILES: list[tuple[tuple[Part, ...], int, str]] = [
+    ((), 400, "invalid_value"),
+    (((("file", None), WAV),), 400, "invalid_value"),
+    (((("sound", "a.wav"), WAV),), 400, "invalid_value"),
+    ((FILE, FILE), 400, "invalid_value"),
+    (((("file", "a.wav"), b""),), 400, "invalid_value"),
+    (((("file", "a.txt"), b"hello"),), 415, "unsupported_format"),
+    (((("file", "a.m4a"), b"????ftyp"),), 415, "unsupported_format"),
+]
+
+
+async def test_files_that_are_none() -> None:
     async with live_server(CapableEngine([])) as server:
-        response = await transcribe(server, parts=parts)
-        assert (response.status, response.error["code"], response.error["param"]) == (status, code, "file")
+        for parts, status, code in NO_FILES:
+            response = await transcribe(server, parts=parts)
+            assert (response.status, response.error["code"], response.error["param"]) == (status, code, "file"), parts
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        (b"", "invalid_frame"),
-        (b"hello", "invalid_frame"),
-        (b"hello\r\n" + form(FILE), "invalid_frame"),
-        (b"--xX", "invalid_frame"),
-        (form(FILE)[:-8], "invalid_frame"),
-        (b'--xXx\r\nContent-Disposition: form-data; filename="a"\r\n\r\na\r\n--xXx--\r\n', "invalid_frame"),
-        (b"--xXx\r\n\r\na\r\n--xXx--\r\n", "invalid_frame"),
-        (b"--xXx\r\nContent-Disposition: " + b"a" * 5000, "invalid_frame"),
-        (form((("model", None), b"\xff"), FILE), "invalid_value"),
-    ],
-)
-async def test_forms_that_cannot_be_read(body: bytes, code: str) -> None:
+UNREADABLE_FORMS: list[tuple[bytes, str]] = [
+    (b"", "invalid_frame"),
+    (b"hello", "invalid_frame"),
+    (b"hello\r\n" + form(FILE), "invalid_frame"),
+    (b"--xX", "invalid_frame"),
+    (form(FILE)[:-8], "invalid_frame"),
+    (b'--xXx\r\nContent-Disposition: form-data; filename="a"\r\n\r\na\r\n--xXx--\r\n', "invalid_frame"),
+    (b"--xXx\r\n\r\na\r\n--xXx--\r\n", "invalid_frame"),
+    (b"--xXx\r\nContent-Disposition: " + b"a" * 5000, "invalid_frame"),
+    (form((("model", None), b"\xff"), FILE), "invalid_value"),
+]
+
+
+async def test_forms_that_cannot_be_read() -> None:
     async with live_server(CapableEngine([])) as server:
-        response = await send(server, body)
-        assert (response.status, response.error["code"]) == (400, code)
+        for body, code in UNREADABLE_FORMS:
+            response = await send(server, body)
+            assert (response.status, response.error["code"]) == (400, code), body
 
 
 @pytest.mark.parametrize(

@@ -284,27 +284,28 @@ async def test_streams_that_cannot_start(fields: dict[str, Any], code: int, reas
         assert asyncio.get_running_loop().time() < 1
 
 
+WRONG_MESSAGES: list[tuple[str | bytes, int]] = [
+    ("hello", 1007),
+    ("[]", 1008),
+    ("{}", 1008),
+    ('{"event":"hello"}', 1008),
+    ('{"event":"media"}', 1008),
+    ('{"event":"mark","mark":{}}', 1008),
+    ('{"event":"start"}', 1008),
+    ('{"event":"media","media":{"payload":"?"}}', 1008),
+    ('{"event":"media","media":{"payload":"AAA"}}', 1008),
+    (b"{}", 1003),
+]
+
+
 @pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        ("hello", 1007),
-        ("[]", 1008),
-        ("{}", 1008),
-        ('{"event":"hello"}', 1008),
-        ('{"event":"media"}', 1008),
-        ('{"event":"mark","mark":{}}', 1008),
-        ('{"event":"start"}', 1008),
-        ('{"event":"media","media":{"payload":"?"}}', 1008),
-        ('{"event":"media","media":{"payload":"AAA"}}', 1008),
-        (b"{}", 1003),
-    ],
-)
-async def test_messages_that_are_wrong(message: str | bytes, code: int, started: bool) -> None:
-    async with live_server(**ON) as server, phone_gateway(server) as gateway:
-        await (gateway.start() if started else gateway.connected())
-        await gateway.connection.send(message)
-        assert (await gateway.closed())[0] == code
+async def test_messages_that_are_wrong(started: bool) -> None:
+    async with live_server(**ON) as server:
+        for message, code in WRONG_MESSAGES:
+            async with phone_gateway(server) as gateway:
+                await (gateway.start() if started else gateway.connected())
+                await gateway.connection.send(message)
+                assert (await gateway.closed())[0] == code, message
 
 
 async def test_text_that_is_not_utf_8() -> None:
