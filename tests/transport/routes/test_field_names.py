@@ -126,7 +126,8 @@ def names(param: str | None, field: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("engine", "route"), [*(("fake", route) for route in KNOWN), *((engine, CHAT) for engine in ENGINES[1:])]
+    ("engine", "route"),
+    [*(("fake", route) for route in KNOWN), ("remote", CHAT), pytest.param("embedded", CHAT, marks=pytest.mark.slow)],
 )
 async def test_a_bad_value_is_refused_by_the_field_that_has_it(engine: str, route: str) -> None:
     async with SERVERS[engine]() as server:

@@ -59,7 +59,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(words, frozenset(refused), draw(connections), end)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=plans())
 def test_the_input_is_the_list(plan: Plan) -> None:
     asyncio.run(_play(plan))
