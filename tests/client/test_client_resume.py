@@ -75,7 +75,7 @@ async def test_conversation_over_connections_that_break(pace_ms: int) -> None:
             proxy.cuts.extend(broken)
             assert await converse(url, binary=number % 3 > 0) == unbroken, broken
             proxy.cuts.clear()
-        assert proxy.made >= len(cuts)
+        assert proxy.made > len(PLACES)  # a conversation that is cut may carry a little less
         end_orphans(server)
 
 
