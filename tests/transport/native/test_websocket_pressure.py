@@ -6,7 +6,7 @@ import asyncio
 import base64
 import struct
 from collections.abc import AsyncIterator
-from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+from socket import SO_SNDBUF, SOL_SOCKET
 
 import orjson
 import pytest
@@ -24,7 +24,7 @@ from omni_ws.wire.binary import encode_input
 
 #: What the kernel may hold of one direction of a loopback connection, and one read of the server.
 KERNEL_BYTES = 16 << 20
-#: What it may hold for a flood.
+#: What it may hold of a flood before it is sent.
 SOCKET_BYTES = 131_072
 RATE = 16_000
 
@@ -39,7 +39,6 @@ async def fill(server: LiveServer, peer: RawWebSocket, frame: bytes, *, at_most:
     for socket in (connection.transport.get_extra_info("socket"), peer.client.writer.get_extra_info("socket")):
         # What the kernel holds is sent for nothing.
         socket.setsockopt(SOL_SOCKET, SO_SNDBUF, SOCKET_BYTES)
-        socket.setsockopt(SOL_SOCKET, SO_RCVBUF, SOCKET_BYTES)
     times = max(1, 65_536 // len(frame))
     sent = 0
     while connection.is_reading:
