@@ -197,7 +197,7 @@ HEADS = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(heads=st.lists(HEADS, min_size=1, max_size=8), keyed=st.booleans())
 def test_no_head_ends_in_a_500(heads: list[bytes], keyed: bool) -> None:
     keys = (ApiKey(name="one", key_sha256=digest("one")),) if keyed else ()
