@@ -1,14 +1,26 @@
-"""What every test in a browser needs: a tap at the loudspeaker."""
+"""What every test in a browser needs: the browser, and a tap at the loudspeaker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from support.chromium import TAP_PROCESSOR
+import pytest_asyncio
+from support.chromium import TAP_PROCESSOR, shared_chromium
 
 from omni_ws.transport.routes import demo
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    """One for all tests; each has a page, permissions and a storage of its own."""
+    async with shared_chromium(tmp_path_factory.mktemp("browser")) as shared:
+        yield shared
 
 
 # Not of the package: without an __init__.py that lasts until the end of all tests.

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from support.chromium import DemoPage, chromium_path, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
 from support.tone_engine import ReadingEngine
@@ -19,7 +19,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 if TYPE_CHECKING:
     from playwright.async_api import ViewportSize
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
 PHONE: Final[ViewportSize] = {"width": 360, "height": 740}
@@ -38,11 +38,6 @@ _FOCUSED = """() => {
   const { place } = document.activeElement.dataset;
   return place === undefined ? null : Number(place);
 }"""
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 @pytest.fixture(scope="module")

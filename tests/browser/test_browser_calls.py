@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.chromium import DemoPage, chromium_path, demo_page, recording
+import pytest_asyncio
+from support.chromium import IN_BROWSER, DemoPage, demo_page, recording
 from support.live_server import LiveServer, live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
@@ -25,16 +26,15 @@ from omni_ws.engine.embedded.engine import EmbeddedEngine
 if TYPE_CHECKING:
     from playwright.async_api import Route
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 CALL = {"connection": "webrtc"}
 FORWARD = WORDS["goforward"]
 TO_FORWARD = "I can't move. I'm only a voice."
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def server() -> AsyncIterator[LiveServer]:
-    chromium_path()
     async with live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as running:
         yield running
 
@@ -138,7 +138,6 @@ async def test_what_was_written_is_stopped_and_changed(server: LiveServer) -> No
 
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:
-    chromium_path()
     llm = ToolCallingEngine()
     engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler="One moment.")
     async with live_server(engine, still_answers=False) as server, calling_page(server) as demo:
@@ -163,7 +162,6 @@ async def test_a_call_that_ends_is_made_again(server: LiveServer) -> None:
 
 
 async def test_a_server_that_wants_a_key() -> None:
-    chromium_path()
     keys = (ApiKey(name="one", key_sha256=digest("secret")),)
     async with live_server(keys=keys) as server, demo_page(settings=CALL) as demo:
         await demo.open(url(server) + "#key=secret")
@@ -213,7 +211,6 @@ async def test_a_call_that_is_refused_for_a_while(server: LiveServer) -> None:
 
 
 async def test_a_call_in_which_nothing_happens() -> None:
-    chromium_path()
     limits = {"session_timeout_sec": 1}
     async with live_server(streaming_input=limits) as server, demo_page(settings=CALL) as demo:
         await demo.page.goto(url(server))
@@ -232,7 +229,6 @@ async def test_the_way_is_chosen_in_the_settings(server: LiveServer) -> None:
 
 
 async def test_a_server_that_takes_no_calls() -> None:
-    chromium_path()
     async with live_server(webrtc={"enabled": False}) as server, demo_page() as demo:
         await choose_call(demo, server)
         await demo.in_state("ready")

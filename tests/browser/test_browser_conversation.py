@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chromium import DemoPage, Played, chromium_path, demo_page, recording
+import pytest_asyncio
+from support.chromium import IN_BROWSER, DemoPage, Played, demo_page, recording
 from support.live_server import LiveServer, live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
@@ -23,16 +24,15 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 #: What is answered to "go forward ten meters", the first time and the second.
 TO_GOFORWARD = ("I can't move. I'm only a voice.", "I have no wheels and no legs. I can only talk.")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def server() -> AsyncIterator[LiveServer]:
     # One voice is enough for a page, and every machine has this one.
-    chromium_path()
     async with live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), still_answers=False) as running:
         yield running
 
@@ -186,7 +186,6 @@ async def test_pictures_go_with_what_is_written(server: LiveServer, tmp_path: Pa
 
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:
-    chromium_path()
     llm = ToolCallingEngine()
     engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler="One moment.")
     async with live_server(engine, still_answers=False) as server, demo_page() as demo:
@@ -203,7 +202,6 @@ async def test_a_model_uses_the_tool_of_the_page() -> None:
 
 
 async def test_a_model_that_calls_without_end_gets_no_more_results() -> None:
-    chromium_path()
     llm = ToolCallingEngine()
     llm.restless = True
     async with live_server(llm, still_answers=False) as server, demo_page() as demo:

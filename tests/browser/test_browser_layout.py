@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-from support.chromium import DemoPage, chromium_path, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
 from support.tone_engine import ReadingEngine, ToneEngine
@@ -17,7 +16,7 @@ from omni_ws.engine.fake import ScriptedEngine
 if TYPE_CHECKING:
     from playwright.async_api import ViewportSize
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
 PHONE: Final[ViewportSize] = {"width": 360, "height": 740}
@@ -49,11 +48,6 @@ _FOCUS_IS_SEEN: Final = """() => {
   return across.some((x) => down.some((y) => node.contains(document.elementFromPoint(x, y)) ||
     node.parentElement === document.elementFromPoint(x, y)));
 }"""
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 async def out_of_reach(demo: DemoPage, *names: str) -> list[str]:

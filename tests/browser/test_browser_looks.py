@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.chromium import DemoPage, chromium_path, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
 from support.tone_engine import ReadingEngine, ToneEngine
@@ -19,7 +19,7 @@ from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 LONG = "Donaudampfschifffahrtsgesellschaft" * 4 + " and some shorter words behind it"
 
@@ -53,11 +53,6 @@ _CONTRASTS = """() => {
 }"""
 
 _WIDTHS = "[...document.querySelectorAll('*')].map((one) => one.scrollWidth)"
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 async def conversation(demo: DemoPage, port: int) -> None:

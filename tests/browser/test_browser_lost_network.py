@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
-from support.chromium import DemoPage, Played, chromium_path, demo_page, recording
+from support.chromium import IN_BROWSER, DemoPage, Played, demo_page, recording
 from support.live_server import live_server
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
@@ -25,7 +24,7 @@ from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import ScriptedEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 #: After a break the page tries again within 0.25, 0.5, 1, 2 and 4 s, each up to a quarter more or less.
 TRIES = 4
@@ -54,11 +53,6 @@ READ_CAPTURED = """async () => {
   }
   return btoa(text);
 }"""
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 async def lose(relay: TcpRelay, demo: DemoPage) -> None:

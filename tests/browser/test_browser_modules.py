@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import pytest_asyncio
-from support.chromium import DemoPage, chromium_path, demo_page
+from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.golden_frames import check_binary_frames, check_text_frames
 from support.live_server import live_server
 
 # One page for all: nothing here leaves a trace in it.
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = IN_BROWSER
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def demo() -> AsyncIterator[DemoPage]:
-    chromium_path()
     async with live_server() as server, demo_page() as page:
         await page.open(f"http://127.0.0.1:{server.port}/")
         yield page

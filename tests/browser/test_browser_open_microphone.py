@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-import pytest
-from support.chromium import chromium_path, demo_page, recording
+import pytest_asyncio
+from support.chromium import IN_BROWSER, demo_page, recording
 from support.hearing_engine import HearingEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, silence
@@ -19,7 +19,7 @@ from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 OPEN = {"mode": "open"}
 FORWARD = WORDS["goforward"]
@@ -28,10 +28,9 @@ TO_FORWARD = "I can't move. I'm only a voice."
 CARDS = "of clubs"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def server() -> AsyncIterator[LiveServer]:
     # One voice is enough for a page, and every machine has this one.
-    chromium_path()
     async with live_server(
         EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), streaming_input={"resume_grace_sec": 30}
     ) as running:
@@ -116,7 +115,6 @@ async def test_a_broken_connection_is_resumed(server: LiveServer, tmp_path: Path
 
 
 async def test_a_microphone_that_is_off_is_neither_muted_nor_spoken_into(tmp_path: Path) -> None:
-    chromium_path()
     microphone = recording(tmp_path / "quiet.wav", silence(5))
     async with live_server() as server, demo_page(microphone=microphone, settings={"mode": "open"}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
 from support import mixed_requests
-from support.chromium import chromium, chromium_path
+from support.chromium import IN_BROWSER
 from support.live_server import live_server
 from support.raw_http import post
 
 from omni_ws.profiler.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+pytestmark = IN_BROWSER
 
 #: What of these is cut off or lies on something else at the width of the window.
 _HIDDEN = """() => {
@@ -29,16 +32,14 @@ _HIDDEN = """() => {
 }"""
 
 
-async def test_a_phone_shows_every_figure(tmp_path: Path) -> None:
-    chromium_path()
+async def test_a_phone_shows_every_figure(browser: Browser, tmp_path: Path) -> None:
     async with live_server(profiler={"root": tmp_path}) as server:
         started = (await post(server.port, "/start_request_profile", {"run_id": "phone"})).json()
         await mixed_requests.run_mixed(server, [mixed_requests.typed(), mixed_requests.speech()], 6)
         await post(server.port, "/stop_request_profile", {})
     page_file = tmp_path / "page.html"
     assert main([str(Path(started["event_file"]).parent), "--format", "html", "--out", str(page_file)]) == 0
-    async with chromium() as browser:
-        page = await browser.new_page(viewport={"width": 360, "height": 640})
+    async with await browser.new_page(viewport={"width": 360, "height": 640}) as page:
         await page.goto(page_file.as_uri())
         found = await page.evaluate(_HIDDEN)
         assert found["cells"] > 30

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from support.chromium import chromium_path, demo_page, recording
+from support.chromium import IN_BROWSER, demo_page, recording
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import clip_bytes, silence
@@ -15,7 +14,7 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 #: Keeps the tracks of every microphone that the page opens.
 _KEEP_TRACKS = """
@@ -27,11 +26,6 @@ navigator.mediaDevices.getUserMedia = async function (wanted) {
   return stream;
 };
 """
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 async def test_the_settings_show_the_level_of_the_microphone() -> None:

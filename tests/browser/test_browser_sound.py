@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.chromium import Played, chromium_path, demo_page, recording
+from support.chromium import IN_BROWSER, Played, demo_page, recording
 from support.live_server import live_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 TONE_HZ = 440
 #: A busy machine leaves a gap now and then, a lost frame does each time.
@@ -18,7 +18,6 @@ ATTEMPTS = 5
 
 @pytest.fixture
 def tone(tmp_path: Path) -> Path:
-    chromium_path()
     time = np.arange(48_000 * 20) / 48_000
     samples = (0.4 * 32767 * np.sin(2 * np.pi * TONE_HZ * time)).astype("<i2")
     return recording(tmp_path / "tone.wav", samples.tobytes(), rate=48_000)

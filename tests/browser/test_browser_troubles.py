@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.chromium import chromium_path, demo_page, recording
+from support.chromium import IN_BROWSER, demo_page, recording
 from support.live_server import live_server
 from support.tcp_relay import tcp_relay
 from support.tone_engine import TextOnlyEngine
@@ -20,17 +20,12 @@ from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import EngineFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 HOLD = {"mode": "hold"}
 OPEN = {"mode": "open"}
 #: A second of it, at 24 kHz.
 TONE = (0.3 * np.sin(2 * np.pi * 300 * np.arange(24_000) / 24_000)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 def url(port: int) -> str:

@@ -10,21 +10,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.chromium import chromium_path, demo_page, recording
+from support.chromium import IN_BROWSER, demo_page, recording
 from support.live_server import live_server
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = IN_BROWSER
 
 HOLD = {"mode": "hold"}
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 def free_port() -> int:

@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 VARIABLE: Final = "CHROMIUM"
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: What a page does is waited for so long; machines that test are busy.
-TIMEOUT_MS: Final = 45_000
+TIMEOUT_MS: Final = 100_000
+#: What tests of a page are marked with: they share an event loop, and on it the browser of tests/browser/conftest.py.
+IN_BROWSER: Final = [
+    pytest.mark.slow,
+    pytest.mark.real_time,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("browser"),
+]
 
 #: Keeps what goes to the loudspeaker, on the audio thread itself, so that a busy page cannot make holes in it.
 TAP_PROCESSOR: Final = """
@@ -238,6 +245,45 @@ async def chromium(*switches: str, microphone: Path | None = None) -> AsyncItera
             await browser.close()
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """A browser for many pages, one after the other."""
+
+    browser: Browser
+    #: What the microphone plays. The file is read anew each time the microphone is opened.
+    microphone: Path
+
+
+_shared: list[_Shared] = []
+
+
+@contextlib.asynccontextmanager
+async def shared_chromium(folder: Path) -> AsyncIterator[Browser]:
+    """The browser of every ``demo_page`` in the block that needs no switches of its own."""
+    microphone = folder / "microphone.wav"
+    async with chromium(microphone=microphone) as browser:
+        _shared.append(_Shared(browser, microphone))
+        try:
+            yield browser
+        finally:
+            _shared.clear()
+
+
+@contextlib.asynccontextmanager
+async def _browser(switches: tuple[str, ...], microphone: Path | None) -> AsyncIterator[Browser]:
+    if switches or not _shared:
+        async with chromium(*switches, microphone=microphone) as browser:
+            yield browser
+        return
+    (shared,) = _shared
+    if microphone is None:
+        beeps = (0.5 * 32767 * np.sin(np.arange(3200) * 2 * np.pi * 400 / 16_000)).astype("<i2").tobytes()
+        recording(shared.microphone, beeps, bytes(4 * len(beeps)))
+    else:
+        shutil.copyfile(microphone, shared.microphone)
+    yield shared.browser
+
+
 @contextlib.asynccontextmanager
 async def demo_page(
     *switches: str,
@@ -250,10 +296,13 @@ async def demo_page(
     **context_options: Any,
 ) -> AsyncIterator[DemoPage]:
     """A tab for the demo: permissions in ``allow`` are given, others refused; ``settings`` are what the person chose
-    earlier. ``tapped`` needs a server of this process, whose page has the processor that keeps what is played. When
-    the block was left without an exception the page must have had no error."""
-    async with chromium(*switches, microphone=microphone) as browser:
-        context = await browser.new_context(permissions=list(allow), **context_options)
+    earlier. Without a recording the microphone beeps. ``tapped`` needs a server of this process, whose page has the
+    processor that keeps what is played. When the block was left without an exception the page must have had no
+    error."""
+    async with (
+        _browser(switches, microphone) as browser,
+        await browser.new_context(permissions=list(allow), **context_options) as context,
+    ):
         context.set_default_timeout(TIMEOUT_MS)
         if sample_rate is not None:
             await context.add_init_script(_FORCE_RATE % sample_rate)
