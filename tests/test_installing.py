@@ -27,7 +27,7 @@ NO_NETWORK = {
 
 def run(*command: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=100, check=False
     )
 
 

@@ -106,7 +106,7 @@ def test_links_take_turns() -> None:
         second = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
             second.communicate(timeout=1)
-    assert second.communicate(timeout=60)[0] == "in\n"
+    assert second.communicate(timeout=100)[0] == "in\n"
 
 
 def test_a_run_without_an_answer_is_a_defect(tmp_path: Path) -> None:

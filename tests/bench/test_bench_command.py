@@ -284,7 +284,7 @@ async def test_what_was_measured_is_printed_when_it_is_interrupted() -> None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             output, errors = await process.communicate()
     report = orjson.loads(output)
     assert (process.returncode, errors) == (130, b"")

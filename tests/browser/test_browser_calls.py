@@ -33,10 +33,17 @@ FORWARD = WORDS["goforward"]
 TO_FORWARD = "I can't move. I'm only a voice."
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def server() -> AsyncIterator[LiveServer]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def started() -> AsyncIterator[LiveServer]:
     async with live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
+    """The running server; afterwards nothing of a test may be left in it."""
+    yield started
+    await started.check_empty()
 
 
 def url(server: LiveServer) -> str:

@@ -30,11 +30,18 @@ pytestmark = IN_BROWSER
 TO_GOFORWARD = ("I can't move. I'm only a voice.", "I have no wheels and no legs. I can only talk.")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def server() -> AsyncIterator[LiveServer]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def started() -> AsyncIterator[LiveServer]:
     # One voice is enough for a page, and every machine has this one.
     async with live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), still_answers=False) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
+    """The running server; afterwards nothing of a test may be left in it."""
+    yield started
+    await started.check_empty()
 
 
 @pytest.fixture

@@ -28,13 +28,20 @@ TO_FORWARD = "I can't move. I'm only a voice."
 CARDS = "of clubs"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def server() -> AsyncIterator[LiveServer]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def started() -> AsyncIterator[LiveServer]:
     # One voice is enough for a page, and every machine has this one.
     async with live_server(
         EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), streaming_input={"resume_grace_sec": 30}
     ) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
+    """The running server; afterwards nothing of a test may be left in it."""
+    yield started
+    await started.check_empty()
 
 
 async def test_two_turns_without_touching_anything(server: LiveServer, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def mic_client(*arguments: str, stdin: bytes = b"", environ: dict[str, str
         stderr=asyncio.subprocess.PIPE,
         env=environment,
     )
-    output, complaints = await asyncio.wait_for(process.communicate(stdin), 60)
+    output, complaints = await asyncio.wait_for(process.communicate(stdin), 100)
     assert process.returncode is not None
     return Ended(process.returncode, output.decode(), complaints.decode())
 

@@ -52,7 +52,7 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.written.decode(errors="ignore"))
 
     async def until(self, *words: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while missing := [word for word in words if word not in self.text]:
                 self._more.clear()
                 try:
@@ -113,7 +113,7 @@ async def test_a_conversation_in_the_live_view(tmp_path: Path) -> None:
             assert "answered" in terminal.text
             assert b"\x1b[2J" not in terminal.written
             terminal.type("q\n")
-            assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+            assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
             assert terminal.echoes()
             assert terminal.written.rpartition(b"\x1b[?25")[2].startswith(b"h")  # the cursor is back
 
@@ -127,7 +127,7 @@ async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(terminal._more.wait(), 0.5)
         terminal.type("q\n")
-        assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+        assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ async def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
         arguments = ("--url", server.websocket_url, "--text", "hello", "--no-play")
         async with at_terminal(tmp_path, *arguments, term="dumb") as terminal:
             await terminal.until("reply: hello", "latency: first text")
-            assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+            assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
             assert b"\x1b" not in terminal.written
 
 
@@ -153,7 +153,7 @@ async def test_devices_are_chosen_from_a_list(tmp_path: Path) -> None:
             terminal.type("\n")
             await terminal.until("Enter: speak")
             terminal.type("q\n")
-            assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+            assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
 
 
 async def ended(*arguments: str) -> tuple[int, str, str]:
@@ -164,7 +164,7 @@ async def ended(*arguments: str) -> tuple[int, str, str]:
         stderr=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name not in ("OMNI_WS_API_KEY", "COLUMNS")},
     )
-    output, complaints = await asyncio.wait_for(process.communicate(), 40)
+    output, complaints = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode is not None
     return process.returncode, output.decode(), complaints.decode()
 

@@ -72,7 +72,7 @@ async def talked(
         )
         assert process.stdout is not None
         seen: list[dict[str, Any]] = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while not over(seen):
                 seen.append(json.loads(await process.stdout.readline()))
             await server.until(lambda: len(engine.requests) == 2)

@@ -204,7 +204,7 @@ async def program(server: SalienceServer, *arguments: str) -> tuple[int | None, 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    said, complained = await asyncio.wait_for(process.communicate(), 60)
+    said, complained = await asyncio.wait_for(process.communicate(), 100)
     return process.returncode, said.decode(), complained.decode()
 
 

@@ -33,7 +33,7 @@ async def tool_client(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
         stderr=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name != "OMNI_WS_API_KEY"},
     )
-    output, complaints = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    output, complaints = await asyncio.wait_for(process.communicate(stdin.encode()), 100)
     assert process.returncode is not None
     return process.returncode, output.decode(), complaints.decode()
 

@@ -71,7 +71,7 @@ async def speak(connection: AsyncRealtimeConnection) -> None:
 async def response(connection: AsyncRealtimeConnection) -> tuple[Any, str, bytes]:
     """The next response when it is done, its words, and its sound."""
     words, audio = "", b""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while True:
             event = await connection.recv()
             match event.type:

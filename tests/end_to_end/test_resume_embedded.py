@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
@@ -17,16 +18,16 @@ from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.errors import ShuttingDown
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
 
-CUTS = 8
+CUTS = 6
 FRAME_BYTES = 3200
 CONFIG = {"modalities": ["text"]}
 #: Shorter than the work of a single turn; a server that worked on its event loop would lose its clients.
 PINGS: dict[str, Any] = {"ping_interval_sec": 0.2, "ping_timeout_sec": 2}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[LiveServer]:
     async with live_server(
         EmbeddedEngine(EmbeddedConfig()), streaming_input={"resume_grace_sec": 30, **PINGS}

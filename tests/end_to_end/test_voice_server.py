@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import wave
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,13 +16,23 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+import pytest_asyncio
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, word_errors
 from websockets.asyncio.client import connect as connect_websocket
 
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
-from omni_ws.client import AudioChunk, ErrorEvent, Final, SpeechStarted, SpeechStopped, TranscriptChunk, connect
+from omni_ws.client import (
+    AudioChunk,
+    ClientSession,
+    ErrorEvent,
+    Final,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptChunk,
+    connect,
+)
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
@@ -33,7 +42,7 @@ from omni_ws.engine.llm.intents.unknown import CONNECT
 from omni_ws.errors import EngineFailed
 from omni_ws.wire.binary import encode_input
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -42,16 +51,30 @@ FRAME_BYTES = 640  # 20 ms
 TO_GOFORWARD = "I can't move. I'm only a voice."
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[LiveServer]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started() -> AsyncIterator[LiveServer]:
     async with live_server(EmbeddedEngine(EmbeddedConfig())) as running:
         yield running
 
 
-@pytest.fixture
-async def voiced(voice_choice: VoiceChoice) -> AsyncIterator[LiveServer]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started_with_voice(voice_choice: VoiceChoice) -> AsyncIterator[LiveServer]:
     async with live_server(EmbeddedEngine(EmbeddedConfig(voice=voice_choice))) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
+    """The running server; afterwards nothing of a test may be left in it."""
+    yield started
+    await started.check_empty()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def voiced(started_with_voice: LiveServer) -> AsyncIterator[LiveServer]:
+    """The same with each voice in turn."""
+    yield started_with_voice
+    await started_with_voice.check_empty()
 
 
 async def test_disorder_and_duplicates_change_nothing(server: LiveServer) -> None:
@@ -92,20 +115,22 @@ async def transcript_and_reply(server: LiveServer, chunks: list[InputChunk]) -> 
 
 
 async def test_partials_come_while_the_person_speaks(server: LiveServer) -> None:
-    """Paced as it was spoken, the words show up before the end, and the answer follows it at once."""
+    """The words show up before the end, and the answer follows it."""
     audio = clip_bytes("goforward")
-    interims: list[str] = []
+    heard = ""
     async with connect(server.websocket_url) as session:
-        speaking = asyncio.create_task(speak(session, audio))
+        await session.send_audio(audio[:-FRAME_BYTES])
+        ended = False
         async for event in session.response():
             if isinstance(event, TranscriptChunk):
-                if event.interim:
-                    if not speaking.done():  # on a busy machine some come later
-                        interims.append(event.text)
-                else:
-                    assert event.text.strip() == WORDS["goforward"]
-        await speaking
-    assert any(text.startswith("go") for text in interims)
+                if not event.interim:
+                    heard += event.text
+                elif not ended and event.text.startswith("go"):
+                    ended = True
+                    await session.send_audio(audio[-FRAME_BYTES:])
+                    await session.finish()
+    assert ended
+    assert heard.strip() == WORDS["goforward"]
 
 
 async def test_two_turns_with_an_open_microphone(server: LiveServer) -> None:
@@ -135,16 +160,14 @@ async def test_two_turns_with_an_open_microphone(server: LiveServer) -> None:
     assert told == ["SpeechStarted", "SpeechStopped"] * 2
 
 
-async def speak(session: Any, audio: bytes) -> None:
-    started = time.monotonic()
-    for index, start in enumerate(range(0, len(audio), FRAME_BYTES)):
+async def speak(session: ClientSession, audio: bytes) -> None:
+    for start in range(0, len(audio), FRAME_BYTES):
         await session.send_audio(audio[start : start + FRAME_BYTES])
-        await asyncio.sleep(max(0, started + index * 0.02 - time.monotonic()))
     await session.finish()
 
 
 async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
-    """Paced as it was spoken, the first event comes while the body is still being sent."""
+    """The first event comes while the body is still being sent."""
     audio = (DATA / "librivox_ss_0870.wav").read_bytes()
     first_event = asyncio.Event()
     # By hand, because HTTP clients read no answer before their request is sent.
@@ -158,8 +181,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
         step = 6400  # 200 ms
         for start in range(0, len(audio), step):
             if start > 20 * step:  # four seconds in, and no further before the first event has come
-                await asyncio.wait_for(first_event.wait(), 10)
-            await asyncio.sleep(0.2)
+                await asyncio.wait_for(first_event.wait(), 100)
             piece = audio[start : start + step]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
@@ -230,7 +252,7 @@ async def mic_client(*arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    output, _ = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == 0, output.decode()
     return output.decode()
 
@@ -291,8 +313,8 @@ async def test_a_conversation_remembers(server: LiveServer) -> None:
         assert (await session.ask_text("what did i say")).text == f"I heard: {WORDS['cards_001']}."
 
 
-async def test_an_idle_server_ends_soon() -> None:
-    """With its voice's and its recognisers' processes; a person's Ctrl-C takes no longer."""
+async def test_an_idle_server_ends() -> None:
+    """With its voice's and its recognisers' processes. How soon is measured by benchmarks/gate.py."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "pocketsphinx", "--tts", "espeak"),
         stderr=asyncio.subprocess.PIPE,
@@ -300,9 +322,7 @@ async def test_an_idle_server_ends_soon() -> None:
     assert process.stderr is not None
     while b"in a browser" not in (line := await process.stderr.readline()):
         assert line
-    signalled = time.monotonic()
     process.send_signal(signal.SIGTERM)
     rest = await process.stderr.read()
     assert await process.wait() == 0, rest
-    assert time.monotonic() - signalled < 2
     assert b"killed" not in rest

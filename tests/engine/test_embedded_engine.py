@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -16,7 +15,6 @@ from support.engine_answers import (
     AUDIO,
     BOTH,
     TEXT,
-    Input,
     answered,
     audio,
     collect,
@@ -24,12 +22,11 @@ from support.engine_answers import (
     request_of,
     text,
 )
-from support.speech_clips import WORDS, as_pcm16, clip_bytes, clip_pcm, noises, silence, word_errors
+from support.speech_clips import WORDS, as_pcm16, clip_bytes, noises, word_errors
 from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
-from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
 from omni_ws.engine.base import AudioOutput, EngineState, Finished, PartFailed, TextOutput, TranscriptOutput
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
@@ -339,93 +336,15 @@ async def test_stopping_with_open_requests_frees_them_too() -> None:
     assert engine.active_requests == 0
 
 
-# in real time
+# while somebody speaks
 
 
-async def _paced(source: Input, payload: bytes) -> float:
-    """Sends 20 ms frames on their beat; returns when the last one was sent."""
-    beat = time.perf_counter()
-    for chunk in audio(payload, 20):
-        source.put_nowait(chunk)
-        beat += 0.02
-        await asyncio.sleep(max(0.0, beat - time.perf_counter()))
-    source.close()
-    return time.perf_counter()
-
-
-async def _first_audio(engine: EmbeddedEngine, source: Input) -> tuple[float, float | None, str]:
-    """When the first audio and the first interim came, and what was understood."""
-    first_interim = first_audio = None
-    transcript = ""
+async def test_words_are_understood_before_the_end_has_come(engine: EmbeddedEngine) -> None:
+    """How soon is measured by benchmarks/gate.py."""
+    source = open_input(*audio(clip_bytes("goforward"), 20))
     async with aclosing(engine.generate(request_of(source, modalities=BOTH))) as outputs:
-        async for output in outputs:
-            match output:
-                case TranscriptOutput(interim=True) if first_interim is None:
-                    first_interim = time.perf_counter()
-                case TranscriptOutput(interim=False, text=heard):
-                    transcript += heard
-                case AudioOutput() if first_audio is None:
-                    first_audio = time.perf_counter()
-                case _:
-                    pass
-    assert first_audio is not None
-    return first_audio, first_interim, transcript
-
-
-async def _seconds_of_a_pass(name: str) -> float:
-    """What the second pass over a clip takes on a machine that may be busy, at this moment."""
-    recogniser = PocketSphinxDecoder()
-    begun = time.perf_counter()
-    await asyncio.to_thread(recogniser.transcribe, clip_pcm(name))
-    return time.perf_counter() - begun
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["goforward", "cards_005"])
-@pytest.mark.parametrize("tail", [0.0, 0.5])
-async def test_the_answer_begins_soon_after_the_end(voiced: EmbeddedEngine, name: str, tail: float) -> None:
-    source = open_input()
-    started = time.perf_counter()
-    speech = clip_bytes(name)
-    (heard_at, interim_at, transcript), ended = await asyncio.gather(
-        _first_audio(voiced, source), _paced(source, speech + silence(tail))
-    )
-    assert transcript == WORDS[name]
-    goal = 0.15 if tail else 0.1 + 0.12 * len(speech) / 32_000
-    # Not the goal itself: a shared machine is no measuring instrument, but an order of magnitude is a defect.
-    assert heard_at - ended < max(2 * goal, 3 * await _seconds_of_a_pass(name))
-    assert interim_at is not None
-    assert interim_at - started < 2.0
-
-
-@pytest.mark.slow
-async def test_four_talkers_at_once_do_not_stop_the_loop(voiced: EmbeddedEngine) -> None:
-    # The goal is 10 ms; holding the GIL while decoding makes it 270, every time. A machine that runs other tests, too,
-    # was late by up to 90 ms.
-    for _ in range(3):
-        if (lag := await _lag_beside_four_talkers(voiced)) < 0.15:
-            break
-    assert lag < 0.15
-
-
-async def _lag_beside_four_talkers(engine: EmbeddedEngine) -> float:
-    """By how much the event loop was late, in seconds: all but the worst hundredth of the times."""
-    lags: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0.005)
-            lags.append(time.perf_counter() - before - 0.005)
-
-    watcher = asyncio.create_task(watch())
-    sources = [open_input() for _ in range(4)]
-    speech = clip_bytes("cards_005") + silence(0.6)
-    results = await asyncio.gather(
-        *(_first_audio(engine, source) for source in sources), *(_paced(source, speech) for source in sources)
-    )
-    watcher.cancel()
-    await asyncio.gather(watcher, return_exceptions=True)
-    assert {result[2] for result in results[:4] if isinstance(result, tuple)} == {WORDS["cards_005"]}
-    lags.sort()
-    return lags[int(len(lags) * 0.99)]
+        first = await anext(outputs)
+        assert isinstance(first, TranscriptOutput)
+        assert first.interim
+        source.close()
+        assert any([isinstance(output, AudioOutput) async for output in outputs])

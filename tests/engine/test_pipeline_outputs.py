@@ -104,7 +104,7 @@ async def run(client: Client, scripts: Sequence[Sequence[Script]], items: int) -
 
     stages = [Making(str(index), script, made) for index, script in enumerate(scripts)]
     links = [StageLink(2, cost=lambda item: 1)] * (len(stages) - 1)
-    async with asyncio.timeout(20), pipeline(source(), stages, links, sink=client) as outputs:
+    async with asyncio.timeout(100), pipeline(source(), stages, links, sink=client) as outputs:
         await client.read(outputs)
     return made
 

@@ -91,7 +91,7 @@ async def front(kind: str, folder: Path, replicas: Sequence[int]) -> AsyncIterat
 
 async def healthy(port: int, process: asyncio.subprocess.Process) -> None:
     """Returns when ``/health`` is 200, which ``process`` is to bring about."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while True:
             assert process.returncode is None, f"it ended with {process.returncode}"
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):

@@ -1,10 +1,9 @@
-"""Requests of every kind at once, each timed by its client: typed and spoken, over all front ends, some interrupted."""
+"""Requests of every kind at once: typed and spoken, over all front ends, some interrupted."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,32 +19,30 @@ FRAME_BYTES = 640
 #: Clients at a time.
 AT_ONCE = 4
 
-#: Sends the request ``number`` and returns how many milliseconds its client waited for it.
-Kind = Callable[[LiveServer, int], Awaitable[float]]
+#: Sends the request ``number`` and waits for all of its answer.
+Kind = Callable[[LiveServer, int], Awaitable[None]]
 
 
-async def run_mixed(server: LiveServer, kinds: list[Kind], count: int) -> list[float]:
+async def run_mixed(server: LiveServer, kinds: list[Kind], count: int) -> None:
     """``count`` requests, the kinds in turn. An interruption is two requests, and counts as one here."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> float:
+    async def one(number: int) -> None:
         async with places:
-            return await kinds[number % len(kinds)](server, number)
+            await kinds[number % len(kinds)](server, number)
 
-    return list(await asyncio.gather(*(one(number) for number in range(count))))
+    await asyncio.gather(*(one(number) for number in range(count)))
 
 
 def typed(**config: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> float:
+    async def kind(server: LiveServer, number: int) -> None:
         async with native_client(server) as client:
             await client.configure(**config)
-            began = time.perf_counter()
             for piece in (QUESTION[:8], QUESTION[8:]):
                 await client.chunk(piece)
             await client.chunk(end=True)
             answer = await client.answer()
             assert answer.reason in ("stop", "length")
-            return (time.perf_counter() - began) * 1000
 
     return kind
 
@@ -53,74 +50,63 @@ def typed(**config: Any) -> Kind:
 def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
     """A question in pieces of 20 ms, as fast as they can be sent."""
 
-    async def kind(server: LiveServer, number: int) -> float:
+    async def kind(server: LiveServer, number: int) -> None:
         frames = [audio[start : start + FRAME_BYTES] for start in range(0, len(audio), FRAME_BYTES)]
         numbers = list(range(len(frames)))
         if disorder:
             for start in range(0, len(numbers) - 4, 4):
                 numbers[start : start + 4] = reversed(numbers[start : start + 4])
         async with native_client(server) as client:
-            began = time.perf_counter()
             for at in numbers:
                 await client.binary(frames[at], number=at)
             await client.chunk(end=True, number=len(frames))
             assert (await client.answer()).reason in ("stop", "length")
-            return (time.perf_counter() - began) * 1000
 
     return kind
 
 
 def interrupted(**config: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> float:
+    async def kind(server: LiveServer, number: int) -> None:
         async with native_client(server) as client:
             await client.configure(overlap="interrupt", **config)
-            began = time.perf_counter()
             await client.say("Count to one thousand.")
             await client.until("output_chunk")
             await client.say("Stop.")
             reasons = [(await client.answer()).reason for _ in range(2)]
             assert reasons[0] == "cancelled", reasons
-            return (time.perf_counter() - began) * 1000
 
     return kind
 
 
 def chat(**fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> float:
+    async def kind(server: LiveServer, number: int) -> None:
         body = {"messages": [{"role": "user", "content": QUESTION}], **fields}
-        began = time.perf_counter()
         answer = await post(server.port, CHAT, body)
         assert answer.status == 200, answer.body
-        return (time.perf_counter() - began) * 1000
 
     return kind
 
 
 def streamed_body(**fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> float:
+    async def kind(server: LiveServer, number: int) -> None:
         body = b"".join(orjson.dumps(one) + b"\n" for one in (fields, {"text": QUESTION}))
-        began = time.perf_counter()
         answer = await post(server.port, CHAT, body, "Content-Type: application/x-ndjson", "X-Streaming-Input: true")
         assert answer.status == 200, answer.body
-        return (time.perf_counter() - began) * 1000
 
     return kind
 
 
 def speech(voice: str = "alloy") -> Kind:
-    async def kind(server: LiveServer, number: int) -> float:
+    async def kind(server: LiveServer, number: int) -> None:
         body = {"input": QUESTION, "voice": voice, "response_format": "wav"}
-        began = time.perf_counter()
         answer = await post(server.port, "/v1/audio/speech", body)
         assert answer.status == 200, answer.body
-        return (time.perf_counter() - began) * 1000
 
     return kind
 
 
 def several_requests(**fields: Any) -> Kind:
-    async def kind(server: LiveServer, number: int) -> float:
-        began = time.perf_counter()
+    async def kind(server: LiveServer, number: int) -> None:
         session = (await post(server.port, SESSIONS, fields)).json()["session_id"]
         payload = base64.b64encode(QUESTION.encode()).decode()
         chunk = {"modality": "text", "payload": payload, "sequence_id": 0, "end_of_input": True}
@@ -128,7 +114,6 @@ def several_requests(**fields: Any) -> Kind:
         assert answer.status == 202, answer.body
         try:
             assert await _of_session(server, "GET", f"{session}/result?wait=30") == 200
-            return (time.perf_counter() - began) * 1000
         finally:
             await _of_session(server, "DELETE", session)
 

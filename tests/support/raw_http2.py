@@ -80,7 +80,7 @@ class RawHttp2:
         await self.until(lambda: self.pongs >= wanted)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

@@ -205,6 +205,6 @@ async def scripted_server(*scripts: Script, options: dict[str, Any] | None = Non
             yield f"ws://127.0.0.1:{port}/v1/streaming_input"
         finally:
             server.close()
-            await asyncio.wait_for(server.wait_closed(), 5)
+            await asyncio.wait_for(server.wait_closed(), 100)
     if failures:
         raise failures[0]

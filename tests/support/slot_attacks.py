@@ -1,7 +1,4 @@
-"""Attacks on the places of a server, by clients that cost themselves next to nothing, and what others feel of them.
-
-``PYTHONPATH=tests:. python -m support.slot_attacks`` prints figures of a server in a process of its own.
-"""
+"""Attacks on the places of a server, by clients that cost themselves next to nothing, and what others feel of them."""
 
 from __future__ import annotations
 
@@ -10,10 +7,8 @@ import contextlib
 import json
 import re
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 
 from support.raw_http import RawClient, raw_client, request
 from websockets.asyncio.client import connect
@@ -67,55 +62,9 @@ async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
                 task.cancel()
 
 
-@asynccontextmanager
-async def broken_heads(port: int, count: int) -> AsyncIterator[None]:
-    """So many connections at a time, each with a head, or a size of a chunk, that is refused, again and again."""
-    broken = (
-        request("GET", "/health", *(f"X-{number}: y" for number in range(200))),
-        request("GET", "/health", "Origin: http://["),
-        request("OPTIONS", CHAT, "Origin: http://a", "Access-Control-Request-Method: P\u00d6ST"),
-        request("POST", CHAT, "Content-Type: application/json", "Transfer-Encoding: chunked") + b"0" * 17 + b"1\r\n",
-        b"\x16\x03\x01\x02\r\n\r\n",
-    )
-
-    async def send_again(number: int) -> None:
-        while True:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                async with raw_client(port) as client:
-                    await client.send(broken[number % len(broken)])
-                    await client.rest()
-
-    async with running_while(*(send_again(number) for number in range(count))):
-        yield
-
-
-@dataclass
-class Felt:
-    """What an innocent client has felt: seconds of each thing that it did and was not refused."""
-
-    seconds: list[float] = field(default_factory=list)
-    refused: int = 0
-
-    def percentile(self, percent: float) -> float:
-        ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-    def __str__(self) -> str:
-        times = f"p50 {self.percentile(50):.3f} s, p99 {self.percentile(99):.3f} s" if self.seconds else "never served"
-        return f"{len(self.seconds)} served, {self.refused} refused, {times}"
-
-
-async def innocent(port: int, rounds: int) -> Felt:
-    """A turn over a WebSocket, a chat, and a session of Mode B, one after the other."""
-    felt = Felt()
-    for _ in range(rounds):
-        for use in (_talk, _chat, _session):
-            begin = time.perf_counter()
-            if await use(port):
-                felt.seconds.append(time.perf_counter() - begin)
-            else:
-                felt.refused += 1
-    return felt
+async def innocent(port: int, rounds: int) -> list[bool]:
+    """A turn over a WebSocket, a chat, and a session of Mode B, one after the other: whether each was served."""
+    return [await use(port) for _ in range(rounds) for use in (_talk, _chat, _session)]
 
 
 async def _talk(port: int) -> bool:
@@ -175,24 +124,3 @@ async def served(*flags: str) -> AsyncIterator[int]:
         process.kill()
         await process.wait()
         await reading
-
-
-async def _figures() -> None:
-    attacks: tuple[tuple[str, Attack | None, int], ...] = (
-        ("nobody attacks", None, 0),
-        ("1,000 empty sessions over one connection", empty_sessions, 1000),
-        ("1,000 bodies, a byte a second of each", trickled_bodies, 1000),
-        ("20 connections with broken heads, again and again", broken_heads, 20),
-    )
-    for name, attack, size in attacks:
-        async with served() as port:
-            if attack is None:
-                felt = await innocent(port, 100)
-            else:
-                async with attack(port, size):
-                    felt = await innocent(port, 100)
-        print(f"{name}: {felt}")
-
-
-if __name__ == "__main__":
-    asyncio.run(_figures())

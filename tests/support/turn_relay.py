@@ -23,7 +23,7 @@ PORT: Final = 3478
 USER, PASSWORD = "omni", "a secret of two"
 _RELAY, _BEYOND = "omni_relay", "omni_caller"
 _CABLE: Final = "omni_turn"
-_START_SEC: Final = 30.0
+_START_SEC: Final = 100.0
 
 Result = TypeVar("Result")
 

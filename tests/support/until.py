@@ -12,7 +12,7 @@ _AT_ONCE = 1000
 _PERIOD_SEC = 0.005
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = 100) -> None:
     """Lets the loop run until ``condition`` holds. Raises TimeoutError when it does not come true."""
     virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
     async with asyncio.timeout(seconds):

@@ -451,7 +451,7 @@ def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
     with ThreadPoolExecutor(4) as pool:
         fetched = [pool.submit(store.fetch, weights, Fetching(told)) for _ in range(4)]
         for _ in range(3):
-            assert waiting.acquire(timeout=30)
+            assert waiting.acquire(timeout=100)
         server.answers.set()
         assert {one.result() for one in fetched} == {store.folder_of(weights)}
     assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
@@ -467,7 +467,7 @@ def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer
         f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    ended = {one.communicate(timeout=60)[0].strip() for one in running}
+    ended = {one.communicate(timeout=100)[0].strip() for one in running}
     assert ended == {str(cache(tmp_path).folder_of(tiny()))}
     assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
 

@@ -62,7 +62,7 @@ def test_a_failure_is_for_those_who_wait_for_it(one: UrgentFirst) -> None:
 
 
 def test_threads_work_at_the_same_time() -> None:
-    threads, together = UrgentFirst(3, name="three", patient=2), threading.Barrier(3, timeout=10)
+    threads, together = UrgentFirst(3, name="three", patient=2), threading.Barrier(3, timeout=100)
     for work in [threads.submit(0, together.wait) for _ in range(3)]:
         work.result(10)
     threads.close()
@@ -78,7 +78,7 @@ def test_patient_work_leaves_a_thread_free() -> None:
 
     works = [threads.submit(2, patient) for _ in range(4)]
     for _ in range(2):
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=100)
     assert threads.submit(1, lambda: "meanwhile").result(10) == "meanwhile"
     assert not begun.acquire(blocking=False)
     goes_on.set()

@@ -358,7 +358,7 @@ async def test_cancelling_drops_the_upstreams_work() -> None:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await there.deserted.wait()
 
 
@@ -389,7 +389,7 @@ async def begun(there: ScriptedUpstream, engine: RemoteAsrEngine, after: bytes) 
                 outputs.append(output)
 
     reading = asyncio.create_task(read())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await there.asked.wait()
     for chunk in audio(after, frame_ms=20):
         await source.put(chunk)

@@ -279,7 +279,7 @@ async def test_http_clients_that_go_free_the_upstream() -> None:
             await client.send(request("POST", "/v1/chat/completions", body=body))
             await there.asked.wait()
             client.reset()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await there.deserted.wait()
 
 

@@ -57,7 +57,7 @@ async def test_waiting_for_the_last_session() -> None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 100)
 
 
 # shares

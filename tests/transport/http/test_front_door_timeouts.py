@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from dataclasses import replace
 
 import pytest
@@ -378,6 +377,6 @@ async def test_no_http_timer_outlives_the_upgrade() -> None:
 
 
 async def test_hours_pass_in_an_instant() -> None:
-    real = time.perf_counter()
+    begin = now()
     await asyncio.sleep(36_000)
-    assert time.perf_counter() - real < 5
+    assert now() - begin >= 36_000

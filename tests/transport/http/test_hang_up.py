@@ -30,7 +30,7 @@ async def unread() -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
 
 
 async def found_out(transport: asyncio.Transport, what: HangUp) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while hang_up(transport) is not what:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
 

@@ -75,7 +75,7 @@ async def misbehave(server: LiveServer, dice: random.Random) -> None:
                 # The server responds or reports what is missing, and closes the connection.
                 with contextlib.suppress(OSError):  # the server may have closed already
                     client.finish_sending()
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(100):
                     await client.rest()
             case 2:
                 with contextlib.suppress(TimeoutError):

@@ -64,14 +64,14 @@ def only(handler: object) -> RoutedApplication:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until ``condition`` holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
 async def until_lost(client: RawClient) -> None:
     """Wait until the server has ended the connection, by a close or by a reset."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         await client.rest()
 
 
@@ -704,7 +704,7 @@ async def test_handler_is_cancelled_when_the_peer_goes(how: str) -> None:
             await started.wait()
             if how == "reset":
                 client.reset()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             await gone.wait()
             assert await door.connections.wait_idle(10)
 
@@ -719,7 +719,7 @@ async def test_pipelining_does_not_hide_that_the_peer_went() -> None:
         await client.send(request("GET", "/") * 3)
         await started.wait()
         client.reset()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             await gone.wait()
 
 
@@ -739,7 +739,7 @@ async def test_writer_to_a_dead_peer_is_stopped() -> None:
             await client.send(request("GET", "/"))
             await client.head()
             client.reset()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             await ended.wait()
             assert await door.connections.wait_idle(10)
 
@@ -763,7 +763,7 @@ async def test_writing_raises_once_the_transport_closes() -> None:
         await client.send(request("GET", "/"))
         await client.head()
         client.reset()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             assert await outcome is PeerGone
 
 

@@ -178,7 +178,7 @@ async def test_channels_with_other_labels_are_closed() -> None:
         closed = asyncio.Event()
         other = caller.peer.createDataChannel("other")
         other.on("close", closed.set)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await closed.wait()
         caller.send("input_audio_buffer.clear")
         await caller.until("input_audio_buffer.cleared")
