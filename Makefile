@@ -49,7 +49,11 @@ WORKERS := 4
 VLLM_WORKERS := 1
 
 TINY_MODELS := .cache/tiny-models
-.PHONY: help serve serve-tiny distribution package lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+# Outcomes of a run before, for the report of the next.
+OUTCOMES_BEFORE :=
+BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
+
+.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -225,6 +229,9 @@ check: $(VENV)/.ready-to-test ## lint, format, types, layers
 
 bench: $(VENV)/.ready-to-bench ## benchmarks against other servers
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-gate: $(VENV)/.ready-to-test ## bounds in real time that no test has, on a quiet machine
+	@$(BIN)/python -m benchmarks gate $(ARGS)
 
 bench-vllm: $(VLLM_VENV)/.ready ## benchmarks of the vLLM engine
 	@PYTHONPATH=tests $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks vllm $(ARGS)

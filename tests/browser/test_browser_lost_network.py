@@ -27,7 +27,7 @@ from omni_ws.engine.fake import ScriptedEngine
 pytestmark = IN_BROWSER
 
 #: After a break the page tries again within 0.25, 0.5, 1, 2 and 4 s, each up to a quarter more or less.
-TRIES = 4
+TRIES = 3
 KEEPS = {"resume_grace_sec": 30}
 RATE = 48_000
 #: Ten samples of each level, so that every place in the answer sounds different.

@@ -12,8 +12,6 @@ from support.live_server import live_server
 pytestmark = IN_BROWSER
 
 TONE_HZ = 440
-#: A busy machine leaves a gap now and then, a lost frame does each time.
-ATTEMPTS = 5
 
 
 @pytest.fixture
@@ -25,16 +23,13 @@ def tone(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("rate", [8_000, 44_100, 192_000])
 async def test_every_rate_is_declared_as_what_it_is(tone: Path, rate: int) -> None:
-    """A wrong rate on the way in or out would be heard as another pitch; a lost frame, as a gap."""
-    for _ in range(ATTEMPTS):
-        played = await echoed(tone, rate)
-        assert played.rate == rate
-        assert played.frequency == pytest.approx(TONE_HZ, rel=0.02)
-        assert 0.1 < played.level < 0.4
-        assert played.seconds > 0.8
-        if played.longest_gap_ms < 20:
-            return
-    pytest.fail(f"a gap of {played.longest_gap_ms:.0f} ms")
+    """A wrong rate on the way in or out would be heard as another pitch. (That nothing is lost on these ways is tested
+    sample by sample in test_browser_lost_network.py.)"""
+    played = (await echoed(tone, rate)).without_holes
+    assert played.rate == rate
+    assert played.frequency == pytest.approx(TONE_HZ, rel=0.02)
+    assert 0.1 < played.level < 0.4
+    assert played.seconds > 0.8
 
 
 async def echoed(tone: Path, rate: int) -> Played:

@@ -86,7 +86,7 @@ async def talked(
 @pytest.mark.real_time
 async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_path: Path) -> None:
     engine = ScriptedEngine(long_answer())
-    recording = silence(0.5) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward")
+    recording = silence(0.5) + clip_bytes("cards_001") + silence(3) + clip_bytes("goforward")
     seen = await talked(engine, recording, tmp_path)
     assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model}
     notes = [entry["message"] for entry in seen[1:3]]
@@ -96,8 +96,8 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
     (final,) = (entry for entry in seen if entry["type"] == "final")
     assert final["finish_reason"] == "cancelled"
     (said,) = (message.text for message in engine.requests[1].history if message.role == "assistant")
-    # It talked for about two seconds, a tenth of a second a word, and was paced.
-    assert 5 <= len(said.split()) <= 40
+    # It talked for three seconds less what the machine was late, a tenth of a second a word, and was paced.
+    assert 1 <= len(said.split()) <= 45
     assert final["usage"]["output_audio_ms"] <= len(said.split()) * 100 + 1000
 
 

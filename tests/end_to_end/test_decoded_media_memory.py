@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
-REQUESTS = 20
-HELD_MIB = 512
+REQUESTS = 12
+HELD_MIB = 256
 #: Beyond what is counted: the requests' own bytes, threads, and the allocator's habits.
 UNCOUNTED_MIB = 128
 #: Of the server's CPU time, so much is the event loop's at most: pictures are not unfolded there.
@@ -98,7 +98,7 @@ async def test_small_pictures_that_unfold_fill_no_memory() -> None:
         await innocent.ping()
         assert await status_of(picture_request((8, 8)), port=port) == 200
         # Encoded once, before any connection: a head has to arrive in time.
-        large = picture_request((8192, 4096))
+        large = picture_request((4096, 4096))
         before, worked_before = peak_mib(pid), worked(pid)
         flood = asyncio.gather(*(status_of(large, port=port) for _ in range(REQUESTS)))
         while not flood.done():

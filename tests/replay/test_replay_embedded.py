@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,13 @@ RESUMABLE = {"resume_grace_sec": 10}
 
 
 async def speak(client: NativeClient, audio: bytes) -> None:
-    """In time, every fifth frame after the sixth, and every seventh twice."""
-    loop = asyncio.get_running_loop()
+    """Every fifth frame after the sixth, and every seventh twice."""
     first = client.next_sequence_id
     frames = [audio[start : start + FRAME] for start in range(0, len(audio), FRAME)]
     order = list(range(len(frames)))
     for place in range(5, len(order) - 1, 5):
         order[place], order[place + 1] = order[place + 1], order[place]
-    began = loop.time()
-    for sent, place in enumerate(order):
-        await asyncio.sleep(began + sent * 0.02 - loop.time())
+    for place in order:
         await client.binary(frames[place], number=first + place)
         if place % 7 == 0:
             await client.binary(frames[place], number=first + place)
@@ -41,7 +37,7 @@ async def spoken_session(server: LiveServer) -> list[str]:
     async with native_client(server) as client:
         await client.configure(turn_detection={"type": "server_vad"})
         # Its answer is long enough to be interrupted, however much sooner or later it begins than in the recording.
-        await speak(client, clip_bytes("librivox_ss_0870") + silence(1))
+        await speak(client, clip_bytes("cards_001") + silence(1))
         while not (frame := await client.until("output_chunk")).get("audio"):
             pass
         # Its answer does not depend on how much was heard of the one before.
@@ -78,6 +74,6 @@ async def test_speech_is_heard_and_answered_alike_at_any_speed(voice_choice: Voi
     for speed in ("1", "max"):
         async with live_server(EmbeddedEngine(config), streaming_input=RESUMABLE) as server:
             url = f"ws://127.0.0.1:{server.port}"
-            again = await replay(path, "--url", url, "--speed", speed, "--compare", "text", "--patience", "30")
+            again = await replay(path, "--url", url, "--speed", speed, "--compare", "text", "--patience", "100")
         assert again.status == 0, (speed, again.output + again.errors)
         assert again.output.count("answer ") == 3

@@ -107,7 +107,7 @@ async def test_speech_is_heard_and_answered_alike(tmp_path: Path) -> None:
     (path,) = recordings(tmp_path / "r")
     async with live_server(EmbeddedEngine(config)) as server:
         url = f"ws://127.0.0.1:{server.port}"
-        again = await replay(path, "--url", url, "--compare", "full", "--format", "json", "--patience", "30")
+        again = await replay(path, "--url", url, "--compare", "full", "--format", "json", "--patience", "100")
     assert again.status == 0, again.output + again.errors
     (session,) = again.report["sessions"]
     assert len(session["answers"]) == 1

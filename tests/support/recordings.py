@@ -22,7 +22,7 @@ class Replayed(Ended):
 async def replay(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Replayed:
     """The command, in a process of its own."""
     command = (sys.executable, "-m", "omni_ws", "replay", *map(str, arguments))
-    ended = await run_command(*command, seconds=60, environment={**os.environ, **(environment or {})})
+    ended = await run_command(*command, seconds=300, environment={**os.environ, **(environment or {})})
     return Replayed(ended.status, ended.output, ended.errors)
 
 
