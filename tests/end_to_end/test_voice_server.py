@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, word_errors
+from support.until import until_heard
 from websockets.asyncio.client import connect as connect_websocket
 
 from omni_ws.audio.pcm import pcm16_from_samples
@@ -38,6 +39,7 @@ from omni_ws.client import (
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
@@ -118,6 +120,11 @@ async def transcript_and_reply(server: LiveServer, chunks: list[InputChunk]) -> 
     return heard.strip(), said
 
 
+def ears(server: LiveServer) -> RecogniserEngine:
+    assert isinstance(server.engine, EmbeddedEngine)
+    return server.engine.asr
+
+
 async def test_partials_come_while_the_person_speaks(server: LiveServer) -> None:
     """The words show up before the end, and the answer follows it."""
     audio = clip_bytes("goforward")
@@ -126,6 +133,7 @@ async def test_partials_come_while_the_person_speaks(server: LiveServer) -> None
         for start in range(0, len(audio) - PIECE_BYTES, PIECE_BYTES):
             await session.send_audio(audio[start : start + PIECE_BYTES])
             await session.ping()
+            await until_heard(ears(server))
         ended = False
         async for event in session.response():
             if isinstance(event, TranscriptChunk):
@@ -196,6 +204,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
             await writer.drain()
             for _ in range(20):  # the server is of this loop, and takes each piece by itself
                 await asyncio.sleep(0)
+            await until_heard(ears(server))
         writer.write(b"0\r\n\r\n")
 
     async def download() -> list[dict[str, Any]]:

@@ -108,7 +108,7 @@ async def spoken(engine: WhisperEngine, pcm: bytes) -> Answer:
 
 
 async def paced(source: Input, pcm: bytes) -> AsyncIterator[None]:
-    """Puts audio into a channel bit by bit. What came before has been read when more comes, and the clock goes along."""
+    """Puts audio into a channel bit by bit; what came before has been read when more comes."""
     for chunk in audio(pcm, 100):
         CLOCK.now += 0.1
         source.put_nowait(chunk)
