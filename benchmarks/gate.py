@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any, Final
 import orjson
 import websockets
 
+from benchmarks.chromium import chromium_path, page_with_speech
 from benchmarks.embedded import CLIPS, LEAD_SEC, PIECE_SEC, Clip, microphone, percentile, talk, wait_until_ready
 from benchmarks.server_process import free_port, running
 from benchmarks.turns import MAX_INTERRUPTION, SAMPLE_RATE, interrupt
@@ -43,6 +45,8 @@ MAX_END: Final = 2.0
 MAX_END_AT_ONCE: Final = 1.0
 MAX_LATE_TIMER: Final = 0.05
 MAX_LATE_SOUND: Final = 0.05
+#: Of the page's script, while it speaks.
+MAX_FRAME: Final = 0.004
 #: Of the time of requests, the share that the stages of a profile explain.
 MIN_ACCOUNTED: Final = 0.93
 
@@ -76,13 +80,13 @@ def main(arguments: Sequence[str] = ()) -> bool:
     turns, sessions = (1, 4) if options.quick else (TURNS, SESSIONS)
     bounds = Bounds()
     for voice, flags in VOICES.items():
-        with_voice(bounds, voice, flags, turns)
+        with_voice(bounds, voice, flags, turns, parser)
     with_the_fake_engine(bounds, sessions)
     ends_at_once(bounds)
     return bounds.met
 
 
-def with_voice(bounds: Bounds, voice: str, flags: Sequence[str], turns: int) -> None:
+def with_voice(bounds: Bounds, voice: str, flags: Sequence[str], turns: int, parser: argparse.ArgumentParser) -> None:
     """Start, answers to an open microphone, lag beside people who talk, a profile, and the end of an idle server."""
     port = free_port()
     url = f"ws://127.0.0.1:{port}/v1/streaming_input"
@@ -104,6 +108,9 @@ def with_voice(bounds: Bounds, voice: str, flags: Sequence[str], turns: int) -> 
             bounds.at_least(
                 "time of requests that the stages of a profile explain", accounted(url, port), MIN_ACCOUNTED
             )
+        if flags:
+            frame = asyncio.run(frame_of_the_page(chromium_path(parser), port))
+            bounds.at_most("the page: script of a frame while it speaks, median", frame, MAX_FRAME)
         ended = seconds_to_end(server)
         bounds.at_most(f"{voice}: SIGTERM → the end of an idle server", ended, MAX_END)
 
@@ -133,6 +140,18 @@ def accounted(url: str, port: int) -> float:
     benched(url, "--sessions", "2", "--turns", "4")
     asked(port, "/stop_request_profile", {})
     return float(build_report(read([Path(started["event_file"]).parent]))["accounted_share"])
+
+
+async def frame_of_the_page(chromium: str, port: int) -> float:
+    """Seconds that the page's script takes to draw while an answer sounds."""
+    async with page_with_speech(chromium, pause_sec=1) as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await page.locator("body[data-state=ready]").wait_for(state="attached")
+        await page.locator("#text").fill("Count to twenty.")
+        await page.locator("#text").press("Enter")
+        await page.locator("body[data-state=speaking]").wait_for(state="attached")
+        await asyncio.sleep(3)
+        return statistics.median(await page.evaluate("document.querySelector('#orb').orb.cost.recent")) / 1000
 
 
 def asked(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
