@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from pathlib import Path
 from typing import Any
@@ -174,7 +173,6 @@ async def test_a_recording_of_one_engine_is_sent_to_another(tmp_path: Path) -> N
 
 
 async def test_a_connection_lost_between_answers_is_not_held_for_what_comes_in_fewer_pieces(tmp_path: Path) -> None:
-    patience = 30
     async with live_server(record=tmp_path / "r", streaming_input=RESUMABLE) as server:
         async with native_client(server) as client:
             await client.say("one two three four five six")
@@ -188,14 +186,12 @@ async def test_a_connection_lost_between_answers_is_not_held_for_what_comes_in_f
             await again.answer()
     (path,) = recordings(tmp_path / "r")
     assert [event["by"] for event in events(path, "close")] == ["lost", "client"]
-    began = asyncio.get_running_loop().time()
     async with live_server(
         ScriptedEngine([TextOutput("one two three four five six")]), streaming_input=RESUMABLE
     ) as server:
         url = f"ws://127.0.0.1:{server.port}"
-        replayed = await replay(path, "--url", url, "--compare", "text", "--patience", str(patience))
+        replayed = await replay(path, "--url", url, "--compare", "text", "--patience", "3600")  # nobody waits so long
     assert replayed.status == 0, replayed.output
-    assert asyncio.get_running_loop().time() - began < patience
 
 
 async def test_neither_keys_nor_tokens_are_in_a_recording(tmp_path: Path) -> None:
