@@ -26,7 +26,7 @@ from support.speech_clips import (
     silence,
     word_errors,
 )
-from support.until import until
+from support.until import until, until_heard
 
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
@@ -101,18 +101,20 @@ async def spoken(engine: WhisperEngine, pcm: bytes) -> Answer:
     """The answer to audio that comes as it is spoken, on a machine that is quick."""
     source = open_input()
     running = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
-    async for _ in paced(source, pcm):
+    async for _ in paced(engine, source, pcm):
         pass
     source.close()
     return await running
 
 
-async def paced(source: Input, pcm: bytes) -> AsyncIterator[None]:
+async def paced(engine: WhisperEngine, source: Input, pcm: bytes) -> AsyncIterator[None]:
     """Puts audio into a channel bit by bit; what came before has been read when more comes."""
     for chunk in audio(pcm, 100):
         CLOCK.now += 0.1
         source.put_nowait(chunk)
-        await until(lambda: not source.queued and all(one.done() for one in CLOCK.readings))
+        await until(lambda: not source.queued)
+        await until_heard(engine)
+        await until(lambda: all(one.done() for one in CLOCK.readings))
         CLOCK.readings.clear()
         yield
 
@@ -201,7 +203,7 @@ async def test_the_first_interim_text_comes_before_the_audio_ends(engine: Whispe
     source = open_input()
     async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as outputs:
         following = asyncio.ensure_future(anext(outputs))
-        async for _ in paced(source, clip_bytes("goforward")):
+        async for _ in paced(engine, source, clip_bytes("goforward")):
             if following.done():
                 break
         first = await following
