@@ -24,9 +24,19 @@ import orjson
 import websockets
 
 from benchmarks.chromium import chromium_path, page_with_speech
-from benchmarks.embedded import CLIPS, LEAD_SEC, PIECE_SEC, Clip, microphone, percentile, talk, wait_until_ready
+from benchmarks.embedded import (
+    CLIPS,
+    LEAD_SEC,
+    PIECE_SEC,
+    SAMPLE_RATE,
+    Clip,
+    microphone,
+    percentile,
+    talk,
+    wait_until_ready,
+)
 from benchmarks.server_process import free_port, running
-from benchmarks.turns import MAX_INTERRUPTION, SAMPLE_RATE, interrupt
+from benchmarks.turns import MAX_INTERRUPTION, interrupt
 from omni_ws.client import AudioChunk, SpeechStarted, connect
 from omni_ws.client.pacing import paced, pieces
 from omni_ws.profiler.reading import read
@@ -151,7 +161,8 @@ async def frame_of_the_page(chromium: str, port: int) -> float:
         await page.locator("#text").press("Enter")
         await page.locator("body[data-state=speaking]").wait_for(state="attached")
         await asyncio.sleep(3)
-        return statistics.median(await page.evaluate("document.querySelector('#orb').orb.cost.recent")) / 1000
+        recent: list[float] = await page.evaluate("document.querySelector('#orb').orb.cost.recent")
+        return statistics.median(recent) / 1000
 
 
 def asked(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
