@@ -178,7 +178,7 @@ async def test_all_text_can_be_read() -> None:
             if begun:
                 await conversation(demo, server.port)
             for scheme in ("light", "dark"):
-                await demo.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                await demo.page.emulate_media(color_scheme=scheme)
                 found = await demo.page.evaluate(_CONTRASTS)
                 assert len(found) > 8
                 poor = {text: round(ratio, 2) for text, ratio in found.items() if ratio < 4.5}
