@@ -126,12 +126,10 @@ define FROM_DISTRIBUTION
 	  echo "cannot install $$missing: some tests will be skipped" >&2
 endef
 
-# Programs that tests use from the system: Chromium and flite. Without one, its tests are skipped by name, and fail under
-# CI.
+# The program that tests use from the system: Chromium. Without it, its tests are skipped by name, and fail under CI.
 distribution: $(VENV)/.ready-to-test
 	@missing=; \
 	[ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null || missing=chromium; \
-	$(BIN)/python -m omni_ws.engine.tts.voice_worker flite </dev/null | grep -q voices || missing="$${missing:+$$missing }flite"; \
 	$(FROM_DISTRIBUTION)
 
 # What an image installs, and nothing else: the versions and hashes of the lock, and the wheel. The bill of materials is

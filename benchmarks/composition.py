@@ -76,7 +76,7 @@ class InstantAsr(EchoEngine):
 
 
 class PausingAsr(InstantAsr):
-    """Tells its guess ``GUESS_SEC`` after the last sound, as PocketSphinx does on a machine with nothing else to do."""
+    """Tells its guess ``GUESS_SEC`` after the last sound, as Whisper does on a machine with nothing else to do."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         silent_since: float | None = None

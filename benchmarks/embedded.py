@@ -1,8 +1,8 @@
 """Talking to the embedded engine: how soon it answers, what it costs, and its effect on the event loop.
 
 Open microphones: recordings are sent in pieces of 20 ms in real time, silence follows, and turn detection ends the
-turn. The end of the speech is that of the last 20 ms within 26 dB of the loudest. The default parts, and the old ones,
-which need no weights. While three people speak at once, pings on a separate connection measure the round trip: the lag
+turn. The end of the speech is that of the last 20 ms within 26 dB of the loudest. While three
+people speak at once, pings on a separate connection measure the round trip: the lag
 of the event loop, the network and the machine. Round trips to an idle server in another process, at the same time, show
 the share of the machine. CPU time and memory (proportional set size) are those of all processes of the server.
 """
@@ -46,13 +46,7 @@ LEAD_SEC: Final = 0.5
 PATIENCE_SEC: Final = 10
 TALKERS: Final = 3
 
-#: What serves, as arguments, and the turn detection of its clients.
-PARTS: Final = {
-    "default": ((), "semantic_vad"),
-    "old": (("--asr", "pocketsphinx", "--tts", "flite"), "server_vad"),
-}
-
-#: Targets, of the default parts: seconds; people a core; MiB.
+#: Targets: seconds; people a core; MiB.
 MAX_FIRST_AUDIO: Final = {0.5: 0.500, 0.9: 0.700}
 MAX_FIRST_INTERIM: Final = 0.800
 MAX_LOOP_LAG: Final = 0.010
@@ -106,8 +100,8 @@ def microphone(clip: Clip) -> Pcm16:
     return Pcm16(clip.samples.join(silence), SAMPLE_RATE, 1)
 
 
-async def speak(url: str, clip: Clip, turns: str) -> Timing:
-    async with connect(url, config={"turn_detection": {"type": turns}}) as session:
+async def speak(url: str, clip: Clip) -> Timing:
+    async with connect(url, config={"turn_detection": {"type": "semantic_vad"}}) as session:
         began = time.perf_counter()
 
         async def send() -> None:
@@ -188,21 +182,21 @@ class Report:
         print(f"| {what} | {len(values)} | {figures} | {verdict} |", flush=True)
 
 
-async def measure(url: str, pid: int, turns: str, options: argparse.Namespace, *, judged: bool) -> bool:
+async def measure(url: str, pid: int, options: argparse.Namespace) -> bool:
     clips = [Clip.load(name) for name in CLIPS]
     report = Report()
-    await speak(url, clips[0], turns)  # warm-up
-    timings = [await speak(url, clip, turns) for _ in range(options.rounds) for clip in clips]
+    await speak(url, clips[0])  # warm-up
+    timings = [await speak(url, clip) for _ in range(options.rounds) for clip in clips]
     first_audio = [timing.first_audio for timing in timings]
     for (at, limit), what in zip(MAX_FIRST_AUDIO.items(), ("end of speech → first audio", "the same"), strict=True):
-        report.row(what, first_audio, target=limit if judged else None, at=at)
+        report.row(what, first_audio, target=limit, at=at)
     interims = [timing.first_interim for timing in timings if timing.first_interim is not None]
     what = f"speech begins → first interim transcript (none in {len(timings) - len(interims)} of {len(timings)} turns)"
-    report.row(what, interims, target=MAX_FIRST_INTERIM if judged else None)
+    report.row(what, interims, target=MAX_FIRST_INTERIM)
     report.row("ping → pong, idle", (await pings_while(url, asyncio.sleep(options.talk_seconds / 2))).server)
     trips = await pings_while(url, talk(url, clips, options.talk_seconds, talkers=TALKERS))
     what = f"ping → pong, {TALKERS} people speak without pause"
-    report.row(what, trips.server, target=MAX_LOOP_LAG if judged else None, at=0.99)
+    report.row(what, trips.server, target=MAX_LOOP_LAG, at=0.99)
     what = f"meanwhile, to a server that does nothing (p99 {percentile(trips.idle, 0.99) * 1000:.1f} ms)"
     report.row(what, trips.idle)
     before = cpu_seconds_of_all(pid)
@@ -211,11 +205,11 @@ async def measure(url: str, pid: int, turns: str, options: argparse.Namespace, *
     memory = sum(map(proportional_mib, (pid, *child_processes(pid))))
     print("\n| of the server | | target |\n|---|---|---|")
     what = f"people who talk without pause, with interim transcripts, on a core, where {MIN_PEOPLE * cores()} talk"
-    people = f"≥ {MIN_PEOPLE}: {'met' if 1 / spent >= MIN_PEOPLE else 'MISSED'}" if judged else ""
+    people = f"≥ {MIN_PEOPLE}: {'met' if 1 / spent >= MIN_PEOPLE else 'MISSED'}"
     print(f"| {what} | {1 / spent:.1f} | {people} |")
-    most = f"≤ {MAX_MEMORY} MiB: {'met' if memory <= MAX_MEMORY else 'MISSED'}" if judged else ""
+    most = f"≤ {MAX_MEMORY} MiB: {'met' if memory <= MAX_MEMORY else 'MISSED'}"
     print(f"| memory, all processes | {memory:.0f} MiB | {most} |", flush=True)
-    return report.met and (not judged or (1 / spent >= MIN_PEOPLE and memory <= MAX_MEMORY))
+    return report.met and 1 / spent >= MIN_PEOPLE and memory <= MAX_MEMORY
 
 
 def cpu_seconds_of_all(pid: int) -> float:
@@ -279,21 +273,16 @@ def main(arguments: Sequence[str] = ()) -> bool:
         return True
     if options.quick:
         options.rounds, options.talk_seconds = 1, 8.0
-    met = True
-    for name, (parts, turns) in PARTS.items():
-        judged = name == "default"
-        port = free_port()
-        print(f"### The embedded engine: {name} parts\n")
-        began = time.perf_counter()
-        with running("omni_ws", "serve", *parts, "--log-level", "warning", port=port) as process:
-            wait_until_ready(port)
-            started = time.perf_counter() - began
-            url = f"ws://127.0.0.1:{port}/v1/streaming_input"
-            met = asyncio.run(measure(url, process.pid, turns, options, judged=judged)) and met
-        limit = f"≤ {MAX_START:g} s: {'met' if started <= MAX_START else 'MISSED'}" if judged else ""
-        print(f"| start, with the weights in the cache | {started:.1f} s | {limit} |\n", flush=True)
-        met = met and (not judged or started <= MAX_START)
-    return met
+    port = free_port()
+    print("### The embedded engine: default parts\n")
+    began = time.perf_counter()
+    with running("omni_ws", "serve", "--log-level", "warning", port=port) as process:
+        wait_until_ready(port)
+        started = time.perf_counter() - began
+        met = asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/streaming_input", process.pid, options))
+    limit = f"≤ {MAX_START:g} s: {'met' if started <= MAX_START else 'MISSED'}"
+    print(f"| start, with the weights in the cache | {started:.1f} s | {limit} |\n", flush=True)
+    return met and started <= MAX_START
 
 
 if __name__ == "__main__":

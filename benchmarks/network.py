@@ -1,7 +1,7 @@
 """Bad networks: words lost, and the time from mouth to ear, by WebSocket, by WebRTC and by telephone.
 
 A caller in a network namespace speaks a recording to the server, over a link that loses, delays and reorders IP
-packets (``lossy_link``), 20 ms each way. A tone answers; PocketSphinx reads afterwards what arrived. Mouth to ear is
+packets (``lossy_link``), 20 ms each way. A tone answers; Whisper reads afterwards what arrived. Mouth to ear is
 the time from the end of the last word to the arrival of the first sound: it holds the silence by which the end of a
 turn is found, and no delay of a player. Needs root.
 """
@@ -30,7 +30,7 @@ from omni_ws.audio.samples import Samples
 from omni_ws.config.model import ServerConfig, TelephonyConfig
 from omni_ws.config.traffic_settings import StreamingInputConfig
 from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.server import create_app, listen
@@ -73,8 +73,8 @@ class Listener(ScriptedEngine):
 
 
 async def recognised(turns: Sequence[Samples]) -> str:
-    """What PocketSphinx hears, afterwards: it takes a core, which the calls would lack."""
-    engine = PocketSphinxEngine(max_recognisers=1)
+    """What Whisper hears, afterwards: it takes a core, which the calls would lack."""
+    engine = WhisperEngine(max_recognisers=1)
     await engine.start()
     try:
         return " ".join([(await hear(engine, turn)).text for turn in turns])

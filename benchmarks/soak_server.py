@@ -104,7 +104,7 @@ class SoakedServer:
         flags = {
             "host": self.host,
             "port": self.port,
-            "asr": "pocketsphinx",
+            "asr": "whisper",
             "llm": "rules",
             "tts": "espeak",
             "auth.keys-file": keys,

@@ -98,7 +98,7 @@ SAMPLE_TEXT = {
 SAMPLE_OF_SETTING = {
     "trusted_proxies": "10.0.0.0/8,::1",
     "webrtc.ice_servers": "stun:a.example:3478,turn:b.example?transport=tcp",
-    "asr.use": "pocketsphinx",
+    "asr.use": "whisper",
     "llm.use": "ollama:a:1b",
     "llm.context": "2048",
     "tts.use": "http://127.0.0.1:8880/v1",

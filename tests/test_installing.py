@@ -57,7 +57,7 @@ def test_a_model_without_its_engine_is_refused_before_anything_is_installed(tmp_
     ("parts", "python", "flags"),
     [
         (("LLM=ollama:llama3.2",), "VENV/bin/omni-ws", "--llm 'ollama:llama3.2'"),
-        (("ASR=none", "LLM=rules", "TTS=flite"), "VENV/bin/omni-ws", "--asr 'none' --llm 'rules' --tts 'flite'"),
+        (("ASR=none", "LLM=rules", "TTS=espeak"), "VENV/bin/omni-ws", "--asr 'none' --llm 'rules' --tts 'espeak'"),
         (("LLM=smollm2",), "VENV/bin/omni-ws", "--llm 'smollm2'"),
         (("LLM=vllm:a/b",), "VLLM/bin/python -m omni_ws", "--llm 'vllm:a/b'"),
         (("LLM=ollama", "ASR=vllm:a/b"), "VLLM/bin/python -m omni_ws", "--asr 'vllm:a/b' --llm 'ollama'"),

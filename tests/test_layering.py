@@ -64,7 +64,6 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "torch": ("omni_ws.engine.omni", "omni_ws.engine.vllm"),
     "transformers": ("omni_ws.engine.omni", "omni_ws.engine.vllm"),
     "vllm": "omni_ws.engine.vllm",
-    "pocketsphinx": "omni_ws.engine.asr",
     "espeakng_loader": "omni_ws.engine.tts",
     "ctranslate2": "omni_ws.engine.asr",
     "hibari": "omni_ws.engine.tts",
@@ -240,7 +239,7 @@ def test_modules_and_functions_are_small() -> None:
     [name for name in ("omni_ws.server", "omni_ws.cli", "omni_ws.engine.base") if importlib.util.find_spec(name)],
 )
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
-    heavy = ["torch", "vllm", "pocketsphinx", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
+    heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
     heavy += ["opentelemetry"]
     program = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

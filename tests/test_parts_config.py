@@ -20,9 +20,9 @@ IMPLIED = PartChoice("embedded", implied=True)
 
 
 def test_the_three_flags() -> None:
-    argv = ("--asr", "pocketsphinx", "--llm=ollama:llama3.2:1b", "--tts", "http://host:8880/v1")
+    argv = ("--asr", "whisper", "--llm=ollama:llama3.2:1b", "--tts", "http://host:8880/v1")
     assert chosen(*argv) == {
-        "asr": PartChoice("pocketsphinx"),
+        "asr": PartChoice("whisper"),
         "llm": PartChoice("ollama", "llama3.2:1b"),
         "tts": PartChoice("server", url="http://host:8880/v1"),
     }
@@ -44,10 +44,10 @@ def test_what_runs_on_vllm(argv: tuple[str, ...], on_vllm: bool) -> None:
 
 def test_parts_by_variable_and_by_file() -> None:
     environ = {"OMNI_WS_LLM__USE": "ollama", "OMNI_WS_LLM__MODEL": "qwen3"}
-    assert chosen(environ=environ, toml='[tts]\nuse = "flite"\nvoice = "slt"') == {
+    assert chosen(environ=environ, toml='[tts]\nuse = "espeak"\nvoice = "en-gb"') == {
         "asr": IMPLIED,
         "llm": PartChoice("ollama", "qwen3"),
-        "tts": PartChoice("flite"),
+        "tts": PartChoice("espeak"),
     }
 
 
@@ -80,8 +80,8 @@ def test_the_first_colon_separates_except_in_a_url(part: str, text: str, choice:
 
 @pytest.mark.parametrize("part", FORMS)
 def test_what_is_unknown_is_refused_with_what_is_known(part: str) -> None:
-    # The last are names that other programs have, and typing errors.
-    for text in ("gguf-model", "whispers", "hibaris", "http:/host/v1", "Ollama", ":x"):
+    # Names that other programs have, those of parts that are no more, and typing errors.
+    for text in ("gguf-model", "pocketsphinx", "flite", "whispers", "hibaris", "http:/host/v1", "Ollama", ":x"):
         with pytest.raises(ConfigurationError) as caught:
             load((f"--{part}", text))
         message = str(caught.value)
@@ -188,7 +188,7 @@ def test_packages_that_only_implied_parts_lack(monkeypatch: pytest.MonkeyPatch) 
 def test_everything_that_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: object())
     argv = (
-        *("--asr", "pocketsphinx"),
+        *("--asr", "whisper"),
         *("--llm", "https://api.example.org/v1", "--llm.model", "some/model", "--llm.api-key", "key"),
         *("--tts", "http://127.0.0.1:8880/v1", "--tts.model", "kokoro", "--tts.voice", "af_heart"),
     )

@@ -48,7 +48,6 @@ CLAIMS: Final = (
     Claim(r"of clean read speech Whisper mishears one word in (\w+)", _ASR, _SENTENCES, one_wrong_in("tiny.en")),
     Claim(r"with noise one in (\w+)", _ASR, "some of the sentences, made noisy", one_wrong_in("tiny.en")),
     Claim(r"from afar one in (\w+)", _ASR, "some of the sentences, made far", one_wrong_in("tiny.en")),
-    Claim(r"where there is no Whisper, one in (\w+)", _ASR, _SENTENCES, one_wrong_in("pocketsphinx")),
     Claim(
         r"begins to answer ([\d.]+) s after one has finished \(median\)",
         "python -m benchmarks embedded",

@@ -98,7 +98,7 @@ def recordings() -> list[Clip]:
 
 
 def clips_of_tests() -> Iterator[Clip]:
-    """What the tests recognise: three speakers of PocketSphinx's own tests, and one of LibriVox."""
+    """What the tests recognise: three speakers of the tests of another recogniser, and one of LibriVox."""
     for name, words in _OF_TESTS.items():
         yield Clip(name, "the clips of the tests", words, decoded((_TEST_DATA / f"{name}.wav").read_bytes()))
 

@@ -19,7 +19,7 @@ from benchmarks.vllm_parts.report import Report, Size, milliseconds
 from omni_ws.client.pacing import paced, pieces
 from omni_ws.client.wav import Pcm16
 from omni_ws.config.model import VllmConfig
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.composed.ahead_load import AheadLoad
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
@@ -60,13 +60,13 @@ class Turn(NamedTuple):
 
 async def measure(report: Report, size: Size, models: Path) -> None:
     report.table(
-        f"{CLIP_SEC:g} s of speech in real time to PocketSphinx, SmolLM2-135M on vLLM, and the synthesiser: "
+        f"{CLIP_SEC:g} s of speech in real time to Whisper, SmolLM2-135M on vLLM, and the synthesiser: "
         "from the end of the audio, ms",
         *("conversations", "begun at the pause", "turns", "first text", "first audio"),
         *("answers begun at a pause", "target"),
     )
     engine = ComposedEngine(
-        VllmEngine(VllmConfig(model=str(smollm2()), args=ENGINE_ARGS)), asr=PocketSphinxEngine(), tts=SynthesisEngine()
+        VllmEngine(VllmConfig(model=str(smollm2()), args=ENGINE_ARGS)), asr=WhisperEngine(), tts=SynthesisEngine()
     )
     outcomes: Counter[str] = Counter()
     async with live_server(engine) as server:

@@ -56,7 +56,7 @@ const orb = new Orb(element("orb"));
 const figures = new Figures();
 const meter = new InputMeter(element("input-level"), element("settings"), client);
 const replay = new Replay(client, { quiet: keepQuiet });
-const drawer = new SettingsDrawer(settings, { changed: applySettings, opened: () => meter.listen() });
+const drawer = new SettingsDrawer(settings, { changed: applySettings, opened: () => hears() && meter.listen() });
 const preview = new VoicePreview(element("preview"), new URL("v1/audio/speech", document.baseURI), {
   choice: () => {
     const { voices = [], voice_languages: languages = {} } = client.capabilities ?? {};
@@ -357,6 +357,11 @@ const STATES = {
 
 client.addEventListener("change", showState);
 
+/* Whether the server takes speech; it is not offered where it does not. */
+function hears() {
+  return client.capabilities?.input_modalities.includes("audio") ?? true;
+}
+
 function showState() {
   const canOpen = client.capabilities?.turn_detection ?? false;
   const [state, said] = STATES[client.state];
@@ -374,7 +379,11 @@ function showState() {
   element("talk").setAttribute("aria-label", open || active ? label : "Talk: hold, or press once to begin and once to send");
   element("talk-label").textContent = label;
   element("stop").disabled = !speaker.playing && !conversation.current;
-  element("invitation").textContent = active ? "Say something." : "Press the button and speak.";
+  for (const id of ["talk", "mute", "modes", "keys-of-talk"]) element(id).hidden = !hears();
+  element("no-ears").hidden = hears();
+  element("text").placeholder = hears() ? "Or write" : "Write";
+  const invitation = active ? "Say something." : "Press the button and speak.";
+  element("invitation").textContent = hears() ? invitation : "Write something.";
   element("mute").disabled = !canMute();
   element("mute").setAttribute("aria-pressed", String(talk.muted));
   element("mute").querySelector("use").setAttribute("href", talk.muted ? "#i-mute" : "#i-microphone");
@@ -392,6 +401,7 @@ function canMute() {
 
 const hands = {
   press(at) {
+    if (!hears()) return;
     wantSession();
     if (session.state === "refused") return; // the question for the key lies over it all
     talk.press(at);

@@ -6,6 +6,9 @@ import { duration, voiceName } from "./plain-words.js";
 import { judgesTurns } from "./settings.js";
 import { settingOf, TOOLS } from "./tools.js";
 
+/* Settings that mean nothing where the server takes no speech. */
+const MICROPHONE = ["microphone", "echoCancellation", "noiseSuppression", "autoGainControl"];
+
 export class SettingsDrawer {
   #form = element("settings-form");
   #capabilities = null;
@@ -48,6 +51,9 @@ export class SettingsDrawer {
     this.#row("model", models.length > 1 && !calls);
     this.#row("task", tasks.length > 1);
     this.#row("answerWith", capabilities.output_modalities.includes("audio"));
+    const hears = capabilities.input_modalities.includes("audio");
+    for (const name of MICROPHONE) this.#row(name, hears);
+    element("input-level").hidden = !hears;
     this.#row("speaker", speakerChoice);
     this.#row("connection", capabilities.webrtc ?? false);
     this.#row("startPolicy", !calls);

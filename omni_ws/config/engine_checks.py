@@ -27,7 +27,6 @@ _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: The package that a part needs, with the extra that installs it.
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
-    ("asr", "pocketsphinx"): ("pocketsphinx", "embedded"),
     ("asr", "whisper"): ("ctranslate2", "whisper"),
     ("tts", "hibari"): ("hibari", "hibari"),
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},

@@ -51,7 +51,6 @@ class VoiceChoice(StrEnum):
 
     AUTO = "auto"
     HIBARI = "hibari"
-    FLITE = "flite"
     ESPEAK = "espeak"
     NONE = "none"
 
@@ -84,11 +83,10 @@ class EmbeddedSettings(Section):
     """The embedded parts: the best ears and the best voice that start on this machine, without a GPU."""
 
     max_recognisers: Count | None = Field(
-        default=None,
-        description="Requests with speech at once; unset: what the cores carry. PocketSphinx takes 90 MB for each.",
+        default=None, description="Requests with speech at once; unset: what the cores carry."
     )
     voice: VoiceChoice = Field(
-        default=VoiceChoice.AUTO, description="Synthesiser; auto: hibari, else flite, else espeak, else none."
+        default=VoiceChoice.AUTO, description="Synthesiser; auto: hibari, else espeak, else none."
     )
     default_voice: Text | None = Field(
         default=None, description="Voice unless the client names one; unset: the synthesiser's default."

@@ -15,7 +15,6 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "asr": {
         "embedded": "embedded",
         "whisper": "whisper[:tiny.en|base|FOLDER]",
-        "pocketsphinx": "pocketsphinx",
         "vllm": "vllm:MODEL",
         "none": "none",
     },
@@ -32,7 +31,6 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "tts": {
         "embedded": "embedded",
         "hibari": "hibari[:FILE]",
-        "flite": "flite",
         "espeak": "espeak",
         "talker": "talker:MODEL",
         "none": "none",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.config.parts import REMOTE_PARTS
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
+
+#: The name of the model of the embedded engine, which has none.
+EMBEDDED_MODEL: Final = "omni-embedded"
 
 
 def create_engine(config: ServerConfig) -> Engine:
@@ -29,16 +33,16 @@ def create_engine(config: ServerConfig) -> Engine:
         case EngineName.VLLM:
             return _whole_vllm(config)
     from omni_ws.engine.composed.engine import ComposedEngine
-    from omni_ws.engine.embedded.config import EmbeddedConfig
     from omni_ws.engine.llm.rules_engine import RulesEngine
-    from omni_ws.engine_choice.best_parts import best_asr, best_tts
+    from omni_ws.engine_choice.parts import asr_of, tts_of
 
     return ComposedEngine(
         RulesEngine(),
-        asr=best_asr(config),
-        tts=best_tts(config),
+        asr=asr_of(config),
+        tts=tts_of(config),
+        asr_optional=True,
         name="embedded",
-        model=EmbeddedConfig().model,
+        model=EMBEDDED_MODEL,
         think_ahead=_thinks_ahead(config),
     )
 
@@ -52,6 +56,7 @@ def _composed(config: ServerConfig) -> Engine:
         llm_of(config),
         asr=asr_of(config),
         tts=tts_of(config),
+        asr_optional=config.asr.choice.name == "embedded",
         name=config.engine_name,
         # One on a server watches for the beginning of its answers itself, which it retries.
         first_byte_timeout_sec=None if config.llm.choice.name in REMOTE_PARTS else config.llm.first_byte_timeout_sec,
@@ -71,6 +76,7 @@ def _whole_vllm(config: ServerConfig) -> Engine:
         asr=asr_of(config),
         tts=tts_of(config),
         where_missing=True,
+        asr_optional=config.asr.choice.name == "embedded",
         first_byte_timeout_sec=config.llm.first_byte_timeout_sec,
         think_ahead=_thinks_ahead(config),
     )

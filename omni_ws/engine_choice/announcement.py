@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.config.model import ServerConfig
 from omni_ws.config.part_settings import PartConfig
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
-from omni_ws.installing import fetch_command, install_command
+from omni_ws.installing import fetch_command
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
-    """Yield a line for each part of an engine that is composed: its name and its model, or how to get one.
+    """Yield a line for each part of an engine that is composed: its name and its model.
 
-    How to get a voice is what the embedded TTS says of itself.
+    How to get one that is missing is what the engine says of itself.
     """
     if not isinstance(engine, HasParts):
         return
@@ -23,22 +23,15 @@ def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
         if part is not None:
             yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model != part.name else "")
         elif role == Role.ASR:
-            yield f"ASR: {_instead_of_asr(engine, config)}"
+            hears = Modality.AUDIO in engine.capabilities.input_modalities
+            yield "ASR: the LLM hears by itself" if hears else "ASR: none" + _as_chosen(config.asr)
         elif OutputModality.AUDIO in engine.capabilities.output_modalities:
             yield "TTS: the LLM speaks by itself"
         else:
-            yield "TTS: none" + _how_to_have_it(config.tts)
+            yield "TTS: none" + _as_chosen(config.tts)
 
 
-def _instead_of_asr(engine: Engine, config: ServerConfig) -> str:
-    if Modality.AUDIO in engine.capabilities.input_modalities:
-        return "the LLM hears by itself"
-    if config.engine is not EngineName.REMOTE and config.asr.choice.name == "embedded":
-        return f"none; it needs pocketsphinx: {install_command('embedded')}"
-    return "none" + _how_to_have_it(config.asr)
-
-
-def _how_to_have_it(part: PartConfig) -> str:
+def _as_chosen(part: PartConfig) -> str:
     return f", as --{part.part} says" if part.choice.name == "none" else ""
 
 

@@ -12,7 +12,7 @@ from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
 from omni_ws.config.parts import LOCAL_PORTS, SERVER
 from omni_ws.engine.base import Engine
-from omni_ws.engine_choice.best_parts import best_asr, best_tts
+from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 
@@ -31,12 +31,10 @@ _ABOUT_SMOLLM2: Final = (
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
-    """The part that hears; None if there is none, or if the packages for the embedded one are missing."""
+    """The part that hears; None if there is none."""
     choice = config.asr.choice
     if choice.name == "none":
         return None
-    if choice.name == "embedded":
-        return best_asr(config)
     if choice.name == SERVER:
         from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
         from omni_ws.engine.remote.settings import RemoteAsrSettings
@@ -50,14 +48,10 @@ def asr_of(config: ServerConfig) -> Engine | None:
 
         assert choice.model is not None  # without a model the configuration is refused
         return VllmAsrEngine(choice.model, config.asr.args)
-    if choice.name == "whisper":
-        from omni_ws.engine.asr.whisper_engine import WhisperEngine
-        from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL
+    from omni_ws.engine.asr.whisper_engine import WhisperEngine
+    from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL
 
-        return WhisperEngine(choice.model or DEFAULT_MODEL, max_recognisers=config.embedded.max_recognisers)
-    from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
-
-    return PocketSphinxEngine(max_recognisers=config.embedded.max_recognisers)
+    return WhisperEngine(choice.model or DEFAULT_MODEL, max_recognisers=config.embedded.max_recognisers)
 
 
 def llm_of(config: ServerConfig) -> Engine:
@@ -132,8 +126,8 @@ def tts_of(config: ServerConfig) -> Engine | None:
             assert choice.model is not None  # without a model the configuration is refused
             return TalkerEngine(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
         case "embedded":
-            return best_tts(config)
-        case "hibari" | "flite" | "espeak":
+            return _best_voice(config)
+        case "hibari" | "espeak":
             from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
             default_voice = config.tts.voice or config.embedded.default_voice
@@ -147,6 +141,17 @@ def tts_of(config: ServerConfig) -> Engine | None:
     return RemoteTtsEngine(
         RemoteTtsSettings(**_upstream(config, config.tts), voices=voices, audio_sample_rate=remote.audio_sample_rate)
     )
+
+
+def _best_voice(config: ServerConfig) -> Engine:
+    """Hibari, else espeak-ng, unless ``embedded.voice`` names one."""
+    from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+
+    choice, voice = config.embedded.voice, config.tts.voice or config.embedded.default_voice
+    chosen = SynthesisEngine(choice, default_voice=voice)
+    if choice is not VoiceChoice.AUTO:
+        return chosen
+    return FirstToStart({"hibari": SynthesisEngine(VoiceChoice.HIBARI, default_voice=voice), "espeak-ng": chosen})
 
 
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:

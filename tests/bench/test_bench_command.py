@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 import pytest
 from support.cutting_proxy import Cut, Direction, cutting_proxy
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import clip_bytes
 from support.voices import need
@@ -24,8 +25,6 @@ from omni_ws.bench.command import DEFAULT_TEXT, main
 from omni_ws.client.wav import Pcm16, write_wav
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 
 KEYS = (ApiKey(name="one", key_sha256=digest("secret")),)
@@ -70,7 +69,7 @@ def recording(tmp_path: Path) -> Path:
 
 def embedded() -> EmbeddedEngine:
     voice = need(VoiceChoice.ESPEAK)
-    return EmbeddedEngine(EmbeddedConfig(voice=voice, max_recognisers=2, warm_recognisers=1))
+    return EmbeddedEngine(EmbeddedConfig(voice=voice, max_recognisers=2))
 
 
 # what is asked, with the fake engine

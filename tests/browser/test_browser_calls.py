@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, demo_page, recording
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
@@ -20,8 +21,6 @@ from support.tone_engine import ReadingEngine
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 if TYPE_CHECKING:
     from playwright.async_api import Route

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page, recording
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
@@ -21,8 +22,6 @@ from support.tone_engine import ReadingEngine
 from omni_ws.client import connect
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 pytestmark = IN_BROWSER
 

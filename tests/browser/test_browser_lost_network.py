@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page, recording
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
@@ -20,8 +21,6 @@ from support.until import until
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import ScriptedEngine
 
 pytestmark = IN_BROWSER

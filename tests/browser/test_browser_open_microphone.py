@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest_asyncio
 from support.chromium import IN_BROWSER, demo_page, recording
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.hearing_engine import HearingEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, silence
@@ -15,8 +16,6 @@ from support.tcp_relay import tcp_relay
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.base import AudioOutput, TextOutput
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
 
 pytestmark = IN_BROWSER

@@ -6,13 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.chromium import IN_BROWSER, demo_page, recording
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 pytestmark = IN_BROWSER
 

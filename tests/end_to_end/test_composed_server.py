@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from support.embedded_engine import ears
 from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import RetortEngine
@@ -13,7 +14,6 @@ from support.scrape import scrape
 from support.speech_clips import WORDS, clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
@@ -24,7 +24,7 @@ SENTENCE = "This is a sentence that takes some time to be spoken."
 
 async def test_a_voice_that_is_killed_leaves_the_text_and_speaks_the_next_turn(voice_choice: VoiceChoice) -> None:
     llm, tts = RetortEngine(" ".join([SENTENCE] * 60)), SynthesisEngine(voice_choice)
-    engine = ComposedEngine(llm, asr=PocketSphinxEngine(), tts=tts, think_ahead=True)
+    engine = ComposedEngine(llm, asr=ears(), tts=tts, think_ahead=True)
     async with live_server(engine, expect_errors=True) as server, native_client(server) as client:
         await client.configure(max_lead_ms=200)
         await client.chunk(clip_bytes("goforward") + silence(0.5), modality="audio", end=True)

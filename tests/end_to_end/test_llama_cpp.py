@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from support.embedded_engine import ears
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
@@ -19,7 +20,6 @@ from support.tcp_relay import TcpRelay, tcp_relay
 from omni_ws.client import AudioChunk, Final, connect
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.dialect import Dialect
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
@@ -50,7 +50,7 @@ async def spoken_to(port: int) -> AsyncIterator[tuple[LiveServer, RemoteLlmEngin
         llm = RemoteLlmEngine(
             RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), api_key=KEY, start_timeout=30)
         )
-        engine = ComposedEngine(llm, asr=PocketSphinxEngine(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
+        engine = ComposedEngine(llm, asr=ears(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
         async with live_server(engine) as server:
             yield server, llm, relay
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from support import mixed_requests
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.raw_http import post
 from support.speech_clips import clip_bytes
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.profiler.__main__ import main
 from omni_ws.profiler.reading import read
 from omni_ws.profiler.report import build_report

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import post, raw_client, request
 from support.speech_clips import WORDS, silence, word_errors
@@ -14,8 +15,6 @@ from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
 
 from omni_ws.client import connect
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings, RemoteTtsSettings

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from support.cutting_proxy import Cut, Direction, cutting_proxy
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.client import Answer, connect
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.errors import ShuttingDown
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 from pydantic import SecretStr
-from support.live_server import LiveServer, live_server
+from support.embedded_engine import ears
+from support.live_server import live_server
 from support.llama_cpp_serve import KEY, llama_cpp_server
 from support.spoken_ways import WAYS
+from support.voices import need
 
 from omni_ws.config import ServerConfig
-from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
-from omni_ws.engine_choice import create_engine
+from omni_ws.config.model import VoiceChoice
+from omni_ws.config.part_settings import LlmConfig
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine_choice.parts import llm_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@asynccontextmanager
-async def composed(llm: LlmConfig) -> AsyncIterator[LiveServer]:
-    """A server whose LLM is given, between ears and a voice that need no weights."""
-    config = ServerConfig(asr=AsrConfig(use="pocketsphinx"), llm=llm, tts=TtsConfig(use="espeak"))
-    async with live_server(create_engine(config)) as server:
-        yield server
+async def check_all_ways(llm: LlmConfig) -> None:
+    """Ask a server whose LLM is given, between ears and a voice that need no weights."""
+    tts = SynthesisEngine(need(VoiceChoice.ESPEAK))
+    async with live_server(ComposedEngine(llm_of(ServerConfig(llm=llm)), asr=ears(), tts=tts)) as server:
+        for ask in WAYS.values():
+            (await ask(server)).check()
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_rules(way: str) -> None:
-    async with composed(LlmConfig(use="rules")) as server:
-        (await WAYS[way](server)).check()
+async def test_rules() -> None:
+    await check_all_ways(LlmConfig(use="rules"))
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_server_of_other_people(way: str) -> None:
+async def test_a_server_of_other_people() -> None:
     with llama_cpp_server() as port:
-        async with composed(LlmConfig(use=f"http://127.0.0.1:{port}/v1", api_key=SecretStr(KEY))) as server:
-            (await WAYS[way](server)).check()
+        await check_all_ways(LlmConfig(use=f"http://127.0.0.1:{port}/v1", api_key=SecretStr(KEY)))

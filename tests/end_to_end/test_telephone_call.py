@@ -6,17 +6,13 @@ import asyncio
 
 import numpy as np
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.phone_gateway import PACKET, PhoneGateway, mu_law, phone_gateway
 from support.scrape import read
 from support.speech_clips import clip_bytes, silence
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -46,7 +42,7 @@ async def listen_and_play(gateway: PhoneGateway) -> None:
 
 
 async def test_a_question_and_its_answer(voice_choice: VoiceChoice) -> None:
-    """Recognised from 8 kHz µ-law, answered in 8 kHz µ-law, which the recogniser understands, too."""
+    """Recognised from 8 kHz µ-law, answered in 8 kHz µ-law."""
     async with (
         live_server(EmbeddedEngine(EmbeddedConfig(voice=voice_choice)), telephony={"enabled": True}) as server,
         phone_gateway(server, returns_marks=False) as gateway,
@@ -67,15 +63,3 @@ async def test_a_question_and_its_answer(voice_choice: VoiceChoice) -> None:
     heard = gateway.heard_samples
     assert 1.0 < len(heard) / 8000 < 6.0
     assert np.sqrt(np.mean(heard**2)) > 0.02
-    if voice_choice is not VoiceChoice.FLITE:
-        return  # the recogniser of these tests understands hardly a word of espeak-ng
-    resampler = StreamResampler(8000, 16_000)
-    again = np.concatenate([resampler.process(heard), resampler.flush()])
-    recogniser = PocketSphinxDecoder()
-    try:
-        words = " ".join(word.text for word in recogniser.transcribe(pcm16_from_samples(again)))
-    finally:
-        recogniser.close()
-    # Of "I can't move. I'm only a voice.", it takes "move" and "a voice" for other words.
-    assert words.startswith("i can't")
-    assert "i'm only" in words

@@ -19,13 +19,13 @@ import numpy as np
 import orjson
 import pytest
 import pytest_asyncio
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
+from support.real_models import fetched
 from support.speech_clips import WORDS, clip_bytes, word_errors
 from support.until import until_heard
 from websockets.asyncio.client import connect as connect_websocket
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.resample import StreamResampler
 from omni_ws.client import (
     AudioChunk,
     ClientSession,
@@ -38,10 +38,7 @@ from omni_ws.client import (
 )
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
 from omni_ws.errors import EngineFailed
 from omni_ws.wire.binary import encode_input
@@ -227,7 +224,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
     assert events[0]["choices"][0]["delta"] == {"role": "assistant"}
     assert any(is_interim(event) for event in events)
     heard = "".join(e["input_transcript"]["text"] for e in events if not e["choices"] and not is_interim(e))
-    assert word_errors(WORDS["librivox_ss_0870"], heard) <= 8
+    assert word_errors(WORDS["librivox_ss_0870"], heard) == 0
     said = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
     assert said == f"I don't know what to say to that. {CONNECT}"
 
@@ -277,7 +274,7 @@ async def mic_client(*arguments: str) -> str:
     return output.decode()
 
 
-async def test_the_mic_client_prints_and_saves(voiced: LiveServer, voice_choice: VoiceChoice, tmp_path: Path) -> None:
+async def test_the_mic_client_prints_and_saves(voiced: LiveServer, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
     output = await mic_client(
         "--file", str(DATA / "goforward.wav"), "--save", str(reply), "--url", voiced.websocket_url
@@ -289,16 +286,6 @@ async def test_the_mic_client_prints_and_saves(voiced: LiveServer, voice_choice:
     samples, rate = read_wav(reply)
     assert 1.0 < len(samples) / rate < 6.0
     assert np.sqrt(np.mean(samples**2)) > 0.02
-    if voice_choice is not VoiceChoice.FLITE:
-        return  # the recogniser of these tests understands hardly a word of espeak-ng
-    resampler = StreamResampler(rate, 16_000)
-    again = np.concatenate([resampler.process(samples), resampler.flush()])
-    recogniser = PocketSphinxDecoder()
-    try:
-        words = " ".join(word.text for word in recogniser.transcribe(pcm16_from_samples(again)))
-    finally:
-        recogniser.close()
-    assert word_errors("i can't move i'm only a voice", words) <= 1
 
 
 def read_wav(path: Path) -> tuple[Any, int]:
@@ -335,8 +322,9 @@ async def test_a_conversation_remembers(server: LiveServer) -> None:
 
 async def test_an_idle_server_ends() -> None:
     """With its voice's and its recognisers' processes. How soon is measured by benchmarks/gate.py."""
+    fetched("whisper-tiny-en")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "pocketsphinx", "--tts", "espeak"),
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "whisper", "--tts", "espeak"),
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import count
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.engine_answers import (
     AUDIO,
     BOTH,
@@ -30,8 +32,6 @@ from support.until import until, until_heard
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineState, Finished, PartFailed, TextOutput, TranscriptOutput
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.rules import NOTHING_HEARD
 from omni_ws.errors import (
     EmptyInput,
@@ -48,7 +48,7 @@ NOW = datetime(2031, 3, 4, 15, 7)
 
 @contextlib.asynccontextmanager
 async def running(**config: Any) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(EmbeddedConfig(max_recognisers=4, warm_recognisers=1, **config), now=lambda: NOW)
+    engine = EmbeddedEngine(EmbeddedConfig(max_recognisers=4, **config), now=lambda: NOW)
     await engine.start()
     yield engine
     await engine.stop()
@@ -75,7 +75,7 @@ async def engine(started: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def voiced(started_with_voice: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
-    """The same with each voice in turn."""
+    """The same with a voice."""
     yield started_with_voice
     nothing_is_held(started_with_voice)
 
@@ -84,7 +84,6 @@ def nothing_is_held(engine: EmbeddedEngine) -> None:
     assert engine.active_requests == 0
     assert engine.asr.listening is not None
     assert engine.asr.listening.seats.taken == 0
-    assert engine.asr.listening.recogniser.live_decoders.borrowed == 0  # type: ignore[attr-defined]
     assert engine.tts.voice.jobs == 0
 
 
@@ -119,8 +118,11 @@ async def test_every_voice_can_be_asked_for(voiced: EmbeddedEngine) -> None:
     assert (await answered(voiced, text("hello"), modalities=BOTH, voice=other)).audio_ms > 300
 
 
-@pytest.mark.parametrize("voice_choice", [VoiceChoice.FLITE], indirect=True, ids=str)
-async def test_what_the_voice_cannot_read_is_written_all_the_same(voiced: EmbeddedEngine) -> None:
+async def test_what_the_voice_cannot_read_is_written_all_the_same(
+    voiced: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert voiced.tts.voice.facts is not None
+    monkeypatch.setattr(voiced.tts.voice, "facts", replace(voiced.tts.voice.facts, latin_only=True))
     result = await answered(voiced, text("repeat after me: 你好"), modalities=BOTH)
     assert (result.text, result.audio_ms) == ("你好.", 0)
     assert result.finished.reason is FinishReason.STOP
@@ -141,7 +143,7 @@ async def test_nothing_at_all_is_empty_input(engine: EmbeddedEngine) -> None:
 # speech in
 
 
-@pytest.mark.parametrize(("name", "errors"), [("goforward", 0), ("cards_005", 0), ("librivox_ss_0870", 4)])
+@pytest.mark.parametrize(("name", "errors"), [("goforward", 0), ("librivox_ss_0870", 0)])
 async def test_speech_is_understood(engine: EmbeddedEngine, name: str, errors: int) -> None:
     result = await answered(engine, text("repeat after me:"), *audio(clip_bytes(name)))
     assert word_errors(WORDS[name], result.transcript) <= errors
@@ -183,7 +185,7 @@ async def test_what_it_says_about_itself(engine: EmbeddedEngine) -> None:
     assert capabilities.tasks == frozenset(Task)
     assert (engine.name, engine.model) == ("embedded", "omni-embedded")
     parts = {role: part.name for role, part in engine.parts.items() if part is not None}
-    assert parts == {"asr": "pocketsphinx", "llm": "rules", "tts": engine.tts.name}
+    assert parts == {"asr": "recordings", "llm": "rules", "tts": engine.tts.name}
     (line,) = engine.describe()
     assert line.startswith("voice: ")
 
@@ -299,7 +301,7 @@ async def test_what_breaks_inside_is_not_shown(engine: EmbeddedEngine, monkeypat
 
 @pytest.mark.slow
 async def test_an_engine_without_a_voice() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1, warm_recognisers=1))
+    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1))
     assert engine.state is EngineState.STARTING
     with pytest.raises(EngineFailed, match="not running"):
         await answered(engine, text("hello"))
@@ -317,7 +319,7 @@ async def test_an_engine_without_a_voice() -> None:
 
 @pytest.mark.slow
 async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -> None:
-    config = EmbeddedConfig(voice=voice_choice, default_voice="hal", max_recognisers=1, warm_recognisers=1)
+    config = EmbeddedConfig(voice=voice_choice, default_voice="hal", max_recognisers=1)
     engine = EmbeddedEngine(config)
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
         await engine.start()
@@ -326,7 +328,7 @@ async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -
 
 @pytest.mark.slow
 async def test_stopping_with_open_requests_frees_them_too() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1, warm_recognisers=1))
+    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1))
     await engine.start()
     source = open_input(*audio(clip_bytes("goforward"), 100))
     running = asyncio.create_task(collect(engine, source))

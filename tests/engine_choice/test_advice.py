@@ -26,7 +26,7 @@ def test_where_rules_answer_a_model_is_advised() -> None:
     assert said is not None
     assert said.startswith("To talk with a language model instead of rules, start the server with --llm ollama")
     # Naming another part says nothing about this one.
-    assert told(RULES, "--asr", "pocketsphinx") == said
+    assert told(RULES, "--asr", "none") == said
 
 
 def test_a_server_of_models_that_was_found_is_named() -> None:

@@ -17,7 +17,6 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine_choice.announcement import part_lines
-from omni_ws.installing import install_command
 
 
 def lines(engine: Engine, *argv: str) -> list[str]:
@@ -38,12 +37,6 @@ def test_parts_that_nobody_wanted_are_said_to_be_missing() -> None:
         "LLM: retort",
         "TTS: none, as --tts says",
     ]
-
-
-@pytest.mark.parametrize("argv", [("--llm", "rules"), ("--engine", "vllm")])
-def test_an_asr_that_is_not_installed_is_said_with_how_to_get_it(argv: tuple[str, ...]) -> None:
-    asr = f"ASR: none; it needs pocketsphinx: {install_command('embedded')}"
-    assert lines(ComposedEngine(RetortEngine()), *argv) == [asr, "LLM: retort", "TTS: none"]
 
 
 def test_a_remote_engine_has_the_ears_of_its_upstream() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
+from support.real_models import fetched
 from support.scripted_upstream import free_port, says, upstream
-from support.speech_clips import WORDS, clip_bytes
+from support.speech_clips import clip_bytes
 
 from omni_ws.config import ServerConfig, load
 from omni_ws.config.parts import LOCAL_PORTS
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -50,20 +50,19 @@ def settings_of(engine: Engine | None) -> Any:
 @pytest.mark.parametrize(
     ("argv", "kinds"),
     [
-        (("--llm", "rules"), (FirstToStart, RulesEngine, FirstToStart)),
+        (("--llm", "rules"), (WhisperEngine, RulesEngine, FirstToStart)),
         (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, FirstToStart)),
-        (("--asr", "pocketsphinx", "--tts", "none"), (PocketSphinxEngine, RulesEngine, type(None))),
         (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, TalkerEngine)),
         (("--asr", "whisper:base", "--tts", "none"), (WhisperEngine, RulesEngine, type(None))),
         (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
-        (("--llm", "ollama"), (FirstToStart, LocalServerLlm, FirstToStart)),
-        (("--llm", "gguf:some/model.gguf"), (FirstToStart, GgufEngine, FirstToStart)),
-        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (FirstToStart, RemoteLlmEngine, RemoteTtsEngine)),
-        (("--asr", "http://h/v1", "--tts", "flite"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
+        (("--llm", "ollama"), (WhisperEngine, LocalServerLlm, FirstToStart)),
+        (("--llm", "gguf:some/model.gguf"), (WhisperEngine, GgufEngine, FirstToStart)),
+        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (WhisperEngine, RemoteLlmEngine, RemoteTtsEngine)),
+        (("--asr", "http://h/v1", "--tts", "espeak"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
         (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmAsrEngine, VllmEngine, TalkerEngine)),
         (
             ("--llm", "vllm:c/d", "--tts", ORPHEUS, "--vllm.talker_args.dtype", "half"),
-            (FirstToStart, VllmEngine, TalkerEngine),
+            (WhisperEngine, VllmEngine, TalkerEngine),
         ),
         (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, FirstToStart)),
     ],
@@ -239,12 +238,6 @@ def test_answers_are_begun_for_nothing_only_on_this_machine(argv: tuple[str, ...
     assert (engine._ahead_load is not None) is ahead
 
 
-def test_an_asr_that_nobody_named_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine_choice.best_parts.find_spec", lambda name: None)
-    assert asr_of(configured("--llm", "rules")) is None
-    assert asr_of(configured("--asr", "pocketsphinx")) is not None
-
-
 async def test_a_model_on_this_machine_that_is_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOCAL_PORTS, "ollama", free_port())
     engine = create_engine(configured("--llm", "ollama", "--asr", "none", "--tts", "none"))
@@ -269,12 +262,14 @@ async def test_a_model_that_the_server_of_this_machine_does_not_have(monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the first run fetches the weights
 async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched("whisper-tiny-en")
     async with upstream(says("Forward", " we go.")) as behind:
         monkeypatch.setitem(LOCAL_PORTS, "ollama", behind.port)
-        config = configured("--asr", "pocketsphinx", "--llm", "ollama", "--tts", "espeak", "--port", "0")
+        config = configured("--asr", "whisper", "--llm", "ollama", "--tts", "espeak", "--port", "0")
         async with live_server(create_engine(config)) as server, native_client(server) as client:
-            assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us"}
+            assert client.created["parts"]["asr"] == {"name": "whisper", "model": "tiny.en"}
             assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0]}
             assert client.created["model"] == behind.models[0]
             await client.chunk(clip_bytes("goforward"), end=True)
@@ -282,4 +277,4 @@ async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: p
         assert not answer.errors
         assert answer.audio
         assert answer.text == "Forward we go."
-    assert behind.requests[-1]["messages"][-1] == {"role": "user", "content": WORDS["goforward"]}
+    assert behind.requests[-1]["messages"][-1] == {"role": "user", "content": "Go forward 10 meters."}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.chromium import recording
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.firefox import Firefox, firefox
 from support.golden_frames import check_binary_frames, check_text_frames
 from support.live_server import LiveServer, live_server
@@ -16,8 +17,6 @@ from support.speech_clips import clip_bytes, silence
 from support.tcp_relay import tcp_relay
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(200)]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine, ears
 from support.http_server import tls_contexts
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
@@ -21,10 +22,7 @@ from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples, word_errors
 
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
@@ -75,7 +73,7 @@ async def servers(*, greeting: bool = False, **fields: Any) -> AsyncIterator[tup
         live_server(
             ComposedEngine(
                 RemoteLlmEngine(RemoteLlmSettings(urls=(model.url,), start_timeout=0)),
-                asr=PocketSphinxEngine(),
+                asr=ears(),
                 tts=SynthesisEngine(VoiceChoice.ESPEAK),
             ),
             **options,

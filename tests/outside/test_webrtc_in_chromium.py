@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from support.chromium import chromium, recording
+from support.embedded_engine import ears
 from support.live_server import live_server
 from support.outside import tool
 from support.scripted_upstream import delta, hang, says, streams, upstream
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
@@ -65,7 +65,7 @@ async def test_the_agents_package_calls_from_a_page(tmp_path: Path) -> None:
         live_server(
             ComposedEngine(
                 RemoteLlmEngine(RemoteLlmSettings(urls=(model.url,), start_timeout=0)),
-                asr=PocketSphinxEngine(),
+                asr=ears(),
                 tts=SynthesisEngine(VoiceChoice.ESPEAK),
             )
         ) as server,

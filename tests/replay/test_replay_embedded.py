@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.recordings import events, recordings, replay
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 FRAME = 640
 RESUMABLE = {"resume_grace_sec": 10}
@@ -65,7 +64,7 @@ async def spoken_session(server: LiveServer) -> list[str]:
 @pytest.mark.parametrize("voice_choice", [VoiceChoice.ESPEAK], indirect=True, ids=str)
 async def test_speech_is_heard_and_answered_alike_at_any_speed(voice_choice: VoiceChoice, tmp_path: Path) -> None:
     folder = tmp_path / "r"
-    config = EmbeddedConfig(voice=voice_choice, max_recognisers=2, warm_recognisers=1)
+    config = EmbeddedConfig(voice=voice_choice, max_recognisers=2)
     async with live_server(EmbeddedEngine(config), record=folder, streaming_input=RESUMABLE) as server:
         reasons = await spoken_session(server)
     (path,) = recordings(folder)

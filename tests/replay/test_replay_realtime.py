@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.recordings import events, recordings, replay
@@ -15,8 +16,6 @@ from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 
 pytestmark = pytest.mark.slow

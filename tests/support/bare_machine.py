@@ -23,11 +23,9 @@ PROGRAMS: Final = (
 )
 LIBRARIES: Final = tuple(
     name
-    for library, version in (("flite", 1), ("espeak-ng", 1), ("portaudio", 2))
+    for library, version in (("espeak-ng", 1), ("portaudio", 2))
     for name in (f"lib{library}.so", f"lib{library}.so.{version}")
 )
-#: Names of voices that are hidden; support/voices.py leaves their tests out.
-VOICES_VARIABLE: Final = "TESTS_WITHOUT_VOICES"
 
 _FIND: Final = """
 import ctypes, shutil, sys
@@ -37,7 +35,7 @@ for name in sys.argv[1:]:
     except OSError:
         continue
     sys.exit(f"{name} can still be loaded")
-found = [name for name in ("flite", "espeak-ng", "espeak", "ffmpeg", "ffprobe", "sox") if shutil.which(name)]
+found = [name for name in ("espeak-ng", "espeak", "ffmpeg", "ffprobe", "sox") if shutil.which(name)]
 if found:
     sys.exit(f"{found[0]} can still be found")
 """
@@ -60,7 +58,6 @@ def bare_environment(folder: Path) -> dict[str, str]:
         "PATH": str(programs),
         "LD_LIBRARY_PATH": library_path,
         "PYTHONNOUSERSITE": "1",
-        VOICES_VARIABLE: "flite",
     }
 
 

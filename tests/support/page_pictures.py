@@ -1,6 +1,6 @@
 """Makes the pictures of the documents: conversations with the real page, server and engine. One of them moves.
 
-`make picture` runs it. It needs Chromium, flite, which is the person, and the weights of the embedded parts.
+`make picture` runs it. It needs Chromium and the weights of the embedded parts. The person has the voice of the server.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import asyncio
 import base64
 import io
 import re
-import subprocess
 import sys
-import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +18,10 @@ from typing import Any, Final
 
 from PIL import Image
 from support.chromium import demo_page, recording
+from support.speech_clips import as_pcm16
+
+from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.tts.voice import Voice
 
 #: What is said, with the seconds of silence before it.
 SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Tell me a joke."))
@@ -42,20 +44,21 @@ window.requestAnimationFrame = (callback) => setTimeout(() => draw(callback), {1
 ASKED: Final = ("What is three plus four?", "Count to twenty.")
 SOUNDING: Final = "8"
 STILLS: Final = {"page-dark.png": (1440, 900), "page-phone.png": (360, 740)}
-RATE: Final = 16_000
+RATE: Final = 24_000
 
 
-def spoken(text: str, folder: Path) -> bytes:
-    """16-bit mono samples of the text, by flite."""
-    path = folder / "said.wav"
-    subprocess.run(["flite", "-voice", "rms", "-t", text, "-o", str(path)], check=True)
-    with wave.open(str(path), "rb") as file:
-        assert file.getframerate() == RATE
-        return file.readframes(file.getnframes())
+async def spoken(voice: Voice, text: str) -> bytes:
+    """16-bit mono samples of the text."""
+    pieces = [piece async for piece in voice.speak(text)]
+    assert {piece.sample_rate for piece in pieces} == {RATE}
+    return b"".join(as_pcm16(piece.samples) for piece in pieces)
 
 
-def microphone(folder: Path) -> Path:
-    pieces = [piece for silence, text in SAID for piece in (bytes(2 * round(silence * RATE)), spoken(text, folder))]
+async def microphone(folder: Path) -> Path:
+    voice = Voice(VoiceChoice.HIBARI)
+    await voice.start()
+    pieces = [part for wait, text in SAID for part in (bytes(2 * round(wait * RATE)), await spoken(voice, text))]
+    await voice.stop()
     return recording(folder / "microphone.wav", *pieces, bytes(2 * round(REST_SEC * RATE)), rate=RATE)
 
 
@@ -124,7 +127,7 @@ class Film:
 
 async def filmed(path: Path) -> None:
     with TemporaryDirectory() as folder:
-        sound = microphone(Path(folder))
+        sound = await microphone(Path(folder))
         viewport = {"width": WINDOW[0], "height": WINDOW[1]}
         async with served() as address, demo_page(microphone=sound, tapped=False, viewport=viewport) as demo:
             await demo.page.add_init_script(SLOWER_FRAMES)

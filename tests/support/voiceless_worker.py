@@ -10,9 +10,9 @@ from omni_ws.engine.tts.synthesiser import NoVoice
 
 class _NotInstalled:
     def __init__(self) -> None:
-        raise NoVoice("libflite is not installed")
+        raise NoVoice("espeak-ng is not installed")
 
 
 if __name__ == "__main__":
-    voice_worker.SYNTHESISERS = dict.fromkeys(voice_worker.SYNTHESISERS, _NotInstalled)  # type: ignore[arg-type]
+    voice_worker.Espeak = _NotInstalled  # type: ignore[assignment, misc]
     sys.exit(voice_worker.main())  # type: ignore[func-returns-value]

@@ -38,7 +38,7 @@ from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.pipeline import pipeline
 from omni_ws.engine.tokens import HasTokens, TokenEngine
 from omni_ws.engine.traceable import TraceableEngine
-from omni_ws.errors import UnsupportedParameter
+from omni_ws.errors import EngineFailed, UnsupportedParameter
 
 #: A model that is busy, or loads when it is first asked, may need a minute.
 FIRST_BYTE_TIMEOUT_SEC: Final = 120.0
@@ -55,9 +55,10 @@ class ComposedEngine:
     whose ``param`` is that part; one that can gets a PartFailed, and goes on.
 
     ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
-    hear by itself, and the TTS if it speaks. ``first_byte_timeout_sec`` is how long the LLM may take from the end of
-    its input to its first output; None where it sees to that itself. ``tool_filler`` is said by a spoken answer that
-    calls a tool without a word; empty for nothing. With ``think_ahead`` an answer may be begun while the user pauses,
+    hear by itself, and the TTS if it speaks. ``asr_optional``: an ASR that does not start is left out, too, and why is
+    among the ``shortcomings``. ``first_byte_timeout_sec`` is how long the LLM may take from the end of its input to its
+    first output; None where it sees to that itself. ``tool_filler`` is said by a spoken answer that calls a tool
+    without a word; empty for nothing. With ``think_ahead`` an answer may be begun while the user pauses,
     and is held back until the turn has ended (AheadStage).
     """
 
@@ -70,6 +71,7 @@ class ComposedEngine:
         name: str | None = None,
         model: str | None = None,
         where_missing: bool = False,
+        asr_optional: bool = False,
         first_byte_timeout_sec: float | None = FIRST_BYTE_TIMEOUT_SEC,
         tool_filler: str = "",
         think_ahead: bool = False,
@@ -88,6 +90,9 @@ class ComposedEngine:
         self.on_speculation: Callable[[SpeculationOutcome], None] = lambda outcome: None
         self._started = False
         self._where_missing = where_missing
+        self._asr_optional = asr_optional
+        #: Why the ASR was left out; None while it was not.
+        self._without_asr: str | None = None
         others = ((Role.ASR, asr), (Role.TTS, tts))
         roles = ((Role.LLM, llm), *others) if where_missing else (*others, (Role.LLM, llm))
         #: Each engine once, with the first of its roles, in the order in which they start.
@@ -109,9 +114,9 @@ class ComposedEngine:
 
     @property
     def shortcomings(self) -> tuple[str, ...]:
-        """Why parts are not the best of their kind, once started."""
+        """Why parts are missing, or not the best of their kind, once started."""
         stand_ins = (part.why for part in self._engines if isinstance(part, FirstToStart))
-        return tuple(why for why in stand_ins if why is not None)
+        return tuple(why for why in (self._without_asr, *stand_ins) if why is not None)
 
     @property
     def part_states(self) -> dict[str, EngineState]:
@@ -119,7 +124,8 @@ class ComposedEngine:
         llm = self._llm
         states = llm.part_states if isinstance(llm, HasParts) else {Role.LLM.value: llm.state}
         found = {Role.ASR: self._asr, Role.TTS: self._tts}
-        return states | {role.value: part.state for role, part in found.items() if part is not None}
+        missing = {} if self._without_asr is None else {Role.ASR.value: EngineState.UNHEALTHY}
+        return states | missing | {role.value: part.state for role, part in found.items() if part is not None}
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -131,7 +137,8 @@ class ComposedEngine:
         return self._llm.state if self._started else EngineState.STARTING
 
     def describe(self) -> tuple[str, ...]:
-        return tuple(line for part in self._engines for line in part.describe())
+        lacking = () if self._without_asr is None else (self._without_asr,)
+        return (*lacking, *(line for part in self._engines for line in part.describe()))
 
     # life
 
@@ -170,8 +177,16 @@ class ComposedEngine:
             await asyncio.gather(*starting, return_exceptions=True)
 
     async def _start_part(self, part: Engine) -> None:
-        with failures_of(self._engines[part], part):
-            await part.start()
+        try:
+            with failures_of(self._engines[part], part):
+                await part.start()
+        except EngineFailed as error:
+            if part is not self._asr or not self._asr_optional:
+                raise
+            await part.stop()
+            self._without_asr = f"no audio input: {error.message}"
+            self._asr = None
+            del self._engines[part]
 
     def _leave_out(self) -> None:
         """Drop the parts whose work the LLM does by itself."""

@@ -69,11 +69,11 @@ class SendsAway(Protocol):
 
 @runtime_checkable
 class HasShortcomings(Protocol):
-    """An engine whose parts may not be the best of their kind."""
+    """An engine that may lack a part, or whose parts may not be the best of their kind."""
 
     @property
     def shortcomings(self) -> tuple[str, ...]:
-        """Why they are not, once started: a line for each, with what to do."""
+        """Why that is so, once started: a line for each, with what to do."""
         ...
 
 

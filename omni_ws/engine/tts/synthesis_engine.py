@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,13 +19,12 @@ from omni_ws.engine.decoded_parts import TextPart
 from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.single_task import check_is_heard
-from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.tts.voice import Voice
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
 
 class SynthesisEngine:
-    """Speaks with hibari, flite or espeak-ng, in a process of its own that is started again when it dies.
+    """Speaks with hibari or espeak-ng, in a process of its own that is started again when it dies.
 
     Where ``choice`` is AUTO and there is no synthesiser, the engine starts all the same, and can do nothing.
     ``default_voice`` is one of the voices of the synthesiser, None for its usual one; ``file`` is what hibari speaks
@@ -150,7 +150,7 @@ class _Reading:
 
     async def _speak(self, clause: str) -> AsyncGenerator[AudioOutput, None]:
         latin_only = self._voice.facts is not None and self._voice.facts.latin_only
-        if latin_only and any(map(str.isalpha, clause)) and not speakable(clause):
+        if latin_only and any(map(str.isalpha, clause)) and not _has_latin(clause):
             if self._request.options.skip_unreadable:
                 return
             raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
@@ -164,6 +164,11 @@ class _Reading:
                     continue
                 self._spoken_ms += len(piece.samples) * 1000 / sample_rate
                 yield AudioOutput(piece.samples, sample_rate, tuple(_moved(word, start_ms) for word in piece.words))
+
+
+def _has_latin(text: str) -> bool:
+    """Whether any of a text can be read by who knows Latin letters and digits alone, accents aside."""
+    return any(letter.isascii() and letter.isalnum() for letter in unicodedata.normalize("NFKD", text))
 
 
 def _moved(word: Word, by_ms: float) -> Word:

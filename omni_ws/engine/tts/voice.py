@@ -32,6 +32,7 @@ from omni_ws.engine.tts.voice_pipe import (
     encode_object,
 )
 from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.installing import install_command
 from omni_ws.profiler import events
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ UNHEALTHY_AFTER = 3
 #: So many are languages rather than persons, and the first is no name to tell.
 MANY_VOICES = 20
 
-HOW_TO_GET_ONE = "install flite (Debian, Ubuntu: apt install flite; macOS: brew install flite) or omni_ws[espeak]"
+HOW_TO_GET_ONE = install_command("espeak")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker [auto|flite|espeak]``, or ``hibari FILE``.
+"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker espeak``, or ``hibari FILE``.
 
 A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3. It reads jobs
 from its standard input, writes speech to its standard output, and ends when its input does, which is also how the
@@ -20,7 +20,6 @@ from typing import BinaryIO
 from omni_ws.engine.child_output import take_over_stdout
 from omni_ws.engine.heap import return_freed_memory, share_heaps
 from omni_ws.engine.tts.espeak import Espeak
-from omni_ws.engine.tts.flite import Flite
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
 from omni_ws.engine.tts.voice_pipe import (
     HEAD,
@@ -32,8 +31,6 @@ from omni_ws.engine.tts.voice_pipe import (
     encode_frame,
     encode_object,
 )
-
-SYNTHESISERS: dict[str, type[Flite] | type[Espeak]] = {"flite": Flite, "espeak": Espeak}
 
 
 class _Inbox:
@@ -98,21 +95,14 @@ def _read_frame(source: BinaryIO) -> Frame | None:
     return Frame(kind, job, source.read(length))
 
 
-def _synthesiser(choice: str, file: str | None = None) -> Synthesiser:
-    """The synthesiser that was asked for, or the first one that works. Raises NoVoice."""
+def _synthesiser(file: str | None) -> Synthesiser:
+    """Hibari, where there is a file for it, else espeak-ng. Raises NoVoice."""
     if file is not None:
         # What hibari needs takes a second to import, which no other voice waits for.
         from omni_ws.engine.tts.hibari import Hibari
 
         return Hibari(Path(file))
-    names = list(SYNTHESISERS) if choice == "auto" else [choice]
-    reasons: list[str] = []
-    for name in names:
-        try:
-            return SYNTHESISERS[name]()
-        except NoVoice as reason:
-            reasons.append(str(reason))
-    raise NoVoice("; ".join(reasons))
+    return Espeak()
 
 
 def _serve(synthesiser: Synthesiser, inbox: _Inbox, target: BinaryIO) -> None:
@@ -137,7 +127,7 @@ def main() -> None:
     target = take_over_stdout()
     share_heaps(1)
     try:
-        synthesiser = _synthesiser(*(sys.argv[1:3] or ["auto"]))
+        synthesiser = _synthesiser(sys.argv[2] if len(sys.argv) > 2 else None)
     except NoVoice as reason:
         target.write(encode_object(FrameKind.READY, 0, {"reason": str(reason)}))
         target.flush()

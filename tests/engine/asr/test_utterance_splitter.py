@@ -6,7 +6,7 @@ from support.speech_clips import clip_samples, noises
 
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import WINDOW_MS
-from omni_ws.engine.asr.pocketsphinx_recogniser import PocketSphinxRecogniser
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
 from omni_ws.engine.asr.utterance_splitter import (
     InterimText,
     UtteranceEnded,
@@ -16,28 +16,40 @@ from omni_ws.engine.asr.utterance_splitter import (
     UtteranceSplitter,
 )
 
-
-@pytest.fixture(scope="module")
-def recogniser() -> Iterator[PocketSphinxRecogniser]:
-    started = PocketSphinxRecogniser(warm=1, scribes=1)
-    started.start()
-    yield started
-    started.close()
+LIMITS = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 
 
-def new_splitter(recogniser: PocketSphinxRecogniser, *, live: bool = True) -> UtteranceSplitter:
-    splitter = UtteranceSplitter(recogniser.live_text(), recogniser.limits)
+class LengthReader:
+    """A LiveText that tells how many tenths of a second it has read; ``holds`` from the first to the end."""
+
+    holds = False
+
+    def read(self, utterance: Utterance) -> str | None:
+        self.holds = True
+        return f"{10 * utterance.length // SAMPLE_RATE}"
+
+    def end(self) -> None:
+        self.holds = False
+
+
+def new_splitter(*, live: bool = True) -> UtteranceSplitter:
+    splitter = UtteranceSplitter(LengthReader(), LIMITS)
     splitter.live = live
     return splitter
 
 
 @pytest.fixture
-def splitter(recogniser: PocketSphinxRecogniser) -> Iterator[UtteranceSplitter]:
-    splitter = new_splitter(recogniser)
+def reader() -> LengthReader:
+    return LengthReader()
+
+
+@pytest.fixture
+def splitter(reader: LengthReader) -> Iterator[UtteranceSplitter]:
+    splitter = UtteranceSplitter(reader, LIMITS)
     yield splitter
     splitter.close()
     splitter.close()
-    assert recogniser.live_decoders.borrowed == 0
+    assert not reader.holds
 
 
 def heard(splitter: UtteranceSplitter, samples: Samples, length: int = 1600) -> list[UtteranceEvent]:
@@ -74,22 +86,22 @@ def test_an_utterance_is_told_paused_and_ended(splitter: UtteranceSplitter) -> N
     assert np.array_equal(paused.pcm, ended.pcm)
 
 
-def test_the_cuts_of_the_audio_do_not_move_the_utterances(recogniser: PocketSphinxRecogniser) -> None:
+def test_the_cuts_of_the_audio_do_not_move_the_utterances() -> None:
     speech = np.concatenate((quiet(0.7), clip_samples("cards_005"), quiet(0.9), clip_samples("cards_001"), quiet(0.1)))
     found = []
     for length in (320, 1600, 7777, len(speech)):
-        splitter = new_splitter(recogniser, live=False)
+        splitter = new_splitter(live=False)
         found.append(utterances(heard(splitter, speech, length)))
         splitter.close()
     assert len(found[0]) == 2
     assert all(each == found[0] for each in found)
 
 
-def test_live_recognition_does_not_move_the_utterances(recogniser: PocketSphinxRecogniser) -> None:
+def test_live_recognition_does_not_move_the_utterances() -> None:
     speech = np.concatenate((clip_samples("goforward"), quiet(0.6)))
     found = []
     for live in (True, False):
-        splitter = new_splitter(recogniser, live=live)
+        splitter = new_splitter(live=live)
         events = heard(splitter, speech)
         assert any(isinstance(event, InterimText) for event in events) is live
         found.append(utterances(events))
@@ -110,19 +122,17 @@ def test_a_short_pause_is_taken_back(splitter: UtteranceSplitter) -> None:
     assert kinds == [UtterancePaused, UtteranceResumed, UtterancePaused, UtteranceEnded]
 
 
-def test_the_recogniser_is_only_held_during_speech(
-    splitter: UtteranceSplitter, recogniser: PocketSphinxRecogniser
-) -> None:
+def test_the_reader_is_only_held_during_speech(splitter: UtteranceSplitter, reader: LengthReader) -> None:
     splitter.feed(quiet(1))
     assert splitter.advance() is None
-    assert recogniser.live_decoders.borrowed == 0
+    assert not reader.holds
     splitter.feed(clip_samples("goforward"))
     assert isinstance(splitter.advance(), InterimText)
-    assert recogniser.live_decoders.borrowed == 1
+    assert reader.holds
     splitter.feed(quiet(1))
     while splitter.advance() is not None:
         pass
-    assert recogniser.live_decoders.borrowed == 0
+    assert not reader.holds
 
 
 def test_there_is_work_for_whole_windows_and_for_what_is_to_be_told(splitter: UtteranceSplitter) -> None:
@@ -153,12 +163,12 @@ def test_live_recognition_that_was_given_up_stays_away_for_the_utterance(splitte
 
 
 @pytest.mark.slow
-def test_endless_speech_is_cut(splitter: UtteranceSplitter, recogniser: PocketSphinxRecogniser) -> None:
+def test_endless_speech_is_cut(splitter: UtteranceSplitter) -> None:
     splitter.live = False
     speech = np.tile(clip_samples("librivox_ss_0870")[3000:-3000], 6)
     found = utterances(heard(splitter, np.concatenate((speech, quiet(1))), 16_000))
     assert len(found) >= 3
-    assert all(len(pcm) <= 2 * recogniser.limits.longest for _, pcm in found)
+    assert all(len(pcm) <= 2 * LIMITS.longest for _, pcm in found)
     ends = [start_ms + len(pcm) // 32 for start_ms, pcm in found]
     # What was cut goes on where it was cut: no sample is lost in between.
     assert all(abs(end - start) <= 600 for end, (start, _) in zip(ends, found[1:], strict=False))

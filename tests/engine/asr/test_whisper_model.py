@@ -15,8 +15,6 @@ import pytest
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm, clip_samples, noises, word_errors
 
-from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
 from omni_ws.engine.asr.repeats import without_repeats
 from omni_ws.engine.asr.whisper_model import LONGEST_SEC, WhisperModel, WhisperTranscript, prompt_tokens
 from omni_ws.errors import EngineFailed
@@ -26,6 +24,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run fetch
 pytest.importorskip("ctranslate2")
 
 
+#: Where another recogniser found the middles of words of a recording, in milliseconds.
+MIDDLES = {
+    "john": 805,
+    "dashwood": 1280,
+    "had": 1710,
+    "then": 2025,
+    "leisure": 2475,
+    "consider": 3165,
+    "how": 3695,
+    "much": 4175,
+    "there": 4425,
+    "might": 4655,
+    "be": 4860,
+    "in": 5510,
+    "his": 5650,
+    "power": 5890,
+    "do": 6235,
+}
 NUMBERS = {"4": "four", "7": "seven", "8": "eight", "10": "ten"}
 
 
@@ -44,15 +60,6 @@ def transcripts(model: WhisperModel) -> dict[str, WhisperTranscript]:
     return {name: model.transcribe(clip_samples(name)) for name in WORDS}
 
 
-@pytest.fixture(scope="module")
-def sphinx() -> dict[str, tuple[Word, ...]]:
-    """What PocketSphinx hears."""
-    decoder = PocketSphinxDecoder()
-    heard = {name: decoder.transcribe(clip_pcm(name)) for name in WORDS}
-    decoder.close()
-    return heard
-
-
 def spoken(text: str) -> str:
     """As WORDS are written: small letters, numbers in words, no punctuation."""
     words = re.sub(r"[^a-z0-9' ]", "", text.lower()).split()
@@ -64,20 +71,13 @@ def said_once(heard: WhisperTranscript) -> str:
     return " ".join(word.text for word in without_repeats(heard.words)) or heard.text
 
 
-def errors(heard: Mapping[str, str]) -> dict[str, int]:
-    return {name: word_errors(words, heard[name]) for name, words in WORDS.items()}
-
-
 @pytest.mark.parametrize("beam", [1, 5])
-def test_it_hears_as_well_as_pocketsphinx_on_whose_own_clips_this_is(
-    model: WhisperModel, sphinx: Mapping[str, tuple[Word, ...]], beam: int
-) -> None:
-    """Of 38 words, PocketSphinx has 3 wrong, all in the one clip that is not its own; Whisper has two "clubs" wrong."""
+def test_it_hears_what_is_said(model: WhisperModel, beam: int) -> None:
+    """Of 38 words, two "clubs" are heard wrong."""
     heard = {name: spoken(said_once(model.transcribe(clip_samples(name), beam=beam, words=False))) for name in WORDS}
-    wrong = errors(heard)
-    of_sphinx = errors({name: " ".join(word.text for word in words) for name, words in sphinx.items()})
-    assert sum(wrong.values()) <= min(2, sum(of_sphinx.values())), heard
-    assert wrong["librivox_ss_0870"] == wrong["goforward"] == 0 < of_sphinx["librivox_ss_0870"]
+    wrong = {name: word_errors(words, heard[name]) for name, words in WORDS.items()}
+    assert sum(wrong.values()) <= 2, heard
+    assert wrong["librivox_ss_0870"] == wrong["goforward"] == 0
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -90,18 +90,12 @@ def test_words_have_times_and_probabilities(transcripts: Mapping[str, WhisperTra
     assert all(0 < word.probability <= 1 for word in transcript.words)
 
 
-def test_times_are_where_the_words_are(
-    transcripts: Mapping[str, WhisperTranscript], sphinx: Mapping[str, tuple[Word, ...]]
-) -> None:
-    """Both have heard most of this clip; the middle of a word is told to a quarter of a second."""
-    name = "librivox_ss_0870"
-    found = {spoken(word.text): word for word in transcripts[name].words}
-    wanted = {word.text: word for word in sphinx[name] if word.text != "to"}
-    both = found.keys() & wanted.keys()
-    assert len(both) > 14
-    for text in both:
-        middles = [(word.start_ms + word.end_ms) / 2 for word in (found[text], wanted[text])]
-        assert abs(middles[0] - middles[1]) < 250, text
+def test_times_are_where_the_words_are(transcripts: Mapping[str, WhisperTranscript]) -> None:
+    """The middle of a word is told to a quarter of a second."""
+    found = {spoken(word.text): word for word in transcripts["librivox_ss_0870"].words}
+    assert found.keys() >= MIDDLES.keys()
+    for text, middle_ms in MIDDLES.items():
+        assert abs((found[text].start_ms + found[text].end_ms) / 2 - middle_ms) < 250, text
 
 
 def test_words_are_only_looked_for_when_they_are_wanted(

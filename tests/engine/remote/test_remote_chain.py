@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import pytest
 from PIL import Image
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import raw_client, request
 from support.scripted_upstream import ScriptedUpstream, delta, free_port, hang, says, streams
@@ -23,8 +24,6 @@ from omni_ws.client import Final, ResponseStarted, TextChunk, connect
 from omni_ws.config.model import RemoteConfig, VoiceChoice
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import EngineState
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedModality, UnsupportedParameter

@@ -1,3 +1,5 @@
+"""The frame of every voice, its process and its jobs, with espeak-ng; and what is espeak-ng's own."""
+
 import asyncio
 import itertools
 import os
@@ -11,16 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.speech_clips import word_errors
 from support.until import until
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
 from omni_ws.engine.tts import voice as voice_module
-from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.tts.voice import WORKER_MODULE, SpokenAudio, Voice
 from omni_ws.engine.tts.voice_pipe import (
     HEAD,
@@ -33,6 +30,7 @@ from omni_ws.engine.tts.voice_pipe import (
     encode_object,
 )
 from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.installing import install_command
 
 SENTENCE = "Go forward 10 meters, please."
 
@@ -61,7 +59,7 @@ def words_of(pieces: list[SpokenAudio]) -> list[Word]:
 async def test_a_sentence_is_spoken_in_pieces_with_its_words(voice: Voice) -> None:
     pieces = await spoken(voice, SENTENCE)
     rate = pieces[0].sample_rate
-    assert rate in (16_000, 22_050)
+    assert rate == 22_050
     assert len(pieces) > 5
     samples = samples_of(pieces)
     assert 1.5 < len(samples) / rate < 5
@@ -70,7 +68,7 @@ async def test_a_sentence_is_spoken_in_pieces_with_its_words(voice: Voice) -> No
     assert [word.text for word in words] == ["Go", "forward", "10", "meters", "please"]
     assert all(0 <= word.start_ms < word.end_ms for word in words)
     assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(words))
-    # The last one ends with its sound, not with the pause behind the sentence; flite's own fades out behind it.
+    # The last one ends with its sound, not with the pause behind the sentence.
     sounding = np.flatnonzero(np.abs(samples) > 1e-3) * 1000 / rate
     assert sounding[-1] - 150 < words[-1].end_ms <= sounding[-1] + 10
 
@@ -81,14 +79,14 @@ async def test_numbers_and_signs_are_words_as_they_are_written(voice: Voice) -> 
     assert [word.text for word in words] == ["Count", "21", "22", "1,234", "and", "3.5", "it's", "Dr", "Smith's"]
 
 
-async def test_every_voice_speaks(voice: Voice) -> None:
-    english = [name for name in voice.voices if voice.languages[name].startswith("en")]
-    assert len(english) > 1
+async def test_other_voices_speak(voice: Voice) -> None:
+    english = [name for name in voice.voices if voice.languages[name].startswith("en")][:3]
+    assert len(english) == 3
     for name in english:
         assert len(samples_of(await spoken(voice, "Yes.", name))) > 1000, name
 
 
-@pytest.mark.parametrize("speed", [0.5, 0.8, 1.25, 2.0])
+@pytest.mark.parametrize("speed", [0.5, 2.0])
 async def test_speech_is_slower_and_faster_with_its_words(voice: Voice, speed: float) -> None:
     usual = await spoken(voice, SENTENCE)
     pieces = [piece async for piece in voice.speak(SENTENCE, speed=speed)]
@@ -101,27 +99,21 @@ async def test_speech_is_slower_and_faster_with_its_words(voice: Voice, speed: f
     assert len(samples_of(await spoken(voice, SENTENCE))) == pytest.approx(len(samples_of(usual)), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n"]
-)
-async def test_odd_texts_break_nothing(voice: Voice, text: str) -> None:
+async def test_odd_texts_break_nothing(voice: Voice) -> None:
     worker = voice.worker_pid
-    await spoken(voice, text)
+    for text in ("", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n"):
+        await spoken(voice, text)
     assert len(await spoken(voice, "Yes.")) > 0
     assert voice.worker_pid == worker
 
 
 async def test_voices_have_names_for_people_and_can_be_named_by_their_languages(voice: Voice) -> None:
-    assert voice.facts is not None
-    if voice.facts.synthesiser == "flite":
-        assert (voice.voices[0], voice.aliases) == ("rms", {"en": "rms"})
-    else:
-        assert voice.voices[0] == "English (America)"
-        assert voice.aliases["de"] == "German"
-        assert len(voice.aliases) > 100
-        assert {"en-gb", "pt-br", "fr-fr"} <= voice.aliases.keys()
-        english = [name.startswith("English") for name in voice.voices]
-        assert english == sorted(english, reverse=True)
+    assert voice.voices[0] == "English (America)"
+    assert voice.aliases["de"] == "German"
+    assert len(voice.aliases) > 100
+    assert {"en-gb", "pt-br", "fr-fr"} <= voice.aliases.keys()
+    english = [name.startswith("English") for name in voice.voices]
+    assert english == sorted(english, reverse=True)
     for language in list(voice.aliases)[:3]:
         assert len(samples_of(await spoken(voice, "Yes.", language))) > 1000
 
@@ -249,7 +241,7 @@ async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
     await voice.start()
     assert voice.voices == ()
     assert voice.worker_pid is None
-    assert "apt install flite" in voice.describe()
+    assert voice.describe().endswith(install_command("espeak"))
 
 
 async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,28 +250,19 @@ async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None
     voice = Voice()
     await voice.start()
     assert voice.facts is None
-    assert "libflite is not installed" in voice.describe()
-    named = Voice(VoiceChoice.FLITE)
+    assert "espeak-ng is not installed" in voice.describe()
+    named = Voice(VoiceChoice.ESPEAK)
     with pytest.raises(EngineFailed, match="not installed"):
         await named.start()
 
 
 async def test_the_default_voice_can_be_chosen(voice_choice: VoiceChoice) -> None:
-    name, described = {
-        VoiceChoice.FLITE: ("slt", "voice: flite slt (system libflite"),
-        VoiceChoice.ESPEAK: ("English (Great Britain)", "voice: espeak-ng "),
-    }[voice_choice]
-    voice = Voice(voice_choice, default_voice=name)
-    await voice.start()
-    try:
+    for asked, name in (("English (Great Britain)", "English (Great Britain)"), ("de", "German")):
+        voice = Voice(voice_choice, default_voice=asked)
+        await voice.start()
         assert voice.voices[0] == name
-        assert voice.describe().startswith(described)
-    finally:
+        assert voice.describe().startswith("voice: espeak-ng ")
         await voice.stop()
-    older = Voice(voice_choice, default_voice={VoiceChoice.FLITE: "en", VoiceChoice.ESPEAK: "de"}[voice_choice])
-    await older.start()
-    assert older.voices[0] == {VoiceChoice.FLITE: "rms", VoiceChoice.ESPEAK: "German"}[voice_choice]
-    await older.stop()
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
         await Voice(voice_choice, default_voice="hal").start()
 
@@ -304,29 +287,6 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     worker.stdin.close()
     worker.stdout.close()
     assert worker.wait(10) == 0
-
-
-# The recogniser of these tests understands hardly a word of espeak-ng.
-@pytest.mark.parametrize("voice_choice", [VoiceChoice.FLITE], indirect=True, ids=str)
-async def test_what_flite_says_is_understood_again(voice: Voice) -> None:
-    recogniser = PocketSphinxDecoder()
-    errors = 0
-    try:
-        for text in ("what time is it", "go forward ten meters"):
-            pieces = await spoken(voice, text)
-            resampler = StreamResampler(pieces[0].sample_rate, 16_000)
-            samples = np.concatenate((resampler.process(samples_of(pieces)), resampler.flush()))
-            heard = " ".join(word.text for word in recogniser.transcribe(pcm16_from_samples(samples)))
-            errors += word_errors(text, heard)
-    finally:
-        recogniser.close()
-    assert errors <= 1
-
-
-def test_what_can_be_spoken_of_a_text() -> None:
-    assert speakable("“Café” — it’s 2 × 3…") == '"Cafe" , it\'s 2 times 3...'
-    assert speakable("你好") == ""
-    assert speakable("-- !") == ""
 
 
 def test_frames_that_are_none_are_noticed() -> None:

@@ -86,7 +86,7 @@ def test_a_voice_beside_the_model_takes_the_place_of_its_own(tmp_path: Path) -> 
     model = checkpoint(tmp_path, SPEAKING)
     asr, llm = AsrConfig(use="none"), LlmConfig(use=f"vllm:{model}")
     own = ServerConfig(asr=asr, llm=llm, tts=TtsConfig(use="none"))
-    other = ServerConfig(asr=asr, llm=llm, tts=TtsConfig(use="flite"))
+    other = ServerConfig(asr=asr, llm=llm, tts=TtsConfig(use="espeak"))
     assert OutputModality.AUDIO in llm_of(own).capabilities.output_modalities
     assert OutputModality.AUDIO not in llm_of(other).capabilities.output_modalities
 

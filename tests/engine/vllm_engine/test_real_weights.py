@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import soxr
+from support.embedded_engine import ears
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.raw_http import post
@@ -23,7 +24,6 @@ from support.vllm_engine import Input, request
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_ranges import TokenRanges
-from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.base import AnswerOptions, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
@@ -141,7 +141,7 @@ async def test_readouts_are_of_the_hidden_states_of_transformers(
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
     """The embedded parts hear and speak; the model, which is text alone, answers."""
-    async with live_server(ComposedEngine(engine, asr=PocketSphinxEngine(), tts=SynthesisEngine())) as server:
+    async with live_server(ComposedEngine(engine, asr=ears(), tts=SynthesisEngine())) as server:
         yield server
 
 

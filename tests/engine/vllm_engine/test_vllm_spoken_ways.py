@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.embedded_engine import ears
 from support.live_server import live_server
 from support.spoken_ways import WAYS
 
 from omni_ws.config import ServerConfig, VllmConfig
+from omni_ws.config.model import VoiceChoice
 from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine_choice import create_engine
+from omni_ws.engine_choice.parts import llm_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,13 +31,9 @@ SMOLLM2_ARGS = {
 async def test_between_embedded_ears_and_an_embedded_voice() -> None:
     from support.real_models import smollm2
 
-    config = ServerConfig(
-        asr=AsrConfig(use="pocketsphinx"),
-        llm=LlmConfig(use=f"vllm:{smollm2()}"),
-        tts=TtsConfig(use="espeak"),
-        vllm=VllmConfig(args=SMOLLM2_ARGS),
-    )
-    async with live_server(create_engine(config)) as server:
+    config = ServerConfig(llm=LlmConfig(use=f"vllm:{smollm2()}"), vllm=VllmConfig(args=SMOLLM2_ARGS))
+    engine = ComposedEngine(llm_of(config), asr=ears(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
+    async with live_server(engine) as server:
         for ask in WAYS.values():
             (await ask(server)).check()
 

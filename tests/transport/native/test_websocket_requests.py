@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.native_client import native_client
 from support.speech_clips import clip_bytes
 
 from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, TextOutput, TranscriptOutput
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
 NO_LIMITS: dict[str, Any] = {"output_audio": {"sample_rate": 16_000}, "start_policy": "on_first_chunk"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.native_client import native_client
 from support.realtime_client import realtime_client, text_of
@@ -11,8 +12,6 @@ from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 RATE = 24_000
 PIECE = RATE // 50 * 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
 from websockets.asyncio.client import ClientConnection, connect
@@ -17,8 +18,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage
 from omni_ws.engine.base import EngineCapabilities, Finished, TextOutput
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 

@@ -186,7 +186,7 @@ async def test_limits_of_media_reach_the_engine() -> None:
 
 @pytest.mark.slow
 async def test_the_embedded_engine_sees_the_smaller_image() -> None:
-    from omni_ws.engine.embedded.engine import EmbeddedEngine
+    from support.embedded_engine import EmbeddedEngine
 
     buffer = io.BytesIO()
     Image.new("RGB", (640, 480), "red").save(buffer, "png")

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 from support.scripted_upstream import refuses, says, upstream
 
 from omni_ws.config.model import RemoteConfig, VoiceChoice
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.wire.openai_completion import CompletionBody
@@ -96,7 +95,7 @@ async def _remote() -> AsyncIterator[LiveServer]:
 
 
 def _embedded() -> Any:
-    return live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1, warm_recognisers=1)))
+    return live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1)))
 
 
 SERVERS: Mapping[str, Any] = {"fake": lambda: live_server(EchoEngine()), "remote": _remote, "embedded": _embedded}

@@ -370,7 +370,7 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error() -> No
 
 @pytest.mark.slow
 async def test_the_embedded_engine_writes_a_recording_down() -> None:
-    from omni_ws.engine.embedded.engine import EmbeddedEngine
+    from support.embedded_engine import EmbeddedEngine
 
     data = await asyncio.to_thread((Path(__file__).parents[2] / "data" / "goforward.wav").read_bytes)
     async with live_server(EmbeddedEngine()) as server:

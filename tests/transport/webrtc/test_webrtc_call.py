@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
 from support.until import until
@@ -18,8 +19,6 @@ from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.base import AudioOutput, TextOutput
-from omni_ws.engine.embedded.config import EmbeddedConfig
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.pause import Pause
