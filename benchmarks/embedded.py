@@ -1,10 +1,10 @@
 """Talking to the embedded engine: how soon it answers, what it costs, and its effect on the event loop.
 
 Open microphones: recordings are sent in pieces of 20 ms in real time, silence follows, and turn detection ends the
-turn. The end of the speech is that of the last 20 ms within 26 dB of the loudest. While three
-people speak at once, pings on a separate connection measure the round trip: the lag
-of the event loop, the network and the machine. Round trips to an idle server in another process, at the same time, show
-the share of the machine. CPU time and memory (proportional set size) are those of all processes of the server.
+turn. The end of the speech is that of the last 20 ms within 26 dB of the loudest. While three people speak at once,
+pings on a separate connection measure the round trip: the lag of the event loop, the network and the machine. Round
+trips to an idle server in another process, at the same time, show the share of the machine. CPU time and memory
+(proportional set size) are those of all processes of the server.
 """
 
 from __future__ import annotations
