@@ -22,7 +22,7 @@ from websockets.exceptions import WebSocketException
 from benchmarks.soak_server import KEY
 
 RECORDING: Final = Path(__file__).parents[1] / "tests" / "data" / "goforward.wav"
-HEARD: Final = "go forward ten meters"
+HEARD: Final = "Go forward 10 meters."
 FRAME_BYTES: Final = 640
 #: A talker that waits longer for an answer has found a defect, whatever else happens.
 PATIENCE_SEC: Final = 90.0

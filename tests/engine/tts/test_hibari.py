@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.odd_texts import ODD_TEXTS
 from support.real_models import fetched
 from support.speech_clips import word_errors
 
@@ -99,25 +99,20 @@ def test_its_voice_has_a_name_and_a_language(hibari: Hibari) -> None:
     assert hibari.facts.latin_only
 
 
-@pytest.mark.parametrize("text", SENTENCES)
-@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
-def test_speech_is_loud_and_begins_at_once(hibari: Hibari, text: str, speed: float) -> None:
-    samples = spoken(hibari, text, speed=speed).samples
+@pytest.mark.parametrize(("text", "speed"), zip(SENTENCES, (1.0, 0.5, 2.0, 1.0), strict=True))
+def test_speech_is_loud_and_its_words_are_those_of_the_text(hibari: Hibari, text: str, speed: float) -> None:
+    heard = spoken(hibari, text, speed=speed)
+    samples = heard.samples
     assert np.abs(samples).max() > 0.15
     assert np.sqrt(np.mean(samples**2)) > 0.02
-    assert np.flatnonzero(np.abs(samples) > HEARD)[0] <= 0.06 * SAMPLE_RATE
-
-
-@pytest.mark.parametrize("text", SENTENCES)
-@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
-def test_words_are_those_of_the_text_and_lie_in_the_audio(hibari: Hibari, text: str, speed: float) -> None:
-    heard = spoken(hibari, text, speed=speed)
+    loud = np.flatnonzero(np.abs(samples) > HEARD)
+    assert loud[0] <= 0.06 * SAMPLE_RATE
     assert [word.text for word in heard.told] == re.findall(r"[\w']+", text)
     assert all(0 <= word.start_ms < word.end_ms for word in heard.told)
     assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(heard.told))
     assert heard.told[0].start_ms <= 60
     # The last one ends where it is no longer heard, before the end of the audio.
-    sounding = np.flatnonzero(np.abs(heard.samples) > HEARD)[-1] * 1000 / SAMPLE_RATE
+    sounding = loud[-1] * 1000 / SAMPLE_RATE
     assert sounding - 150 < heard.told[-1].end_ms <= heard.ms
     assert heard.told[-1].end_ms < sounding + 100
 
@@ -147,53 +142,29 @@ def test_the_same_text_gives_the_same_samples(hibari: Hibari, file: Path) -> Non
     assert spoken(Hibari(file), SENTENCES[0]) == first
 
 
-@pytest.mark.parametrize("speed", [0.5, 0.8, 1.25, 2.0])
+@pytest.mark.parametrize("speed", [0.8, 2.0])
 def test_speed_changes_the_length_and_the_times_of_words(hibari: Hibari, speed: float) -> None:
-    for text in SENTENCES[2:]:
-        usual, other = spoken(hibari, text), spoken(hibari, text, speed=speed)
-        assert usual.ms / other.ms == pytest.approx(speed, rel=0.05)
-        for before, after in zip(usual.told, other.told, strict=True):
-            assert after.end_ms * speed == pytest.approx(before.end_ms, rel=0.1, abs=60)
+    usual, other = spoken(hibari, SENTENCES[2]), spoken(hibari, SENTENCES[2], speed=speed)
+    assert usual.ms / other.ms == pytest.approx(speed, rel=0.05)
+    for before, after in zip(usual.told, other.told, strict=True):
+        assert after.end_ms * speed == pytest.approx(before.end_ms, rel=0.1, abs=60)
 
 
 def test_a_listener_who_hangs_up_hears_no_more(hibari: Hibari) -> None:
     assert spoken(hibari, SENTENCES[2], patience=3).pieces == 3
 
 
-@pytest.mark.parametrize("text", ["", " ", "...", "?!", "\0", "🎉🎉", "—", "你好", "\x07", "\u200d"])
-def test_what_has_no_words_is_silent(hibari: Hibari, text: str) -> None:
-    heard = spoken(hibari, text)
-    assert (heard.pcm, heard.told) == (b"", [])
+def test_what_has_no_words_is_silent(hibari: Hibari) -> None:
+    for text in ("", " ", "...", "?!", "\0", "🎉🎉", "—", "你好", "\x07", "\u200d"):
+        heard = spoken(hibari, text)
+        assert (heard.pcm, heard.told) == (b"", []), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a" * 2000,
-        "1" * 300,
-        "1,000," * 50,
-        "x1y2" * 75,
-        "aB" * 150,
-        "a-b'c/d." * 40,
-        "(" * 1000 + ")" * 1000,
-        "." * 1999 + "x",
-        "[a](/b/)" * 40,
-        "https://example.com/" + "q=1&" * 75,
-        "The quick brown fox jumps over the lazy dog " * 45,
-        "\x07\x1b[0m'\"`${}%s%n\\",
-        "🎉 Congratulations 🎉 on 100 % 你好 Привет ελληνικά שלום",
-        "Zyxgrth Llanfairpwllgwyngyllgogerychwyrndrobwll naïve Łódź İstanbul ﬁne ½ ² ٣",
-        "$1,234,567,890,123,456,789.99 −5 ±3 №7 1/0 0/0 99:99 31/31/3131 IIII MMMM",
-        "S.O.S. U.S.A. e.g. a.b.c.d.e.f 1.2.3.4 v2.0-rc1+x 10^100 #1 @me &c. =",
-    ],
-    ids=lambda text: text[:16].encode("unicode_escape").decode(),
-)
+@pytest.mark.parametrize("text", [ODD_TEXTS[0][:300], *ODD_TEXTS[-4:-2]], ids=["one word", "alphabets", "no words"])
 def test_odd_texts_break_nothing(hibari: Hibari, text: str) -> None:
-    began = time.process_time()
+    """What all of them are to the reader is in test_hibari_reading.py."""
     heard = spoken(hibari, text, speed=2.0)
-    # Speech of minutes takes seconds; a text of this length never takes longer than its own speech.
-    assert time.process_time() - began < max(5.0, heard.ms / 1000)
-    assert len(heard.pcm) > 0 or not re.search(r"[a-z]{2}", text)
+    assert len(heard.pcm) > 0
     assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(heard.told))
     assert all(word.end_ms <= heard.ms for word in heard.told)
     assert spoken(hibari, SENTENCES[1]).ms > 500

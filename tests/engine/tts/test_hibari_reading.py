@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from importlib import resources
 
 import pytest
+from support.odd_texts import ODD_TEXTS
 
 pytest.importorskip("hibari")
 
@@ -90,6 +93,20 @@ def test_a_number_on_which_the_package_breaks_costs_no_other_word(reader: Hibari
 @pytest.mark.parametrize("text", [",1+X " * 60, "!/’Y" * 75, ":@i/" * 75])
 def test_marks_that_the_package_joins_make_no_endless_word(reader: HibariReader, text: str) -> None:
     assert all(len(piece.ids) < 3 * MAX_PHONEMES for piece in reader.pieces(text))
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=lambda text: text[:16].encode("unicode_escape").decode())
+def test_odd_texts_break_nothing(reader: HibariReader, text: str) -> None:
+    began = time.process_time()
+    pieces = list(reader.pieces(text))
+    assert time.process_time() - began < 5
+    assert pieces or not re.search(r"[a-z]{2}", text)
+    for piece in pieces:
+        places = [place for word in piece.words for place in (word.first, word.last)]
+        assert places == sorted(places)
+        assert all(1 <= place < len(piece.ids) - 1 for place in places)
+    (after,) = reader.pieces("Hello there.")
+    assert [word.text for word in after.words] == ["Hello", "there"]
 
 
 def test_nothing_in_a_text_means_phonemes(reader: HibariReader) -> None:
