@@ -108,10 +108,10 @@ async def test_without_what_they_need_text_is_answered_and_the_start_says_why(
         answer = await session.ask_text("what is three plus four")
         assert answer.text == "That makes 7."
         assert len(answer.audio) > 16_000
-        assert f"no audio input: ASR (whisper): {ears}" in server.said
+        assert f"No audio input: ASR (whisper): {ears}" in server.said
         assert f"espeak-ng instead of hibari: no voice hibari: {voice}" in server.said
         # The page tells it, too.
-        assert (session.created.advice or "").startswith("no audio input: ASR (whisper): ")
+        assert (session.created.advice or "").startswith("No audio input: ASR (whisper): ")
 
 
 @pytest.mark.parametrize(

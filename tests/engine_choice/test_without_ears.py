@@ -22,7 +22,7 @@ from omni_ws.installing import fetch_command
 
 pytestmark = pytest.mark.usefixtures("no_weights")
 
-WHY = "no audio input: ASR (whisper): the weights of Whisper tiny.en are not here; fetch them with: " + fetch_command(
+WHY = "No audio input: ASR (whisper): the weights of Whisper tiny.en are not here; fetch them with: " + fetch_command(
     "whisper-tiny-en"
 )
 
@@ -70,7 +70,7 @@ async def test_what_breaks_at_the_start_is_no_reason_to_refuse_text(monkeypatch:
     engine = created("--tts", "none")
     await engine.start()
     (line,) = engine.shortcomings
-    assert line.startswith("no audio input: ASR (whisper): the engine failed")
+    assert line.startswith("No audio input: ASR (whisper): the engine failed")
     assert "secret" not in line
     await engine.stop()
 

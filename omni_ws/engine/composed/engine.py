@@ -184,7 +184,7 @@ class ComposedEngine:
             if part is not self._asr or not self._asr_optional:
                 raise
             await part.stop()
-            self._without_asr = f"no audio input: {error.message}"
+            self._without_asr = f"No audio input: {error.message}"
             self._asr = None
             del self._engines[part]
 
