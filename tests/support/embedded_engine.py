@@ -99,7 +99,8 @@ def _loudness(pcm: Pcm16) -> NDArray[np.float64]:
     """Decibels above what nobody hears beside the loudest, for each step."""
     steps = pcm[: len(pcm) // _STEP * _STEP].astype(np.float64).reshape(-1, _STEP)
     level = 10 * np.log10((steps**2).mean(axis=1) + 1)
-    return np.maximum(level - (level.max(initial=0.0) - 35), 0.0)
+    above: NDArray[np.float64] = np.maximum(level - (level.max(initial=0.0) - 35), 0.0)
+    return above
 
 
 @cache

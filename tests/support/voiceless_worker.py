@@ -14,5 +14,5 @@ class _NotInstalled:
 
 
 if __name__ == "__main__":
-    voice_worker.Espeak = _NotInstalled  # type: ignore[assignment, misc]
+    vars(voice_worker)["Espeak"] = _NotInstalled
     sys.exit(voice_worker.main())  # type: ignore[func-returns-value]

@@ -20,16 +20,17 @@ LIMITS = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 
 
 class LengthReader:
-    """A LiveText that tells how many tenths of a second it has read; ``holds`` from the first to the end."""
+    """A LiveText that tells how many tenths of a second it has read; ``held`` is 1 from the first to the end."""
 
-    holds = False
+    def __init__(self) -> None:
+        self.held = 0
 
     def read(self, utterance: Utterance) -> str | None:
-        self.holds = True
+        self.held = 1
         return f"{10 * utterance.length // SAMPLE_RATE}"
 
     def end(self) -> None:
-        self.holds = False
+        self.held = 0
 
 
 def new_splitter(*, live: bool = True) -> UtteranceSplitter:
@@ -49,7 +50,7 @@ def splitter(reader: LengthReader) -> Iterator[UtteranceSplitter]:
     yield splitter
     splitter.close()
     splitter.close()
-    assert not reader.holds
+    assert reader.held == 0
 
 
 def heard(splitter: UtteranceSplitter, samples: Samples, length: int = 1600) -> list[UtteranceEvent]:
@@ -123,14 +124,14 @@ def test_a_short_pause_is_taken_back(splitter: UtteranceSplitter) -> None:
 def test_the_reader_is_only_held_during_speech(splitter: UtteranceSplitter, reader: LengthReader) -> None:
     splitter.feed(quiet(1))
     assert splitter.advance() is None
-    assert not reader.holds
+    assert reader.held == 0
     splitter.feed(clip_samples("goforward"))
     assert isinstance(splitter.advance(), InterimText)
-    assert reader.holds
+    assert reader.held == 1
     splitter.feed(quiet(1))
     while splitter.advance() is not None:
         pass
-    assert not reader.holds
+    assert reader.held == 0
 
 
 def test_there_is_work_for_whole_windows_and_for_what_is_to_be_told(splitter: UtteranceSplitter) -> None:
