@@ -99,7 +99,7 @@ def test_its_voice_has_a_name_and_a_language(hibari: Hibari) -> None:
     assert hibari.facts.latin_only
 
 
-@pytest.mark.parametrize(("text", "speed"), zip(SENTENCES, (1.0, 0.5, 2.0, 1.0), strict=True))
+@pytest.mark.parametrize(("text", "speed"), [*zip(SENTENCES, (1.0, 0.5, 2.0, 1.0), strict=True)])
 def test_speech_is_loud_and_its_words_are_those_of_the_text(hibari: Hibari, text: str, speed: float) -> None:
     heard = spoken(hibari, text, speed=speed)
     samples = heard.samples
