@@ -285,7 +285,7 @@ def main() -> None:
     # A run goes on where the last one stopped.
     report = json.loads(options.report.read_text("utf-8")) if options.report.exists() else []
     ran = kill(
-        options.tree, options.hits, count=len(mutants), jobs=options.jobs, chunks_sec=options.chunks,
+        options.tree, options.hits, numbers=range(len(report), len(mutants)), jobs=options.jobs, chunks_sec=options.chunks,
         command=[options.python, "-m", "pytest"],
     )  # fmt: skip
     for each in ran:

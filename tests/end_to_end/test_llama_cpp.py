@@ -26,7 +26,7 @@ from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 SAMPLING = {"temperature": 0, "max_tokens": 12, "seed": 7}
 

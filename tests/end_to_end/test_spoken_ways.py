@@ -17,7 +17,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine_choice.parts import llm_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 
 async def check_all_ways(llm: LlmConfig) -> None:

@@ -18,7 +18,7 @@ from support.tcp_relay import tcp_relay
 
 from omni_ws.config.model import VoiceChoice
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 #: Firefox's own microphone for tests gives a tone. This one gives a recording, from when it is opened.
 MICROPHONE = """() => {

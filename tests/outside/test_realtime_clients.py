@@ -34,7 +34,7 @@ RATE = 24_000
 TO_GOFORWARD = "I can't move. I'm only a voice."
 TOLD = "It is sunny in Tokyo."
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 
 def write_speech(folder: Path, clip: str) -> str:

@@ -201,7 +201,6 @@ async def restarted(replica: ReplicaProcess) -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.timeout(300)
 async def test_a_rolling_restart_loses_no_word(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count = Count()
     async with replica_processes() as replicas, front(kind, tmp_path, [one.port for one in replicas]) as port:

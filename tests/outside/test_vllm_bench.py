@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 REPLY = "one two three four five six seven eight"
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 
 async def run(python: str, *arguments: str) -> None:

@@ -52,7 +52,7 @@ TALK = """async (secret) => {
   return JSON.stringify({ events, interrupted, inbound, callId: session.transport.callId ?? null });
 }"""
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 async def test_the_agents_package_calls_from_a_page(tmp_path: Path) -> None:

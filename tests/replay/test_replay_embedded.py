@@ -60,7 +60,6 @@ async def spoken_session(server: LiveServer) -> list[str]:
 # One voice is enough for what recordings hold, and every machine has this one.
 @pytest.mark.slow
 @pytest.mark.real_time
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("voice_choice", [VoiceChoice.ESPEAK], indirect=True, ids=str)
 async def test_speech_is_heard_and_answered_alike_at_any_speed(voice_choice: VoiceChoice, tmp_path: Path) -> None:
     folder = tmp_path / "r"

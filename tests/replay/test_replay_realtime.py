@@ -90,7 +90,6 @@ async def test_another_answer_is_a_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.timeout(240)
 async def test_speech_is_heard_and_answered_alike(tmp_path: Path) -> None:
     config = EmbeddedConfig(voice=need(VoiceChoice.ESPEAK))
     turns = {"type": "server_vad", "silence_duration_ms": 600}

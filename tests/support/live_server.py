@@ -68,7 +68,7 @@ class LiveServer:
         It is looked at in every pass of the loop at first, so that a test cannot count on what becomes true next.
         """
         loop = asyncio.get_running_loop()
-        for attempt in range(PASSES + int(SETTLE_SEC / LOOK_SEC)):
+        for attempt in range(LOOKS):
             if condition():
                 return
             await asyncio.sleep(0 if attempt < LOOKS_AT_ONCE else PERIOD_SEC)

@@ -47,7 +47,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         # Warnings that vLLM, transformers and PyTorch raise are not ours.
         item.add_marker(pytest.mark.filterwarnings("ignore"))
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(240))
         if missing:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed (make test-vllm)"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from support.omni_reference import Spoken
     from support.omni_thinker import Heard, OmniThinker
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 KIND = "You are kind."
 #: The largest difference from transformers, of the largest value, in float32. Both families compute text to less than

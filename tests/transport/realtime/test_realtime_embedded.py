@@ -11,7 +11,7 @@ from support.voices import need
 
 from omni_ws.config.model import VoiceChoice
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 async def test_a_spoken_question_and_a_typed_one_are_answered() -> None:
