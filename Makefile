@@ -53,7 +53,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from support.chromium import chromium_path, demo_page
+from support.chromium import IN_BROWSER, demo_page
 from support.live_server import live_server
 
 from omni_ws.config import load
 from omni_ws.engine_choice import create_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.usefixtures("no_weights")]
+pytestmark = [*IN_BROWSER, pytest.mark.usefixtures("no_weights")]
 
 #: Counts the microphones that the page asks for.
 _COUNT = "window.asked = 0; navigator.mediaDevices.getUserMedia = async () => { asked++; throw new Error(); };"
-
-
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    chromium_path()
 
 
 async def test_text_is_taken_and_no_microphone_is_offered() -> None:

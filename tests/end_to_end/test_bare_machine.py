@@ -144,7 +144,7 @@ async def test_an_open_microphone_hears_the_end_of_a_turn(server: str) -> None:
     assert near(answer.transcript)
 
 
-@pytest.mark.parametrize("kind", ["mp3", "opus", "webm", "flac"])
+@pytest.mark.parametrize("kind", ["mp3", "opus", "ogg", "flac"])
 async def test_sound_in_a_format_is_made_and_read_again(kind: str, http: httpx.AsyncClient) -> None:
     body = {"model": "tts-1", "voice": "alloy", "input": "Go forward ten meters.", "response_format": kind}
     made = await http.post("/v1/audio/speech", json=body)

@@ -40,6 +40,8 @@ class GrpcListener:
         self._health = health
         #: Grace period of running calls when the server closes, in seconds.
         self.close_timeout = CLOSE_TIMEOUT_SEC
+        #: The stop that a drain began.
+        self._stopping: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Accept calls, once the engine has started."""
@@ -58,7 +60,16 @@ class GrpcListener:
             grace = None
         # Not before: a call that arrives while gRPC stops fails with CANCELLED instead of UNAVAILABLE. The grace period
         # is short, because calls that watch health never end by themselves.
-        await self._server.stop(grace)
+        self._stopping = asyncio.ensure_future(self._server.stop(grace))
+        # A second signal may cancel the drain. Were gRPC's stop cancelled, each later one would be, too.
+        await asyncio.shield(self._stopping)
+        self._servicer.close_sessions()
+
+    async def close(self) -> None:
+        """Stop within ``close_timeout`` seconds, also while a drain stops more slowly."""
+        await self._server.stop(self.close_timeout)
+        if self._stopping is not None:
+            await self._stopping
         self._servicer.close_sessions()
 
 
@@ -121,8 +132,7 @@ async def listen(
     try:
         yield running
     finally:
-        await server.stop(running.close_timeout)
-        servicer.close_sessions()
+        await running.close()
 
 
 def _try_port(host: str, port: int) -> None:
