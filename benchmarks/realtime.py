@@ -143,7 +143,7 @@ def answers(options: argparse.Namespace) -> bool:
         base = f"ws://127.0.0.1:{port}"
         for _ in range(options.runs):
             for clip in clips:
-                times["native"].append(asyncio.run(speak(base + NATIVE, clip, "semantic_vad")).first_audio)
+                times["native"].append(asyncio.run(speak(base + NATIVE, clip)).first_audio)
                 times["realtime"].append(asyncio.run(speak_realtime(base + REALTIME, clip)))
     print("### End of speech → first audio\n\n| front | n | median | lowest | highest |\n|---|---|---|---|---|")
     for front, values in times.items():

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_part(name: str, *options: str) -> int:
-    command = [PART, name, sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *options]
+    command = [str(PART), name, sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *options]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
 
 

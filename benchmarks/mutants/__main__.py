@@ -285,8 +285,8 @@ def main() -> None:
     # A run goes on where the last one stopped.
     report = json.loads(options.report.read_text("utf-8")) if options.report.exists() else []
     ran = kill(
-        options.tree, options.hits, numbers=range(len(report), len(mutants)), jobs=options.jobs, chunks_sec=options.chunks,
-        command=[options.python, "-m", "pytest"],
+        options.tree, options.hits, numbers=range(len(report), len(mutants)), jobs=options.jobs,
+        chunks_sec=options.chunks, command=[options.python, "-m", "pytest"],
     )  # fmt: skip
     for each in ran:
         report.append(each)
