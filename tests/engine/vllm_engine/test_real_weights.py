@@ -7,6 +7,7 @@ prefers the other.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import soxr
-from support.embedded_engine import ears
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.raw_http import post
-from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes
+from support.real_models import fetched
+from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes, word_errors
 from support.vllm_engine import Input, request
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import AnswerOptions, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
@@ -141,7 +143,8 @@ async def test_readouts_are_of_the_hidden_states_of_transformers(
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
     """The embedded parts hear and speak; the model, which is text alone, answers."""
-    async with live_server(ComposedEngine(engine, asr=ears(), tts=SynthesisEngine())) as server:
+    fetched("whisper-tiny-en")
+    async with live_server(ComposedEngine(engine, asr=WhisperEngine(), tts=SynthesisEngine())) as server:
         yield server
 
 
@@ -191,7 +194,7 @@ async def test_a_spoken_conversation_whose_second_turn_refers_to_the_first(
             modalities=["text", "audio"], instructions=INSTRUCTIONS, sampling={"max_tokens": 24, "temperature": 0}
         )
         first, answer = await spoken_turn(client, clip_bytes("goforward"))
-        assert first == WORDS["goforward"]
+        assert word_errors(WORDS["goforward"], re.sub("[^a-z ]", "", first.lower().replace("10", "ten"))) <= 1
         prompts.clear()
         second, _ = await spoken_turn(client, question)
     assert second

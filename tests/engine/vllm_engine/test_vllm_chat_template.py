@@ -135,7 +135,3 @@ async def test_a_template_of_the_operators_makes_it_chat(untemplated: Path, tmp_
         for role, reason in (("system", "no system messages"), ("assistant", "chat template")):
             with pytest.raises(InvalidValue, match=reason):
                 await answer(engine, Input("Hello"), options=AnswerOptions(input_role=role))
-
-
-async def test_of_a_template_that_describes_tools_nothing_is_told(text_engine: VllmEngine) -> None:
-    assert not any(IGNORES_TOOLS in line for line in text_engine.describe())

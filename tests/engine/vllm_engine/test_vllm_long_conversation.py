@@ -45,7 +45,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int | None
     return seen
 
 
-@pytest.mark.parametrize(("turns", "letters"), [(40, "word "), (24, "在")], ids=["words", "no blanks"])
+@pytest.mark.parametrize(("turns", "letters"), [(60, "word "), (30, "在")], ids=["words", "no blanks"])
 async def test_many_turns_at_a_context_of_1024_tokens(
     server: LiveServer, prompts: list[tuple[list[int], int | None]], turns: int, letters: str
 ) -> None:

@@ -420,3 +420,7 @@ async def test_calls_in_a_chat_body(engine: VllmEngine) -> None:
     assert all(len(token["top_logprobs"]) == 2 for token in tokens)
     assert [choice["index"] for choice in several["choices"]] == [0, 1]
     assert all(len(choice["logprobs"]["content"]) == GREEDY["max_tokens"] for choice in several["choices"])
+
+
+async def test_of_a_template_that_describes_tools_nothing_is_told(text_engine: VllmEngine) -> None:
+    assert not any("ignores tools" in line for line in text_engine.describe())
