@@ -9,8 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from support.engine_answers import Input
 from support.tiny_models import ENGINE_ARGS, build_larger_text_model
-from support.vllm_engine import Input, llm_of, request, running_engine
+from support.vllm_engine import llm_of, request, running_engine
 
 from benchmarks.vllm_parts.report import Report, Size, median_ratio, milliseconds
 from omni_ws.core.chunks import InputMode
@@ -87,7 +88,7 @@ async def _as_it_comes(engine: VllmEngine, words: str, sampling: Mapping[str, An
         await asyncio.sleep(began + number * PIECE_SEC - time.perf_counter())
         source.send(words[number * length : (number + 1) * length])
     await asyncio.sleep(ended - time.perf_counter())
-    source.end()
+    source.close()
     return await answering
 
 

@@ -16,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from support.engine_answers import Input
 from support.live_server import live_server
 from support.tiny_models import ENGINE_ARGS, build_text_model
-from support.vllm_engine import Input, core_process, llm_of, request
+from support.vllm_engine import core_process, llm_of, request
 from websockets.asyncio.client import connect
 
 from benchmarks.server_process import cpu_seconds

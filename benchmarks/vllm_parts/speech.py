@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from support.engine_answers import Input
 from support.tiny_codec import build_codec, write_talker_profile
 from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
-from support.vllm_engine import Input, request, running_engine
+from support.vllm_engine import request, running_engine
 
 from benchmarks.vllm_parts.report import Report, Size, milliseconds
 from omni_ws.core.chunks import OutputModality

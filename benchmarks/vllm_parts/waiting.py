@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+from support.engine_answers import Input
 from support.tiny_models import ENGINE_ARGS, build_text_model
-from support.vllm_engine import Input, answer, core_process, running_engine, unfinished
+from support.vllm_engine import answer, core_process, running_engine, unfinished
 
 from benchmarks.server_process import cpu_seconds
 from benchmarks.vllm_parts.report import Report, Size
@@ -37,7 +38,7 @@ async def measure(report: Report, size: Size, models: Path) -> None:
                 raise RuntimeError("the sessions hold no place in the engine")
             shares = await _share_of_a_core(engine, size.seconds)
             for source in waiting:
-                source.end()
+                source.close()
             await asyncio.gather(*answers)
             each = max(0.0, sum(shares) - sum(idle)) / sessions
             figures = _percent(shares)

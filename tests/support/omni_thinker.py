@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.vllm_engine import Input, request
+from support.engine_answers import Input
+from support.vllm_engine import request
 
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import EngineOutput, TextOutput

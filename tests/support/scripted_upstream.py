@@ -13,9 +13,7 @@ import orjson
 from support.http_server import RoutedApplication, serving
 
 from omni_ws.config.model import RemoteConfig
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import Engine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
@@ -237,56 +235,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@dataclass(frozen=True)
-class Input:
-    chunks: tuple[InputChunk, ...]
-
-    async def __aiter__(self) -> AsyncIterator[InputChunk]:
-        for chunk in self.chunks:
-            yield chunk
-
-
-def text(words: str) -> InputChunk:
-    return InputChunk(Modality.TEXT, words.encode())
-
-
-def asking(*chunks: InputChunk | str, audio: bool = False, **fields: Any) -> GenerationRequest:
-    """A request with everything at its default but the input and ``fields``."""
-    modalities = {OutputModality.TEXT} | ({OutputModality.AUDIO} if audio else set())
-    defaults: dict[str, Any] = {
-        "request_id": "req_1",
-        "task": Task.CHAT,
-        "input": Input(tuple(text(chunk) if isinstance(chunk, str) else chunk for chunk in chunks)),
-        "input_mode": InputMode.SNAPSHOT,
-        "input_audio": AudioFormat(),
-        "modalities": frozenset(modalities),
-    }
-    return GenerationRequest(**{**defaults, **fields})
-
-
-async def answer(engine: Engine, *chunks: InputChunk | str, **fields: Any) -> list[EngineOutput]:
-    return [output async for output in engine.generate(asking(*(chunks or ("hello",)), **fields))]
-
-
-async def gather(source: AsyncIterator[EngineOutput], outputs: list[EngineOutput]) -> None:
-    """What came before an error stays in ``outputs``."""
-    async for output in source:
-        outputs.append(output)
-
-
-def said(outputs: Iterable[EngineOutput]) -> str:
-    return "".join(output.text for output in outputs if isinstance(output, TextOutput))
-
-
-def heard(outputs: Iterable[EngineOutput]) -> list[AudioOutput]:
-    return [output for output in outputs if isinstance(output, AudioOutput)]
-
-
-def final(outputs: list[EngineOutput]) -> Finished:
-    """The last output; there is no other of its kind."""
-    assert [output for output in outputs if isinstance(output, Finished)] == outputs[-1:]
-    last = outputs[-1]
-    assert isinstance(last, Finished)
-    return last

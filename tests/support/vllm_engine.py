@@ -9,19 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from support.engine_answers import Input, final, request_of, said
 from support.until import until
 
 from omni_ws.config.model import VllmConfig
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import EngineOutput, EngineState, Finished, GenerationRequest, TextOutput
-from omni_ws.engine.channel import Channel
+from omni_ws.engine.base import EngineState, Finished, GenerationRequest
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readouts import Readouts
 
 #: A model of any of the tests, on a machine that does other things too.
 STARTS_WITHIN_SEC = 150.0
-TEXT = frozenset({OutputModality.TEXT})
 #: Greedy, and long enough to differ where anything differs. Random weights know no end, so the length is the end.
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 
@@ -53,60 +50,14 @@ def early_budget(engine: VllmEngine) -> tuple[int, int]:
     return engine._shared.budget.slots, engine._shared.budget.tokens
 
 
-def text_chunk(text: str) -> InputChunk:
-    return InputChunk(Modality.TEXT, text.encode())
-
-
-class Input:
-    """An input that a test writes: ``send`` while it is open, ``end`` when it is whole."""
-
-    def __init__(self, *chunks: InputChunk | str, open_end: bool = False) -> None:
-        self.channel: Channel[InputChunk] = Channel(1 << 24, cost=lambda chunk: len(chunk.payload))
-        for chunk in chunks:
-            self.send(chunk)
-        if not open_end:
-            self.end()
-
-    def send(self, chunk: InputChunk | str) -> None:
-        self.channel.put_nowait(text_chunk(chunk) if isinstance(chunk, str) else chunk)
-
-    async def taken(self) -> None:
-        """Waits until the engine has taken over all that was sent."""
-        await until(lambda: not self.channel.queued)
-
-    def end(self) -> None:
-        self.channel.close()
-
-
 def request(source: Input, **changes: Any) -> GenerationRequest:
-    fields: dict[str, Any] = {
-        "request_id": f"req_{uuid.uuid4().hex}",
-        "task": Task.CHAT,
-        "input": source.channel,
-        "input_mode": InputMode.EXTEND,
-        "input_audio": AudioFormat(AudioEncoding.PCM16, 16_000, 1),
-        "modalities": TEXT,
-        "sampling": GREEDY,
-        **changes,
-    }
-    return GenerationRequest(**fields)
+    return request_of(source, **{"request_id": f"req_{uuid.uuid4().hex}", "sampling": GREEDY, **changes})
 
 
 async def answer(engine: VllmEngine, source: Input, **changes: Any) -> tuple[str, Finished]:
     """The whole text, and the final."""
     outputs = [output async for output in engine.generate(request(source, **changes))]
-    return text_of(outputs), final_of(outputs)
-
-
-def text_of(outputs: list[EngineOutput]) -> str:
-    return "".join(output.text for output in outputs if isinstance(output, TextOutput))
-
-
-def final_of(outputs: list[EngineOutput]) -> Finished:
-    *rest, final = outputs
-    assert isinstance(final, Finished)
-    assert not any(isinstance(output, Finished) for output in rest)
-    return final
+    return said(outputs), final(outputs)
 
 
 async def plain_answer(engine: VllmEngine, prompt: str | Mapping[str, Any], **sampling: Any) -> str:

@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.engine_results import (
+from support.engine_answers import (
     AUDIO,
     BOTH,
     IMAGE,
     TEXT,
-    Result,
-    Sink,
-    ask,
+    Answer,
+    HandOver,
+    Input,
+    answered,
     collect,
     open_input,
     request_of,
-    typed,
-    whole_input,
 )
+from support.engine_answers import text as typed
 from support.part_engines import SILENCE, WORD_MS, RetortEngine, WordEngine, speech
 from support.token_engine import TokenEngine
 from support.tone_engine import ToneEngine
@@ -71,7 +71,7 @@ async def engine(asr: WordEngine, llm: RetortEngine, tts: ToneEngine) -> AsyncIt
 
 
 async def test_speech_is_written_down_answered_and_spoken(engine: ComposedEngine, llm: RetortEngine) -> None:
-    result = await ask(engine, speech("go"), speech("forward"), modalities=BOTH)
+    result = await answered(engine, speech("go"), speech("forward"), modalities=BOTH)
     assert result.transcript == "go forward"
     assert [one.text for one in result.transcripts if one.interim] == ["go", "go forward"]
     assert llm.read == "go forward"
@@ -81,24 +81,24 @@ async def test_speech_is_written_down_answered_and_spoken(engine: ComposedEngine
 
 
 async def test_usage_is_that_of_all_parts(engine: ComposedEngine) -> None:
-    result = await ask(engine, speech("go"), speech("forward"), modalities=BOTH)
+    result = await answered(engine, speech("go"), speech("forward"), modalities=BOTH)
     usage = result.finished.usage
     assert (usage.input_tokens, usage.output_tokens, usage.input_audio_ms) == (2, 4, 2 * WORD_MS)
 
 
 async def test_the_audio_of_the_answer_is_counted(asr: WordEngine, llm: RetortEngine) -> None:
     tts = ScriptedEngine([Finished(FinishReason.STOP, Usage(output_audio_ms=40, output_tokens=9))])
-    result = await ask(ComposedEngine(llm, asr=asr, tts=tts), typed("a"), modalities=BOTH)
+    result = await answered(ComposedEngine(llm, asr=asr, tts=tts), typed("a"), modalities=BOTH)
     assert (result.finished.usage.output_audio_ms, result.finished.usage.output_tokens) == (40, 3)
 
 
 async def test_an_answer_in_audio_alone_has_no_text(engine: ComposedEngine) -> None:
-    result = await ask(engine, typed("hello"), modalities=AUDIO)
+    result = await answered(engine, typed("hello"), modalities=AUDIO)
     assert (result.text, result.spoken_words) == ("", 3)
 
 
 async def test_a_written_answer_is_not_spoken(engine: ComposedEngine, tts: ToneEngine) -> None:
-    result = await ask(engine, typed("hello"))
+    result = await answered(engine, typed("hello"))
     assert (result.text, result.spoken_words, tts.requests) == ("You said hello", 0, [])
 
 
@@ -106,7 +106,7 @@ async def test_what_follows_audio_waits_until_that_is_written_down(
     engine: ComposedEngine, asr: WordEngine, llm: RetortEngine
 ) -> None:
     asr.gate = asyncio.Event()
-    source = whole_input(typed("first"), speech("second"), IMAGE, typed("third"))
+    source = Input(typed("first"), speech("second"), IMAGE, typed("third"))
     answering = asyncio.create_task(collect(engine, request_of(source)))
     await until(lambda: not source.queued or asr.active_requests == 1)
     await until(lambda: bool(llm.reads))
@@ -129,12 +129,12 @@ async def test_what_follows_audio_waits_until_that_is_written_down(
 async def test_typed_and_spoken_words_do_not_run_together(
     engine: ComposedEngine, llm: RetortEngine, chunks: list[InputChunk], read: str
 ) -> None:
-    await ask(engine, *chunks)
+    await answered(engine, *chunks)
     assert llm.read == read
 
 
 async def test_the_transcript_of_interrupted_speech_is_one(engine: ComposedEngine) -> None:
-    result = await ask(engine, speech("one"), IMAGE, speech("two"), speech("three"))
+    result = await answered(engine, speech("one"), IMAGE, speech("two"), speech("three"))
     settled = [one for one in result.transcripts if not one.interim]
     assert [one.text for one in settled] == ["one", " two three"]
     assert [one.start_ms for one in settled] == [0, WORD_MS]
@@ -157,7 +157,7 @@ async def test_the_parts_get_only_what_is_theirs(
     engine: ComposedEngine, asr: WordEngine, llm: RetortEngine, tts: ToneEngine
 ) -> None:
     fields = {"instructions": "be brief", "sampling": {"max_tokens": 5}, "voice": "bell", "speed": 1.5, "owner": "key"}
-    request = request_of(whole_input(speech("go")), modalities=BOTH, **fields)
+    request = request_of(Input(speech("go")), modalities=BOTH, **fields)
     await collect(engine, request)
     heard, answered, spoken = asr.requests[0], llm.requests[0], tts.requests[0]
     assert (heard.task, answered.task, spoken.task) == (Task.TRANSCRIBE, Task.CHAT, Task.SPEECH)
@@ -177,14 +177,14 @@ async def test_a_part_that_takes_no_late_input_is_not_told_of_any(asr: WordEngin
     llm = RetortEngine(extend=False)
     engine = ComposedEngine(llm, asr=asr)
     assert engine.capabilities.extend
-    assert (await ask(engine, speech("go"), typed("on"))).text == "You said go on"
+    assert (await answered(engine, speech("go"), typed("on"))).text == "You said go on"
     assert llm.requests[0].input_mode is InputMode.SNAPSHOT
 
 
 async def test_a_request_without_input_is_refused(engine: ComposedEngine, llm: RetortEngine) -> None:
     for chunks in ((), (InputChunk.end(),)):
         with pytest.raises(EmptyInput):
-            await ask(engine, *chunks)
+            await answered(engine, *chunks)
     assert llm.withdrawn == len(llm.requests)
 
 
@@ -192,7 +192,7 @@ async def test_a_request_without_input_is_refused(engine: ComposedEngine, llm: R
 
 
 async def test_silence_never_reaches_the_llm(engine: ComposedEngine, llm: RetortEngine, tts: ToneEngine) -> None:
-    result = await ask(engine, SILENCE, SILENCE, modalities=BOTH)
+    result = await answered(engine, SILENCE, SILENCE, modalities=BOTH)
     assert (result.text, result.transcript, result.spoken_words) == ("", "", 0)
     assert result.finished.reason is FinishReason.STOP
     assert result.finished.usage.input_audio_ms == 2 * WORD_MS
@@ -201,13 +201,13 @@ async def test_silence_never_reaches_the_llm(engine: ComposedEngine, llm: Retort
 
 async def test_silence_is_answered_as_the_llm_wants_it(asr: WordEngine, tts: ToneEngine) -> None:
     engine = ComposedEngine(RetortEngine(nothing_heard="I heard nothing."), asr=asr, tts=tts)
-    result = await ask(engine, SILENCE, modalities=BOTH)
+    result = await answered(engine, SILENCE, modalities=BOTH)
     assert (result.text, result.spoken_words, result.finished.usage.output_tokens) == ("I heard nothing.", 3, 3)
 
 
 async def test_silence_beside_other_input_leaves_that(engine: ComposedEngine, llm: RetortEngine) -> None:
-    assert (await ask(engine, SILENCE, typed("hello"))).text == "You said hello"
-    assert (await ask(engine, IMAGE, SILENCE)).text == "You said "
+    assert (await answered(engine, SILENCE, typed("hello"))).text == "You said hello"
+    assert (await answered(engine, IMAGE, SILENCE)).text == "You said "
     assert llm.withdrawn == 0
 
 
@@ -219,9 +219,9 @@ HEARING = {"input_modalities": frozenset({Modality.TEXT, Modality.AUDIO})}
 async def test_an_llm_that_hears_gets_the_audio_and_does_not_wait_for_the_transcript(asr: WordEngine) -> None:
     llm = RetortEngine("Yes.", **HEARING)
     asr.gate = asyncio.Event()
-    result = Result()
+    result = Answer()
     engine = ComposedEngine(llm, asr=asr)
-    request = request_of(whole_input(speech("go"), typed("on")))
+    request = request_of(Input(speech("go"), typed("on")))
     answering = asyncio.create_task(collect(engine, request, result))
     await until(lambda: result.text == "Yes.")
     assert [chunk.modality for chunk in llm.reads] == [Modality.AUDIO, Modality.TEXT]
@@ -234,15 +234,15 @@ async def test_an_llm_that_hears_gets_the_audio_and_does_not_wait_for_the_transc
 
 async def test_the_transcript_of_an_llm_that_hears_gives_way_to_that_of_the_asr(asr: WordEngine) -> None:
     llm = ScriptedEngine([TranscriptOutput("it heard this"), TextOutput("Yes.")])
-    result = await ask(ComposedEngine(llm, asr=asr), speech("go"))
+    result = await answered(ComposedEngine(llm, asr=asr), speech("go"))
     assert (result.transcript, result.text) == ("go", "Yes.")
 
 
 async def test_a_slow_transcript_is_not_lost_where_the_answer_is_spoken(asr: WordEngine, tts: ToneEngine) -> None:
     asr.gate = asyncio.Event()
-    result = Result()
+    result = Answer()
     engine = ComposedEngine(RetortEngine("Yes.", **HEARING), asr=asr, tts=tts)
-    request = request_of(whole_input(speech("go")), modalities=BOTH)
+    request = request_of(Input(speech("go")), modalities=BOTH)
     answering = asyncio.create_task(collect(engine, request, result))
     await until(lambda: result.spoken_words == 1 and tts.active_requests == 0)
     asr.gate.set()
@@ -253,20 +253,20 @@ async def test_a_slow_transcript_is_not_lost_where_the_answer_is_spoken(asr: Wor
 async def test_without_other_parts_the_llm_has_the_request_to_itself() -> None:
     llm = RetortEngine()
     engine = ComposedEngine(llm)
-    request = request_of(whole_input(typed("hello")), modalities=BOTH, voice="bell")
+    request = request_of(Input(typed("hello")), modalities=BOTH, voice="bell")
     await collect(engine, request)
     assert [replace(one, input=request.input) for one in llm.requests] == [request]
 
 
 async def test_an_llm_that_speaks_needs_no_tts() -> None:
     engine = ComposedEngine(ToneEngine(), asr=WordEngine())
-    result = await ask(engine, typed("one two"), modalities=BOTH)
+    result = await answered(engine, typed("one two"), modalities=BOTH)
     assert (result.text, result.spoken_words) == ("one two ", 2)
     assert engine.capabilities.voices == ("tone", "bell")
 
 
 async def test_a_tts_takes_the_place_of_an_llm_that_speaks(tts: ToneEngine) -> None:
-    result = await ask(ComposedEngine(EchoEngine(), tts=tts), typed("one two"), modalities=BOTH)
+    result = await answered(ComposedEngine(EchoEngine(), tts=tts), typed("one two"), modalities=BOTH)
     assert len(tts.requests) == 1
     assert result.spoken_words == 2
 
@@ -277,17 +277,17 @@ async def test_a_tts_takes_the_place_of_an_llm_that_speaks(tts: ToneEngine) -> N
 async def test_tasks_of_one_part_go_to_it(
     engine: ComposedEngine, asr: WordEngine, llm: RetortEngine, tts: ToneEngine
 ) -> None:
-    written = request_of(whole_input(speech("go")), task=Task.TRANSCRIBE)
+    written = request_of(Input(speech("go")), task=Task.TRANSCRIBE)
     assert (await collect(engine, written)).text == "go"
-    spoken = request_of(whole_input(typed("one two")), task=Task.SPEECH, modalities=AUDIO)
+    spoken = request_of(Input(typed("one two")), task=Task.SPEECH, modalities=AUDIO)
     assert (await collect(engine, spoken)).spoken_words == 2
     assert (asr.requests, tts.requests, llm.requests) == ([written], [spoken], [])
 
 
 async def test_only_one_answer_is_spoken(engine: ComposedEngine) -> None:
-    options = replace(request_of(whole_input()).options, choices=2)
+    options = replace(request_of(Input()).options, choices=2)
     with pytest.raises(UnsupportedParameter) as refused:
-        await ask(engine, typed("a"), modalities=BOTH, options=options)
+        await answered(engine, typed("a"), modalities=BOTH, options=options)
     assert refused.value.param == "n"
 
 
@@ -295,15 +295,15 @@ async def test_only_one_answer_is_spoken(engine: ComposedEngine) -> None:
 
 
 async def test_text_takes_the_short_way(engine: ComposedEngine) -> None:
-    sink = Sink()
-    result = await ask(engine, typed("hello"), sink=sink)
-    assert "".join(one.text for one in sink.taken if isinstance(one, TextOutput)) + result.text == "You said hello"
-    assert len(sink.taken) == 3
+    sink = HandOver()
+    result = await answered(engine, typed("hello"), sink=sink)
+    assert "".join(one.text for one in sink.outputs if isinstance(one, TextOutput)) + result.text == "You said hello"
+    assert sink.taken == 3
 
 
 async def test_the_llm_waits_for_a_tts_that_is_slow(asr: WordEngine) -> None:
     llm = RetortEngine(" ".join(["word"] * 5000))
-    result = Result()
+    result = Answer()
     reading = asyncio.Event()
 
     class Unread(ToneEngine):
@@ -313,7 +313,7 @@ async def test_the_llm_waits_for_a_tts_that_is_slow(asr: WordEngine) -> None:
                 yield output
 
     engine = ComposedEngine(llm, asr=asr, tts=Unread())
-    request = request_of(whole_input(typed("go on")), modalities=BOTH)
+    request = request_of(Input(typed("go on")), modalities=BOTH)
     answering = asyncio.create_task(collect(engine, request, result))
     await until(lambda: len(result.text) >= 2000)
     for _ in range(100):  # passes of the loop, far more than needed
@@ -327,7 +327,7 @@ async def test_the_llm_waits_for_a_tts_that_is_slow(asr: WordEngine) -> None:
 async def test_a_tts_that_ends_early_ends_no_text(llm: RetortEngine) -> None:
     tts = ScriptedEngine([])
     llm.reply = " ".join(["word"] * 2000)
-    assert len((await ask(ComposedEngine(llm, tts=tts), typed("a"), modalities=BOTH)).text) == 9999
+    assert len((await answered(ComposedEngine(llm, tts=tts), typed("a"), modalities=BOTH)).text) == 9999
 
 
 async def test_an_asr_that_ends_early_loses_nothing_else(llm: RetortEngine) -> None:
@@ -337,7 +337,7 @@ async def test_an_asr_that_ends_early_loses_nothing_else(llm: RetortEngine) -> N
             yield TranscriptOutput("one")
             yield Finished(FinishReason.LENGTH, Usage())
 
-    result = await ask(ComposedEngine(llm, asr=Curt()), speech("one"), speech("two"), speech("three"), typed("four"))
+    result = await answered(ComposedEngine(llm, asr=Curt()), speech("one"), speech("two"), speech("three"), "four")
     assert result.text == "You said one four"
 
 
@@ -348,7 +348,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(
     """Cancelled while the ASR, the LLM, or the TTS is at work."""
     asr.gate = asyncio.Event() if position == 0 else None
     llm.gate = asyncio.Event() if position == 1 else None
-    source = whole_input(speech("go")) if position < 2 else open_input(speech("go"))
+    source = Input(speech("go")) if position < 2 else open_input(speech("go"))
     answering = asyncio.create_task(collect(engine, request_of(source, modalities=BOTH)))
     await until(lambda: asr.active_requests == 1 if position != 1 else bool(llm.reads))
     answering.cancel()
@@ -411,7 +411,7 @@ async def test_parts_of_an_llm_that_has_some_are_parts(asr: WordEngine, llm: Ret
 
 async def test_speech_needs_a_part_that_can_speak(llm: RetortEngine) -> None:
     engine = ComposedEngine(llm, tts=RetortEngine())
-    assert (await ask(engine, typed("hello"), modalities=BOTH)).spoken_words == 0
+    assert (await answered(engine, typed("hello"), modalities=BOTH)).spoken_words == 0
 
 
 def test_parts_are_named(asr: WordEngine, llm: RetortEngine) -> None:

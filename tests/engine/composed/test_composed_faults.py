@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.engine_results import AUDIO, BOTH, Result, Sink, ask, collect, open_input, request_of, typed, whole_input
+from support.engine_answers import AUDIO, BOTH, Answer, HandOver, Input, answered, collect, open_input, request_of
+from support.engine_answers import text as typed
 from support.part_engines import RetortEngine, WordEngine, speech
 from support.tone_engine import ToneEngine
 from support.until import until
@@ -55,16 +56,16 @@ async def test_a_dead_asr_fails_speech_and_not_text() -> None:
     engine = ComposedEngine(llm, asr=asr)
     asr.failure = EngineFailed("gone", fatal=True)
     with pytest.raises(EngineFailed, match=r"ASR \(words\): gone") as failed:
-        await ask(engine, speech("go"))
+        await answered(engine, speech("go"))
     assert (failed.value.param, failed.value.fatal) == ("asr", False)
-    assert (await ask(engine, typed("hello"))).text == "You said hello"
+    assert (await answered(engine, typed("hello"))).text == "You said hello"
     asr.failure = None
-    assert (await ask(engine, speech("go"))).text == "You said go"
+    assert (await answered(engine, speech("go"))).text == "You said go"
 
 
 async def test_an_asr_that_dies_is_told_of_while_the_speaker_pauses() -> None:
     asr, llm = WordEngine(), RetortEngine()
-    result = Result()
+    result = Answer()
     source = open_input(speech("go."))
     answering = asyncio.create_task(collect(ComposedEngine(llm, asr=asr), request_of(source), result))
     await llm.took.wait()
@@ -81,14 +82,14 @@ async def test_an_asr_without_room_is_a_refusal() -> None:
     asr = WordEngine()
     asr.failure = EngineOverloaded("no seat", retry_after_ms=10)
     with pytest.raises(EngineOverloaded):
-        await ask(ComposedEngine(RetortEngine(), asr=asr), speech("go"))
+        await answered(ComposedEngine(RetortEngine(), asr=asr), speech("go"))
 
 
 async def test_an_llm_that_hears_answers_without_the_asr() -> None:
     asr = WordEngine()
     asr.failure = EngineFailed("gone")
     llm = RetortEngine("Yes.", input_modalities=frozenset({Modality.AUDIO, Modality.TEXT}))
-    result = await ask(ComposedEngine(llm, asr=asr), speech("go"), speech("on"))
+    result = await answered(ComposedEngine(llm, asr=asr), speech("go"), speech("on"))
     assert [one.error.param for one in result.failures] == ["asr"]
     assert (result.text, result.finished.reason) == ("Yes.", FinishReason.STOP)
 
@@ -99,7 +100,7 @@ async def test_an_llm_that_hears_answers_without_the_asr() -> None:
 async def test_text_goes_on_without_the_tts() -> None:
     llm, tts = RetortEngine("one two three four five"), ToneEngine(fail_at=2)
     engine = ComposedEngine(llm, tts=tts)
-    result = await ask(engine, typed("hello"), modalities=BOTH)
+    result = await answered(engine, typed("hello"), modalities=BOTH)
     assert (result.text, result.spoken_words) == ("one two three four five", 2)
     assert result.finished.reason is FinishReason.STOP
     (failure,) = result.failures
@@ -108,19 +109,19 @@ async def test_text_goes_on_without_the_tts() -> None:
     assert failure.error.message.startswith("TTS (tone): ")
     assert "secret" not in failure.error.message
     tts.fail_at = None
-    assert (await ask(engine, typed("hello"), modalities=BOTH)).spoken_words == 5
+    assert (await answered(engine, typed("hello"), modalities=BOTH)).spoken_words == 5
 
 
 async def test_a_long_answer_does_not_wait_for_a_dead_tts() -> None:
     llm = RetortEngine(" ".join(["word"] * 3000))
-    result = await ask(ComposedEngine(llm, tts=ToneEngine(fail_at=0)), typed("hello"), modalities=BOTH)
+    result = await answered(ComposedEngine(llm, tts=ToneEngine(fail_at=0)), typed("hello"), modalities=BOTH)
     assert len(result.text) == 14_999
 
 
 async def test_without_text_nothing_is_left_of_an_answer_without_a_voice() -> None:
     engine = ComposedEngine(RetortEngine(), tts=ToneEngine(fail_at=1))
     with pytest.raises(EngineFailed) as failed:
-        await ask(engine, typed("hello"), modalities=AUDIO)
+        await answered(engine, typed("hello"), modalities=AUDIO)
     assert failed.value.param == "tts"
 
 
@@ -138,9 +139,9 @@ class Choosy(ToneEngine):
 
 async def test_what_the_client_asked_of_the_tts_is_refused_and_the_text_of_the_llm_is_not() -> None:
     with pytest.raises(InvalidValue) as refused:
-        await ask(ComposedEngine(RetortEngine(), tts=Choosy("stage_params.tone.pitch")), typed("a"), modalities=BOTH)
+        await answered(ComposedEngine(RetortEngine(), tts=Choosy("stage_params.tone.pitch")), "a", modalities=BOTH)
     assert refused.value.param == "stage_params.tone.pitch"
-    result = await ask(ComposedEngine(RetortEngine(), tts=Choosy("text")), typed("a"), modalities=BOTH)
+    result = await answered(ComposedEngine(RetortEngine(), tts=Choosy("text")), typed("a"), modalities=BOTH)
     assert [one.error.param for one in result.failures] == ["tts"]
     assert result.text == "You said a"
 
@@ -152,14 +153,14 @@ async def test_an_llm_that_dies_in_its_answer_ends_it() -> None:
     llm, tts = RetortEngine("one two three"), ToneEngine()
     engine = ComposedEngine(llm, tts=tts)
     llm.failure = EngineFailed("gone", fatal=True)
-    result = Result()
+    result = Answer()
     with pytest.raises(EngineFailed, match=r"LLM \(retort\): gone") as failed:
-        await collect(engine, request_of(whole_input(typed("hello")), modalities=BOTH), result)
+        await collect(engine, request_of(Input(typed("hello")), modalities=BOTH), result)
     assert (failed.value.param, failed.value.fatal) == ("llm", True)
     assert result.text == "one"
     assert tts.active_requests == 0
     llm.failure = None
-    assert (await ask(engine, typed("hello"), modalities=BOTH)).spoken_words == 3
+    assert (await answered(engine, typed("hello"), modalities=BOTH)).spoken_words == 3
 
 
 class Endless(RetortEngine):
@@ -173,7 +174,7 @@ class Endless(RetortEngine):
 
 async def test_an_answer_without_an_end_is_a_failure() -> None:
     with pytest.raises(EngineFailed, match="no end") as failed:
-        await ask(ComposedEngine(Endless(), asr=WordEngine()), typed("hello"))
+        await answered(ComposedEngine(Endless(), asr=WordEngine()), typed("hello"))
     assert failed.value.param == "llm"
 
 
@@ -202,9 +203,9 @@ async def test_an_llm_that_stalls_is_given_up(parts: dict[str, Any], reads: bool
 
 
 @pytest.mark.virtual_clock
-@pytest.mark.parametrize("sink", [None, Sink()], ids=["yielded", "offered"])
+@pytest.mark.parametrize("sink", [None, HandOver()], ids=["yielded", "offered"])
 @pytest.mark.parametrize("parts", [{}, {"asr": WordEngine()}], ids=["alone", "asr"])
-async def test_an_llm_that_has_begun_may_take_its_time(parts: dict[str, Any], sink: Sink | None) -> None:
+async def test_an_llm_that_has_begun_may_take_its_time(parts: dict[str, Any], sink: HandOver | None) -> None:
     class Slow(RetortEngine):
         async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
             async for output in super().generate(request):
@@ -214,7 +215,7 @@ async def test_an_llm_that_has_begun_may_take_its_time(parts: dict[str, Any], si
 
     engine = ComposedEngine(Slow("one two"), first_byte_timeout_sec=20, **parts)
     fields = {} if sink is None else {"sink": sink}
-    assert (await ask(engine, typed("hello"), **fields)).finished.reason is FinishReason.STOP
+    assert (await answered(engine, typed("hello"), **fields)).finished.reason is FinishReason.STOP
 
 
 @pytest.mark.virtual_clock
@@ -244,7 +245,7 @@ async def test_an_asr_that_has_shown_something_may_listen_on() -> None:
 @pytest.mark.virtual_clock
 async def test_a_tts_that_hangs_is_given_up() -> None:
     tts = SilentEngine(ToneEngine())
-    result = await ask(ComposedEngine(RetortEngine(), tts=tts), typed("hello"), modalities=BOTH)
+    result = await answered(ComposedEngine(RetortEngine(), tts=tts), typed("hello"), modalities=BOTH)
     assert [one.error.param for one in result.failures] == ["tts"]
     assert result.text == "You said hello"
     assert tts.active_requests == 0
@@ -256,8 +257,8 @@ async def test_a_tts_waits_for_an_llm_that_writes_slowly() -> None:
     llm = RetortEngine("one two")
     llm.pause = gate
     engine = ComposedEngine(llm, tts=ToneEngine())
-    result = Result()
-    request = request_of(whole_input(typed("hello")), modalities=BOTH)
+    result = Answer()
+    request = request_of(Input(typed("hello")), modalities=BOTH)
     answering = asyncio.create_task(collect(engine, request, result))
     await until(lambda: result.text == "one")
     await asyncio.sleep(10 * STALLED_SEC)

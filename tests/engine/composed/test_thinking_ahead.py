@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.engine_results import BOTH, IMAGE, Result, Sink, collect, open_input, request_of, typed
+from support.engine_answers import BOTH, IMAGE, Answer, HandOver, collect, open_input, request_of, said
+from support.engine_answers import text as typed
 from support.part_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, WordEngine, speech
 from support.tone_engine import ToneEngine
 from support.until import until
@@ -32,7 +33,7 @@ class Talk:
         self.outcomes: list[str] = []
         self.engine.on_speculation = lambda outcome: self.outcomes.append(outcome.value)
         self.input = open_input()
-        self.result = Result()
+        self.result = Answer()
         self.request = request_of(self.input, **({"modalities": BOTH} if tts else {}), **fields)
         self.answering = asyncio.create_task(collect(self.engine, self.request, self.result))
 
@@ -44,7 +45,7 @@ class Talk:
         for _ in range(200):  # passes of the loop, far more than needed
             await asyncio.sleep(0)
 
-    async def end(self) -> Result:
+    async def end(self) -> Answer:
         self.input.close()
         await self.answering
         assert [part.active_requests for part in (self.engine, self.asr, self.llm)] == [0, 0, 0]
@@ -81,13 +82,13 @@ async def test_speech_is_made_ahead_too() -> None:
 async def test_an_answer_that_is_not_ready_goes_on_after_the_turn() -> None:
     llm = RetortEngine("one two three")
     llm.pause = asyncio.Event()
-    talk = Talk(llm, sink=(sink := Sink()))
+    talk = Talk(llm, sink=(sink := HandOver()))
     await talk.say(speech("go"), PAUSE)
     talk.input.close()
-    await until(lambda: "".join(o.text for o in [*sink.taken, *talk.result.outputs] if isinstance(o, TextOutput)) != "")
+    await until(lambda: said([*sink.outputs, *talk.result.outputs]) != "")
     llm.pause.set()
     await talk.end()
-    assert [output.text for output in sink.taken if isinstance(output, TextOutput)] == ["one", " two", " three"]
+    assert [output.text for output in sink.outputs if isinstance(output, TextOutput)] == ["one", " two", " three"]
     assert talk.outcomes == ["used"]
 
 

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 from support.engine_answers import Answer as EngineAnswer
-from support.engine_answers import Input, answered, audio, open_input, request_of
+from support.engine_answers import Input, answered, audio, gather, open_input, request_of
 from support.part_engines import RetortEngine
 from support.scripted_upstream import (
     SSE,
@@ -22,7 +22,6 @@ from support.scripted_upstream import (
     ScriptedUpstream,
     cut,
     free_port,
-    gather,
     hang,
     refuses,
     remote_asr,

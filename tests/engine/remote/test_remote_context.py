@@ -14,7 +14,8 @@ from support.dialect_servers import (
     tokens_of,
     words_for,
 )
-from support.scripted_upstream import answer, refuses, remote_llm, said, says, streams, text, upstream
+from support.engine_answers import answer, said, text
+from support.scripted_upstream import refuses, remote_llm, says, streams, upstream
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.engine.base import Message

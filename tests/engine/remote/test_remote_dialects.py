@@ -8,19 +8,8 @@ from typing import Any
 import orjson
 import pytest
 from support.dialect_servers import LlamaCppServer, LmStudioServer, OllamaServer, ollama_calls, ollama_says
-from support.scripted_upstream import (
-    answer,
-    delta,
-    final,
-    finish,
-    free_port,
-    hang,
-    remote_llm,
-    said,
-    says,
-    streams,
-    upstream,
-)
+from support.engine_answers import answer, final, said
+from support.scripted_upstream import delta, finish, free_port, hang, remote_llm, says, streams, upstream
 
 from omni_ws.core.chunks import FinishReason, ToolCallFragment
 from omni_ws.engine.base import EngineOutput, ToolCallOutput

@@ -10,26 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hand_over import HandOver
+from support.engine_answers import HandOver, answer, asking, final, gather, heard, said, text
 from support.http_server import tls_contexts
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
-    answer,
-    asking,
     cut,
     delta,
-    final,
     finish,
-    gather,
     hang,
-    heard,
     refuses,
     remote,
-    said,
     says,
     streams,
-    text,
     upstream,
     usage,
 )

@@ -7,21 +7,17 @@ from contextlib import aclosing
 
 import orjson
 import pytest
+from support.engine_answers import answer, asking, final, gather, said
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
-    answer,
-    asking,
     cut,
     deaf_port,
     delta,
-    final,
     free_port,
-    gather,
     hang,
     refuses,
     remote,
-    said,
     says,
     streams,
     upstream,

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from support.scripted_upstream import asking, text
+from support.engine_answers import asking, text
 
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat

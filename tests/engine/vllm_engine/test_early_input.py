@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.vllm_engine import Input, request
+from support.engine_answers import Input
+from support.vllm_engine import request
 from support.word_prompts import WordTokenizer, form
 
 from omni_ws.core.chunks import InputMode

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 pytest.importorskip("httpx", reason="the remote engine's client is not installed")
 
+from support.engine_answers import answer, asking, final, gather, said, text
 from support.live_server import live_server
-from support.scripted_upstream import answer, asking, final, gather, said, text
 from support.vllm_serve import CONTEXT, VllmServe, configuration, in_front_of, vllm_serve
 
 from omni_ws.client import connect

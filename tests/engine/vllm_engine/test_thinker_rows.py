@@ -386,7 +386,8 @@ async def test_a_text_that_is_too_long_for_the_thinker(thinker: OmniThinker) -> 
 
 
 async def forced(thinker: OmniThinker, pieces: Sequence[str]) -> list[Any]:
-    from support.vllm_engine import Input, request
+    from support.engine_answers import Input
+    from support.vllm_engine import request
 
     source: Channel[str] = Channel(1 << 16, cost=len)
     for piece in pieces:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.engine_answers import Input
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
-from support.vllm_engine import Input, answer, plain_answer, running_engine
+from support.vllm_engine import answer, plain_answer, running_engine
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.base import AnswerOptions

@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from support.engine_answers import Input, text
 from support.until import until
-from support.vllm_engine import (
-    Input,
-    answer,
-    llm_of,
-    plain_answer,
-    text_chunk,
-)
+from support.vllm_engine import answer, llm_of, plain_answer
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
@@ -103,8 +98,8 @@ async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once
     for chunk in chunks_of(speech):
         source.send(chunk)
         await source.taken()
-    source.send(text_chunk("What?"))
-    source.end()
+    source.send(text("What?"))
+    source.close()
     live, live_final = await answering
     assert live == at_once
     # Cached tokens are reported for prompts that were submitted at once.
@@ -135,7 +130,7 @@ async def test_a_sound_that_found_no_room_before_the_end_is_heard_after_it(heari
         await until(lambda: budget.slots < slots)
         await until(lambda: budget.slots == slots)
     finally:
-        source.end()
+        source.close()
         budget.tokens += others
     live, live_final = await answering
     assert live == at_once
@@ -162,7 +157,7 @@ async def test_hears_earlier_turns(hearing: VllmEngine, live: bool) -> None:
         for chunk in chunks_of(now):
             source.send(chunk)
             await source.taken()
-        source.end()
+        source.close()
         text, _ = await answering
     else:
         text, _ = await answer(hearing, Input(*chunks_of(now)), history=history, input_mode=InputMode.SNAPSHOT)
@@ -201,7 +196,7 @@ async def test_sees_pictures(seeing: VllmEngine, early_steps: Callable[[], int])
     source.send(png(second))
     source.send("well")
     await source.taken()
-    source.end()
+    source.close()
     live, _ = await answering
     assert live == text
 

@@ -17,18 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.engine_answers import Input, final, said
 from support.live_server import live_server
 from support.native_client import native_client
 from support.raw_http import post
 from support.until import until
 from support.vllm_engine import (
     STARTS_WITHIN_SEC,
-    Input,
     core_process,
-    final_of,
     request,
     running_engine,
-    text_of,
     unfinished,
     until_idle,
     until_state,
@@ -142,16 +140,16 @@ async def test_the_sound_is_that_of_transformers(engine: VllmEngine) -> None:
     sound, whole = sound_of(outputs), reference(Family.QWEN3).code2wav(expected.codes)
     assert len(sound) == len(whole)
     assert np.abs(sound - whole).max() <= 1e-5 * np.abs(whole).max()
-    assert final_of(outputs).usage.output_audio_ms == round(1000 * len(sound) / 24_000)
+    assert final(outputs).usage.output_audio_ms == round(1000 * len(sound) / 24_000)
 
 
 async def test_sound_begins_while_the_text_is_being_written(engine: VllmEngine) -> None:
     outputs = await outputs_of(engine, Input("Hello"), sampling={"temperature": 0.0, "max_tokens": 200})
     kinds = [type(output) for output in outputs]
     assert kinds.index(AudioOutput) < len(kinds) - 1 - kinds[::-1].index(TextOutput)
-    final = final_of(outputs)
-    assert (final.reason, final.usage.output_tokens) == (FinishReason.LENGTH, 200)
-    assert len(text_of(outputs)) > 0
+    last = final(outputs)
+    assert (last.reason, last.usage.output_tokens) == (FinishReason.LENGTH, 200)
+    assert len(said(outputs)) > 0
 
 
 async def test_seeds_make_the_same_speech_again(engine: VllmEngine) -> None:
@@ -169,7 +167,7 @@ async def test_a_history_too_long_for_the_voice_is_shortened(engine: VllmEngine)
     history = [Message("user" if turn % 2 == 0 else "assistant", 60 * chr(97 + turn)) for turn in range(24)]
     outputs = await outputs_of(engine, Input("Hello"), history=tuple(history))
     assert len(sound_of(outputs)) > 0
-    assert 256 < final_of(outputs).usage.input_tokens <= 768
+    assert 256 < final(outputs).usage.input_tokens <= 768
 
 
 async def test_a_history_is_shortened_too_when_the_input_is_read_early(
@@ -192,15 +190,15 @@ async def test_a_history_is_shortened_too_when_the_input_is_read_early(
     await until(lambda: all(process.open_sessions == 1 for process in voice_of(engine).processes))
     source.send(60 * "one two   ")
     await until(lambda: takes_more[-1] is False or asking.done())
-    source.end()
+    source.close()
     outputs = await asking
     assert len(sound_of(outputs)) > 0
-    assert 256 < final_of(outputs).usage.input_tokens <= 768
+    assert 256 < final(outputs).usage.input_tokens <= 768
 
 
 async def test_text_alone_leaves_the_voice_alone(engine: VllmEngine) -> None:
     outputs = await outputs_of(engine, Input("Hello"), modalities=frozenset({OutputModality.TEXT}))
-    assert text_of(outputs)
+    assert said(outputs)
     assert not len(sound_of(outputs))
 
 
@@ -213,11 +211,11 @@ async def test_a_text_is_read_the_same_however_it_arrives(engine: VllmEngine) ->
     for start in range(0, len(text), 7):
         source.send(text[start : start + 7])
         await source.taken()
-    source.end()
+    source.close()
     outputs = await reading
     assert np.abs(sound_of(outputs) - whole).max() <= 1e-5 * np.abs(whole).max()
-    assert final_of(outputs).usage.output_tokens == 40
-    assert final_of(outputs).reason is FinishReason.LENGTH
+    assert final(outputs).usage.output_tokens == 40
+    assert final(outputs).reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -275,21 +273,21 @@ async def test_cancellations_at_any_moment_leave_nothing(engine: VllmEngine) -> 
 async def test_without_its_voice_an_answer_goes_on_as_text_or_fails(engine: VllmEngine, role: str) -> None:
     """One that is written goes on; one that is only spoken fails."""
     long = {"sampling": {"temperature": 0.0, "max_tokens": 300}, "stage_sampling": LONG_SPEECH}
-    expected = text_of(await outputs_of(engine, Input("Hello"), **long, modalities=frozenset({OutputModality.TEXT})))
+    expected = said(await outputs_of(engine, Input("Hello"), **long, modalities=frozenset({OutputModality.TEXT})))
     process = process_of(engine, role)
     pid = process.pid
     assert pid is not None
     speaking = asyncio.create_task(outputs_of(engine, Input("Hello"), **long, modalities=AUDIO))
     await until(lambda: process_of(engine, "vocoder").open_sessions == 1)
-    said: list[EngineOutput] = []
+    outputs: list[EngineOutput] = []
     async for output in engine.generate(request(Input("Hello"), modalities=BOTH, **long)):
         if isinstance(output, AudioOutput) and process.pid == pid:
             os.kill(pid, signal.SIGKILL)
             await until(lambda: process.state is EngineState.UNHEALTHY)
             assert (engine.state, engine.part_states["tts"]) == (EngineState.OK, EngineState.UNHEALTHY)
-        said.append(output)
-    assert text_of(said) == expected
-    (failed,) = {output.error.message for output in said if isinstance(output, PartFailed)}
+        outputs.append(output)
+    assert said(outputs) == expected
+    (failed,) = {output.error.message for output in outputs if isinstance(output, PartFailed)}
     assert failed == f"the {role} died"
     with pytest.raises(EngineFailed) as failure:
         await asyncio.wait_for(speaking, 60)

@@ -8,18 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from support.engine_answers import Input, final, said
 from support.until import until
-from support.vllm_engine import (
-    GREEDY,
-    Input,
-    answer,
-    final_of,
-    llm_of,
-    plain_answer,
-    request,
-    text_of,
-    unfinished,
-)
+from support.vllm_engine import GREEDY, answer, llm_of, plain_answer, request, unfinished
 
 from omni_ws.core.chunks import FinishReason, InputMode, OutputModality, TokenLogprob
 from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput
@@ -92,7 +83,7 @@ async def test_every_token_is_told_once_with_its_text(engine: VllmEngine, top: i
     )
     text, places, tokens = await sampled(engine, "user: Hello\nassistant:", top, **sampling)
     told = logprobs_of(outputs)
-    assert text_of(outputs) == text
+    assert said(outputs) == text
     assert [one.logprob for one in told] == [
         pytest.approx(place[token].logprob, abs=1e-4) for place, token in zip(places, tokens, strict=True)
     ]
@@ -114,16 +105,16 @@ async def test_tokens_wait_with_the_text_that_a_stop_string_holds_back(engine: V
     stop = whole[12:16]
     sampling = {**GREEDY, "stop": [stop, "x" * 30]}
     outputs = await outputs_of(engine, Input("Hello"), sampling=sampling, options=AnswerOptions(logprobs=0))
-    text = text_of(outputs)
+    text = said(outputs)
     assert text == whole[: whole.index(stop)]
     assert "".join(one.token for one in logprobs_of(outputs)) == text
-    assert final_of(outputs).reason is FinishReason.STOP
+    assert final(outputs).reason is FinishReason.STOP
 
 
 async def test_a_held_back_end_comes_with_its_tokens(engine: VllmEngine) -> None:
     sampling = {**GREEDY, "stop": ["x" * 30]}
     outputs = await outputs_of(engine, Input("Hello"), sampling=sampling, options=AnswerOptions(logprobs=1))
-    assert text_of(outputs) == await plain_answer(engine, "user: Hello\nassistant:")
+    assert said(outputs) == await plain_answer(engine, "user: Hello\nassistant:")
     assert len(logprobs_of(outputs)) == GREEDY["max_tokens"]
 
 
@@ -133,11 +124,11 @@ async def test_logprobs_of_an_input_that_comes_in_pieces(engine: VllmEngine, ear
     for pieces in range(1, 5):
         source.send("one two three four five six seven eight " * 4)
         await until(lambda: early_steps() >= pieces)  # noqa: B023 - called before the next piece
-    source.end()
+    source.close()
     outputs = await answering
     prompt = "user: " + "one two three four five six seven eight " * 16 + "\nassistant:"
     text, places, tokens = await sampled(engine, prompt, 1, **GREEDY)
-    assert text_of(outputs) == text
+    assert said(outputs) == text
     expected = [pytest.approx(place[token].logprob, abs=1e-4) for place, token in zip(places, tokens, strict=True)]
     assert [one.logprob for one in logprobs_of(outputs)] == expected
 
@@ -156,7 +147,7 @@ async def test_several_answers_to_one_input(engine: VllmEngine, early_steps: Cal
     answering = asyncio.create_task(outputs_of(engine, source, sampling=sampling, options=options))
     source.send("Say something " * 20)
     await until(lambda: early_steps() > 0)
-    source.end()
+    source.close()
     outputs = await answering
     texts = [
         "".join(one.text for one in outputs if isinstance(one, TextOutput) and one.choice == choice)
@@ -164,16 +155,16 @@ async def test_several_answers_to_one_input(engine: VllmEngine, early_steps: Cal
     ]
     assert len(set(texts)) == 3
     assert [len(logprobs_of(outputs, choice)) for choice in range(3)] == [12, 12, 12]
-    final = final_of(outputs)
-    assert final.reasons == (FinishReason.LENGTH,) * 3
-    assert final.usage.output_tokens == 36
-    assert final.usage.input_tokens == len("user: " + "Say something " * 20 + "\nassistant:")
+    last = final(outputs)
+    assert last.reasons == (FinishReason.LENGTH,) * 3
+    assert last.usage.output_tokens == 36
+    assert last.usage.input_tokens == len("user: " + "Say something " * 20 + "\nassistant:")
 
 
 async def test_several_answers_end_each_for_itself(engine: VllmEngine) -> None:
     sampling = {"temperature": 2.0, "seed": 11, "max_tokens": 40, "stop": ["a", "e", "i"]}
     outputs = await outputs_of(engine, Input("Hello"), sampling=sampling, options=AnswerOptions(choices=4))
-    assert len(final_of(outputs).reasons) == 4
+    assert len(final(outputs).reasons) == 4
     assert not any(set(one.text) & set("aei") for one in outputs if isinstance(one, TextOutput))
 
 
@@ -203,7 +194,7 @@ async def test_an_answer_keeps_to_its_schema(
     source.send("Where to? " * 20)
     if early:
         await until(lambda: early_steps() > 0)
-    source.end()
+    source.close()
     text, final = await answering
     place = json.loads(text)
     assert place.keys() == PLACE["properties"].keys()
@@ -221,13 +212,13 @@ async def test_any_json_object(engine: VllmEngine) -> None:
         sampling=sampling,
         options=AnswerOptions(structure=StructuredOutput(), logprobs=0),
     )
-    text = text_of(outputs)
+    text = said(outputs)
     assert text.startswith("{")
     assert len(logprobs_of(outputs)) in (
-        final_of(outputs).usage.output_tokens,
-        final_of(outputs).usage.output_tokens - 1,
+        final(outputs).usage.output_tokens,
+        final(outputs).usage.output_tokens - 1,
     )
-    if final_of(outputs).reason is FinishReason.STOP:
+    if final(outputs).reason is FinishReason.STOP:
         assert isinstance(json.loads(text), dict)
 
 

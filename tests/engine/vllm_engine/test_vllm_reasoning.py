@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.engine_answers import Input, final, said
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
-from support.vllm_engine import Input, final_of, plain_answer, request, running_engine, text_of
+from support.vllm_engine import plain_answer, request, running_engine
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
@@ -117,10 +118,10 @@ async def test_log_probabilities_are_those_of_the_answer(engine: VllmEngine, mon
     monkeypatch.setattr(ParserUse, "constraint", property(lambda _: form))
     asked = request(Input("Hello"), options=AnswerOptions(logprobs=0, thought=True))
     outputs = [output async for output in engine.generate(asked)]
-    assert final_of(outputs).reason is FinishReason.STOP
+    assert final(outputs).reason is FinishReason.STOP
     assert sum(len(output.text) for output in outputs if isinstance(output, ThoughtOutput)) == 9
     tokens = [token.token for output in outputs if isinstance(output, TextOutput) for token in output.logprobs]
-    assert "".join(tokens) == text_of(outputs)
+    assert "".join(tokens) == said(outputs)
     assert len(tokens) == 5
 
 
@@ -143,7 +144,7 @@ async def test_thought_is_not_spoken(engine: VllmEngine, monkeypatch: pytest.Mon
         await thinker.run(source, items, outputs)
     items.close()
     outputs.close()
-    text = text_of([output async for output in outputs])
+    text = said([output async for output in outputs])
     spoken = [int(token) async for item in items if isinstance(item, AnswerRows) for token in item.tokens]
     assert text.isupper()
     assert engine._thinker.llm.get_tokenizer().decode(spoken) == text
@@ -186,18 +187,18 @@ async def test_an_operator_turns_thought_off_and_a_grammar_applies_behind_it(thi
     settings: dict[str, Any] = {"reasoning_parser": "qwen3", "chat_template_kwargs": {"enable_thinking": False}}
     async with running_engine(thinker, ENGINE_ARGS, **settings) as engine:
         outputs = [output async for output in engine.generate(request(Input("Hello")))]
-        assert text_of(outputs) == await plain_answer(engine, ANSWERING)
+        assert said(outputs) == await plain_answer(engine, ANSWERING)
         on = AnswerOptions(template_arguments={"enable_thinking": True}, thought=True)
         outputs = [output async for output in engine.generate(request(Input("Hello"), options=on))]
         thought = "".join(output.text for output in outputs if isinstance(output, ThoughtOutput))
         assert thought == await plain_answer(engine, THINKING)
-        assert text_of(outputs) == ""
+        assert said(outputs) == ""
         written = replace(on, structure=StructuredOutput())
         outputs = [output async for output in engine.generate(request(Input("Hello"), options=written))]
         assert "".join(output.text for output in outputs if isinstance(output, ThoughtOutput)) == thought
         written = AnswerOptions(structure=StructuredOutput())
         outputs = [output async for output in engine.generate(request(Input("Hello"), options=written))]
-        assert text_of(outputs).startswith("{")
+        assert said(outputs).startswith("{")
 
 
 async def test_an_unknown_parser_is_refused_before_the_model_is_loaded() -> None:

@@ -10,16 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vllm_engine import (
-    GREEDY,
-    Input,
-    answer,
-    final_of,
-    request,
-    speaking,
-    text_of,
-    until_state,
-)
+from support.engine_answers import Input, final, said
+from support.vllm_engine import GREEDY, answer, request, speaking, until_state
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, OutputModality, Task
@@ -95,13 +87,13 @@ async def test_what_it_can_do(engine: VllmEngine) -> None:
 
 async def test_an_answer_in_text_and_in_sound(engine: VllmEngine) -> None:
     outputs = await outputs_of(engine, Input("Hello."), modalities=BOTH)
-    text = text_of(outputs)
+    text = said(outputs)
     assert text == (await answer(engine, Input("Hello.")))[0]
     sound = sound_of(outputs)
     assert_same_sound(sound, await spoken_at_once(engine, text))
-    final = final_of(outputs)
-    assert final.usage.output_tokens == GREEDY["max_tokens"]
-    assert final.usage.output_audio_ms == round(len(sound) / 24)
+    last = final(outputs)
+    assert last.usage.output_tokens == GREEDY["max_tokens"]
+    assert last.usage.output_audio_ms == round(len(sound) / 24)
 
 
 async def test_an_answer_in_sound_alone(engine: VllmEngine) -> None:
@@ -133,9 +125,9 @@ async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
         if not outputs:
             # The first sentence is spoken before the second one is complete.
             source.send("is the second.")
-            source.end()
+            source.close()
         outputs.append(output)
-    assert final_of(outputs).reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert final(outputs).reason in (FinishReason.STOP, FinishReason.LENGTH)
     whole = "Well, this is the first. This is the second."
     assert_same_sound(sound_of(outputs), await spoken_at_once(engine, whole))
 
@@ -146,7 +138,7 @@ async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -
     async with asyncio.timeout(60):
         async for output in engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO)):
             heard += isinstance(output, AudioOutput)
-            source.end()
+            source.close()
     assert heard
 
 
@@ -172,9 +164,9 @@ async def test_the_talker_speaks_for_another_llm(engine: VllmEngine) -> None:
         outputs = [output async for output in whole.generate(asked)]
     finally:
         await llm.stop()
-    assert text_of(outputs)
-    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, text_of(outputs)))
-    assert final_of(outputs).usage.output_audio_ms > 0
+    assert said(outputs)
+    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, said(outputs)))
+    assert final(outputs).usage.output_audio_ms > 0
 
 
 async def test_a_talker_only_speaks(engine: VllmEngine) -> None:
@@ -192,7 +184,7 @@ async def test_a_talker_only_speaks(engine: VllmEngine) -> None:
 async def test_nothing_to_say(engine: VllmEngine) -> None:
     outputs = await outputs_of(engine, Input(" \n"), task=Task.SPEECH, modalities=AUDIO)
     assert [type(output) for output in outputs] == [Finished]
-    assert final_of(outputs).usage.output_audio_ms == 0
+    assert final(outputs).usage.output_audio_ms == 0
 
 
 @pytest.mark.parametrize(

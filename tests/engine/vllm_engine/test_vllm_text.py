@@ -10,19 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.hand_over import HandOver
+from support.engine_answers import HandOver, Input, final, said
 from support.until import until
-from support.vllm_engine import (
-    GREEDY,
-    Input,
-    answer,
-    early_budget,
-    final_of,
-    plain_answer,
-    request,
-    text_of,
-    unfinished,
-)
+from support.vllm_engine import GREEDY, answer, early_budget, plain_answer, request, unfinished
 
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import AnswerOptions, Message, TextOutput
@@ -68,7 +58,7 @@ async def early_answer(engine: VllmEngine, pieces: list[str], **changes: Any) ->
         for number, piece in enumerate(pieces):
             await until(partial(computed, number))
             source.send(piece)
-        source.end()
+        source.close()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Thinker, "_work_early", working)
@@ -156,7 +146,7 @@ async def test_a_prompt_has_the_same_tokens_however_it_comes(engine: VllmEngine,
             source.send(LONG[start:end])
             # Early work begins after 20 ms.
             await asyncio.sleep(chance.uniform(0.015, 0.03))
-        source.end()
+        source.close()
 
     async def tokens(**sampling: Any) -> int:
         source = Input(open_end=True)
@@ -200,7 +190,7 @@ async def test_streamed_prompts_leave_half_of_the_places_to_answers(engine: Vllm
     # Requests that wait for input do not block others.
     await answer(engine, Input("Hello."))
     for source in sources:
-        source.end()
+        source.close()
     texts = {text for text, _ in await asyncio.gather(*answers)}
     assert texts == {await plain_answer(engine, f"user: {WORDS * 2}\nassistant:")}
 
@@ -310,7 +300,7 @@ async def test_what_a_streamed_prompt_found_in_the_cache_is_told(engine: VllmEng
         source = Input("Hello", open_end=True)
         answering = asyncio.create_task(answer(engine, source, instructions="r" * 300))
         await until(lambda: unfinished(engine) > 0)
-        source.end()
+        source.close()
         _, final = await answering
         cached.append(final.usage.cached_tokens)
     assert cached[0] == 0
@@ -336,8 +326,8 @@ async def test_an_answer_is_the_same_however_it_is_handed_over(engine: VllmEngin
     client = HandOver(turns.random() < 0.3 for _ in range(1000))
     source = Input("Hello")
     await client.read(engine.generate(request(source, input_mode=mode, sink=client)))
-    assert text_of(client.outputs) == await plain_answer(engine, "user: Hello\nassistant:")
-    assert final_of(client.outputs).usage.output_tokens == GREEDY["max_tokens"]
+    assert said(client.outputs) == await plain_answer(engine, "user: Hello\nassistant:")
+    assert final(client.outputs).usage.output_tokens == GREEDY["max_tokens"]
     assert client.taken  # how many depends on how many vLLM merges, on a busy machine most
 
 
@@ -355,7 +345,7 @@ async def test_a_client_that_does_not_read_holds_up_its_answer_alone(
         assert client.taken == 5
         await client.read(outputs)
     assert len(client.outputs) < 30
-    whole = text_of(client.outputs)
+    whole = said(client.outputs)
     assert whole.startswith(text)
     assert whole == await plain_answer(engine, "user: Hello\nassistant:", max_tokens=200)
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.engine_answers import Input
 from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
 from support.token_reference import ALL, Reference, close, readouts
-from support.vllm_engine import GREEDY, Input, answer, plain_answer, request
+from support.vllm_engine import GREEDY, answer, plain_answer, request
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest

@@ -8,18 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.engine_answers import Input, final, said
 from support.raw_http import post
 from support.until import until
-from support.vllm_engine import (
-    GREEDY,
-    Input,
-    answer,
-    final_of,
-    plain_answer,
-    request,
-    text_of,
-    unfinished,
-)
+from support.vllm_engine import GREEDY, answer, plain_answer, request, unfinished
 
 from omni_ws.client import connect
 from omni_ws.config.error import ConfigurationError
@@ -166,7 +158,7 @@ async def test_a_call_that_is_required_is_made(engine: VllmEngine, early: bool, 
     source.send("How is it? " * 20)
     if early:
         await until(lambda: early_steps() > 0)
-    source.end()
+    source.close()
     outputs = await answering
     ((name, arguments),) = calls_of(outputs)
     if name == "weather":
@@ -174,14 +166,14 @@ async def test_a_call_that_is_required_is_made(engine: VllmEngine, early: bool, 
         assert 1 <= arguments["days"] <= 9
     else:
         assert (name, arguments) == ("clock", {"zone": "CET"})
-    assert not text_of(outputs).strip()
-    assert final_of(outputs).reason is FinishReason.TOOL_CALLS
+    assert not said(outputs).strip()
+    assert final(outputs).reason is FinishReason.TOOL_CALLS
 
 
 async def test_the_function_that_is_named_is_called(engine: VllmEngine) -> None:
     outputs = await outputs_of(engine, Input("Hello"), tool_choice=NAMED, options=ONE_CALL)
     assert calls_of(outputs) == [("clock", {"zone": "CET"})]
-    assert final_of(outputs).reason is FinishReason.TOOL_CALLS
+    assert final(outputs).reason is FinishReason.TOOL_CALLS
 
 
 async def test_only_one_call_where_only_one_is_wanted(engine: VllmEngine) -> None:
@@ -198,11 +190,11 @@ async def test_calls_that_the_model_makes_by_itself(engine: VllmEngine) -> None:
     assert name == "weather"
     assert arguments["days"] == 3
     assert clock == ("clock", {"zone": "CET"})
-    assert text_of(outputs).strip() == "Let me see."
-    assert final_of(outputs).reason is FinishReason.TOOL_CALLS
+    assert said(outputs).strip() == "Let me see."
+    assert final(outputs).reason is FinishReason.TOOL_CALLS
     # The tokens of a call are not text.
     tokens = [one for output in outputs if isinstance(output, TextOutput) for one in output.logprobs]
-    assert text_of(outputs).startswith("".join(one.token for one in tokens))
+    assert said(outputs).startswith("".join(one.token for one in tokens))
     assert len(tokens) >= len("Let me see.")
 
 
@@ -254,10 +246,10 @@ async def test_calls_are_not_spoken(engine: VllmEngine) -> None:
 async def test_a_call_that_the_limit_cuts_off(engine: VllmEngine) -> None:
     sampling = {"temperature": 0.0, "max_tokens": 60}
     outputs = await outputs_of(engine, Input("Hello"), tool_choice="required", sampling=sampling)
-    assert final_of(outputs).reason in (FinishReason.LENGTH, FinishReason.TOOL_CALLS)
+    assert final(outputs).reason in (FinishReason.LENGTH, FinishReason.TOOL_CALLS)
     short = {"temperature": 0.0, "max_tokens": 12}
     outputs = await outputs_of(engine, Input("Hello"), tool_choice="required", sampling=short)
-    assert final_of(outputs).reason is FinishReason.LENGTH
+    assert final(outputs).reason is FinishReason.LENGTH
 
 
 async def test_each_of_several_answers_has_calls_of_its_own(engine: VllmEngine) -> None:
@@ -266,7 +258,7 @@ async def test_each_of_several_answers_has_calls_of_its_own(engine: VllmEngine) 
     outputs = await outputs_of(engine, Input("Hello"), tool_choice="required", sampling=sampling, options=options)
     assert calls_of(outputs, 0)
     assert calls_of(outputs, 1)
-    assert final_of(outputs).reasons == (FinishReason.TOOL_CALLS,) * 2
+    assert final(outputs).reasons == (FinishReason.TOOL_CALLS,) * 2
 
 
 async def test_a_schema_beside_tools(engine: VllmEngine) -> None:
@@ -276,7 +268,7 @@ async def test_a_schema_beside_tools(engine: VllmEngine) -> None:
     options = AnswerOptions(structure=StructuredOutput(schema=schema), parallel_tool_calls=False)
     outputs = await outputs_of(engine, Input("Hello"), tools=strict, options=options)
     if not calls_of(outputs):
-        assert json.loads(text_of(outputs))["a"] in (1, 2)
+        assert json.loads(said(outputs))["a"] in (1, 2)
 
 
 @pytest.mark.parametrize("mode", list(InputMode))
@@ -315,7 +307,7 @@ async def test_results_and_what_the_user_says_to_them(engine: VllmEngine) -> Non
     await until(lambda: unfinished(engine) > 0)
     source.send(result("call_1", "Rain"))
     source.send(result("call_2", "Noon"))
-    source.end()
+    source.close()
     assert (await answering)[0] == expected
 
 
