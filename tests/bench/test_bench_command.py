@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 import pytest
-from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import clip_bytes
+from support.tcp_relay import Cut, Direction, tcp_relay
 from support.voices import need
 
 from omni_ws.bench.command import DEFAULT_TEXT, main
@@ -162,7 +162,7 @@ async def test_an_answer_that_does_not_come_is_waited_for_with_patience() -> Non
 
 
 async def test_a_connection_that_is_lost_is_opened_again() -> None:
-    async with live_server() as server, cutting_proxy(server.port) as proxy:
+    async with live_server() as server, tcp_relay(server.port) as proxy:
         proxy.cuts.append(Cut(Direction.TO_CLIENT, after=5000, reset=True))
         url = f"ws://127.0.0.1:{proxy.port}"
         ended = await bench(url, "--sessions", "1", "--turns", "60", "--text", "again and again", "--json")

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.live_server import LiveServer, live_server
+from support.tcp_relay import Cut, Direction, tcp_relay
 
 from omni_ws.client import ClientLimits, ClientSession, Reconnected, Resumed, TextChunk, connect
 from omni_ws.client.link import OUTPUTS_PER_ACK
@@ -57,7 +57,7 @@ async def converse(url: str, *, binary: bool = True) -> list[Any]:
 @pytest.mark.parametrize("pace_ms", [0, 1])
 async def test_conversation_over_connections_that_break(pace_ms: int) -> None:
     engine = EchoEngine(EchoSettings(chunk_ms=10, chunk_interval_ms=pace_ms))
-    async with live_server(engine, streaming_input=KEEPS) as server, cutting_proxy(server.port) as proxy:
+    async with live_server(engine, streaming_input=KEEPS) as server, tcp_relay(server.port) as proxy:
         url = f"ws://127.0.0.1:{proxy.port}/v1/streaming_input"
         unbroken = await converse(url)
         assert unbroken[:2] == ["one", "two"]

@@ -18,11 +18,11 @@ import numpy as np
 import openai
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
-from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.live_server import live_server
 from support.native_client import native_client
 from support.scripted_upstream import Answer, delta, finish, hang, refuses, streams, upstream, usage
 from support.speech_clips import at_24k, clip_bytes, silence
+from support.tcp_relay import Cut, Direction, tcp_relay
 
 from omni_ws import client
 from omni_ws.config.model import RemoteConfig
@@ -162,7 +162,7 @@ async def test_broken_connections_lose_nothing(dialect: Callable[..., Answer]) -
         )
         async with (
             live_server(RemoteEngine(config), streaming_input={"resume_grace_sec": 30}) as server,
-            cutting_proxy(server.port) as proxy,
+            tcp_relay(server.port) as proxy,
         ):
             whole = await ask(proxy.port)
             carried = proxy.carried

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
+from support.tcp_relay import Cut, Direction, tcp_relay
 
 from omni_ws.client import Answer, connect
 from omni_ws.errors import ShuttingDown
@@ -46,7 +46,7 @@ async def ask(url: str, *, reconnect: bool) -> Answer:
 
 async def test_speech_over_connections_that_break(server: LiveServer) -> None:
     rng = random.Random(3)
-    async with cutting_proxy(server.port) as proxy:
+    async with tcp_relay(server.port) as proxy:
         url = f"ws://127.0.0.1:{proxy.port}/v1/streaming_input"
         async with connect(url, config=CONFIG):
             pass

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.fronts import FRONTS, REPLICA_IDS, ReplicaProcess, front, replica_processes
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, call, text
 from support.outside import tool
 from support.raw_http import chunked, raw_client, request
+from support.tcp_relay import Cut, Direction, tcp_relay
 
 from omni_ws.client import ClientSession, Final, Resumed, TextChunk, connect
 from omni_ws.errors import ShuttingDown
@@ -115,7 +115,7 @@ async def test_a_session_whose_connection_is_cut_resumes_at_its_replica(
     ids: list[str] = []
     async with (
         front(kind, tmp_path, [one.port for one in replicas]) as port,
-        cutting_proxy(port) as proxy,
+        tcp_relay(port) as proxy,
         AsyncExitStack() as open_sessions,
     ):
         for reset in (True, False, True, False):

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
+from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Direction(Enum):
+    TO_SERVER = "to server"
+    TO_CLIENT = "to client"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Bytes beyond ``after`` in ``direction`` never arrive. ``reset``: both sides see an RST, otherwise a FIN."""
+
+    direction: Direction
+    after: int
+    reset: bool
+
+
+_Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 
 class TcpRelay:
-    """Everything goes through until it is cut or held."""
+    """Everything goes through until it is cut or held. Each connection takes the next of ``cuts``, if there is one."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
@@ -18,9 +40,14 @@ class TcpRelay:
         self.accepted = 0
         #: What clients sent, by connection.
         self.sent: list[bytearray] = []
+        self.cuts: deque[Cut] = deque()
+        #: How many of them were made.
+        self.made = 0
+        #: How many bytes the last connection carried.
+        self.carried: dict[Direction, int] = {}
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._pairs: set[_Pair] = set()
 
     def cut(self) -> None:
         """Break every connection, both ways, as a network does: by a reset, without a goodbye."""
@@ -37,41 +64,70 @@ class TcpRelay:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        if self.refusing:
-            writer.transport.abort()
-            return
         try:
+            if self.refusing:
+                raise ConnectionRefusedError
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         except OSError:
             writer.transport.abort()
             return
         pair = (writer, far_writer)
-        sent = bytearray()
-        self.sent.append(sent)
+        cut = self.cuts.popleft() if self.cuts else None
+        self.sent.append(sent := bytearray())
+        self.carried = carried = dict.fromkeys(Direction, 0)
         self._pairs.add(pair)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pump(reader, far_writer, sent))
-                tasks.create_task(self._pump(far_reader, writer))
+                tasks.create_task(self._pump(reader, pair, Direction.TO_SERVER, carried, cut, sent))
+                tasks.create_task(self._pump(far_reader, pair, Direction.TO_CLIENT, carried, cut))
+            for one in pair:
+                one.close()
+            for one in pair:
+                with contextlib.suppress(OSError):
+                    await one.wait_closed()
         finally:
             self._pairs.discard(pair)
             for one in pair:
                 one.transport.abort()
 
     async def _pump(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: bytearray | None = None
+        self,
+        source: asyncio.StreamReader,
+        pair: _Pair,
+        direction: Direction,
+        carried: dict[Direction, int],
+        cut: Cut | None,
+        kept: bytearray | None = None,
     ) -> None:
+        target = pair[direction is Direction.TO_SERVER]
+        limit = cut.after if cut is not None and cut.direction is direction else None
         try:
             while data := await source.read(4096):
                 if kept is not None:
                     kept += data
                 await self._flowing.wait()
-                target.write(data)
+                passed = data if limit is None else data[: limit - carried[direction]]
+                carried[direction] += len(passed)
+                target.write(passed)
                 await target.drain()
+                if cut is not None and len(passed) < len(data):
+                    self.made += 1
+                    for one in pair:
+                        _end(one, reset=cut.reset)
+                    return
             if target.can_write_eof():
                 target.write_eof()
         except OSError:
             target.transport.abort()  # a reset goes through, as on a network
+
+
+def _end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
+    if reset:
+        no_goodbye = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_goodbye)
+        writer.transport.abort()
+    else:
+        writer.close()
 
 
 @contextlib.asynccontextmanager

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.http_server import tls_contexts
 from support.raw_http2 import raw_http2
 from support.salience_server import SalienceServer, refused, salience_server
+from support.tcp_relay import Cut, Direction, tcp_relay
 from support.token_engine import TokenEngine
 
 from omni_ws import server as server_module
@@ -144,7 +144,7 @@ class Endless(TokenEngine):
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
 async def test_a_client_that_disconnects_frees_the_engine(reset: bool) -> None:
     engine = Endless()
-    async with salience_server(engine) as server, cutting_proxy(server.port) as proxy:
+    async with salience_server(engine) as server, tcp_relay(server.port) as proxy:
         proxy.cuts.append(Cut(Direction.TO_CLIENT, after=20_000, reset=reset))
         session = await server.open()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
