@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2_5OmniConfig,
-    Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2AudioProcessor,
@@ -44,6 +42,8 @@ CHAT_TEMPLATE = (
     "{{ '\\n' }}{% endfor %}assistant:"
 )
 
+#: The bytes as tokenizers write them, in the order of their tokens.
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BOS, EOS, PAD = 256, 257, 258
 _VOCABULARY = 512
 #: The first codec token of the Talker: its special tokens come after the bytes.
@@ -62,18 +62,6 @@ ENGINE_ARGS: Mapping[str, Any] = {
     "use_tqdm_on_load": False,
 }
 MULTIMODAL_ARGS: Mapping[str, Any] = {**ENGINE_ARGS, "skip_mm_profiling": True, "mm_processor_cache_gb": 0.05}
-
-
-_IMAGE_PROCESSOR: Mapping[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "min_pixels": 56 * 56,
-    "max_pixels": 224 * 224,
-    "patch_size": 14,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
 
 
 def build_text_model(folder: Path) -> Path:
@@ -101,11 +89,6 @@ def build_vision_model(folder: Path) -> Path:
     return _built(folder, lambda: _qwen2_vl(folder))
 
 
-def build_omni_model(folder: Path) -> Path:
-    """The Thinker of a Qwen2.5-Omni, which names its tokens in ``thinker_config``; needs torchvision."""
-    return _built(folder, lambda: _qwen2_5_omni(folder))
-
-
 def build_whisper(folder: Path) -> Path:
     """A multilingual Whisper of a layer each; a token is a byte."""
     return _built(folder, lambda: _whisper(folder))
@@ -126,25 +109,21 @@ def _built(folder: Path, build: Callable[[], None]) -> Path:
     return folder
 
 
-def _tokenizer(
-    *special: str,
-    eos: str = "<|eos|>",
-    chat_template: str | None = CHAT_TEMPLATE,
-    named: Mapping[str, str] | None = None,
-) -> Any:
-    """``named`` are further special tokens that processors ask the tokenizer for, by its attributes."""
-    named = named or {}
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    bytewise.add_special_tokens(["<|bos|>", "<|eos|>", "<|pad|>", *special, *named.values()])
+def bytewise(special: Sequence[str]) -> Tokenizer:
+    """A tokenizer whose tokens are the bytes, in the order of ``ALPHABET``, and after them ``special``."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(ALPHABET)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def _tokenizer(*special: str, eos: str = "<|eos|>", chat_template: str | None = CHAT_TEMPLATE) -> Any:
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise,
+        tokenizer_object=bytewise(["<|bos|>", "<|eos|>", "<|pad|>", *special]),
         bos_token="<|bos|>",
         eos_token=eos,
         pad_token="<|pad|>",
-        extra_special_tokens=dict(named),
     )
     tokenizer.chat_template = chat_template
     return tokenizer
@@ -186,18 +165,19 @@ def _llama(folder: Path, *, hidden: int, layers: int, context: int, thinks: bool
         )
     )
     model = LlamaForCausalLM(config)
-    _prefer_letters(model.lm_head.weight)
+    prefer_letters(model.lm_head.weight)
     model.save_pretrained(folder)
 
 
-def _prefer_letters(head: torch.Tensor) -> None:
+def prefer_letters(head: torch.Tensor) -> None:
     """Greedy answers are readable, so that different answers are different texts: half of all bytes are no UTF-8."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    letters = {alphabet.index(chr(code)) for code in range(ord("!"), ord("~") + 1)}
+    mute(head, (token for token in range(len(head)) if token >= len(ALPHABET) or not "!" <= ALPHABET[token] <= "~"))
+
+
+def mute(head: torch.Tensor, tokens: Iterable[int]) -> None:
+    """Greedily, none of ``tokens`` is ever chosen: some other logit is above 0."""
     with torch.no_grad():
-        for token in range(len(head)):
-            if token not in letters:
-                head[token] = 0
+        head[list(tokens)] = 0
 
 
 def _talker(folder: Path, codebook: int) -> None:
@@ -212,15 +192,7 @@ def _talker(folder: Path, codebook: int) -> None:
 
 def _qwen2_audio(folder: Path) -> None:
     tokenizer = _tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
-    extractor = WhisperFeatureExtractor(
-        feature_size=16,
-        sampling_rate=16_000,
-        hop_length=160,
-        chunk_length=30,
-        n_fft=400,
-        padding_value=0.0,
-        return_attention_mask=True,
-    )
+    extractor = WhisperFeatureExtractor(feature_size=16, return_attention_mask=True)
     Qwen2AudioProcessor(
         feature_extractor=extractor,
         tokenizer=tokenizer,
@@ -245,7 +217,7 @@ def _qwen2_audio(folder: Path) -> None:
         audio_token_index=259,
     )
     model = Qwen2AudioForConditionalGeneration(config)
-    _prefer_letters(model.get_output_embeddings().weight)
+    prefer_letters(model.get_output_embeddings().weight)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "multi_modal_projector" in name:
@@ -322,76 +294,11 @@ def _qwen2_vl(folder: Path) -> None:
         video_token_id=263,
     )
     model = Qwen2VLForConditionalGeneration(config)
-    _prefer_letters(model.get_output_embeddings().weight)
+    prefer_letters(model.get_output_embeddings().weight)
     model.save_pretrained(folder)
-    processor = {"processor_class": "Qwen2VLProcessor", **_IMAGE_PROCESSOR}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-
-
-def _qwen2_5_omni(folder: Path) -> None:
-    named = {
-        "audio_token": "<|AUDIO|>",
-        "audio_bos_token": "<|audio_bos|>",
-        "audio_eos_token": "<|audio_eos|>",
-        "image_token": "<|IMAGE|>",
-        "video_token": "<|VIDEO|>",
-        "vision_bos_token": "<|vision_bos|>",
-        "vision_eos_token": "<|vision_eos|>",
-    }
-    _tokenizer(named=named).save_pretrained(folder)
-    rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10_000.0}
-    config = Qwen2_5OmniConfig(
-        thinker_config={
-            "audio_config": {
-                "num_mel_bins": 16,
-                "encoder_layers": 1,
-                "encoder_attention_heads": 2,
-                "encoder_ffn_dim": 64,
-                "d_model": 32,
-                "output_dim": 128,
-            },
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_heads": 2,
-                "patch_size": 14,
-                "out_hidden_size": 128,
-                "fullatt_block_indexes": [0],
-            },
-            "text_config": _text_config(rope_scaling=rope),
-            "audio_token_index": 259,
-            "audio_start_token_id": 260,
-            "audio_end_token_id": 261,
-            "image_token_index": 262,
-            "video_token_index": 263,
-            "vision_start_token_id": 264,
-            "vision_end_token_id": 265,
-            "pad_token_id": PAD,
-        },
-        enable_audio_output=False,
-        architectures=["Qwen2_5OmniModel"],
-    )
-    model = Qwen2_5OmniThinkerForConditionalGeneration(config.thinker_config)
-    weights = {f"thinker.{name}": weight.clone() for name, weight in model.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    config.save_pretrained(folder)
-    processor = {
-        "processor_class": "Qwen2_5OmniProcessor",
-        **_IMAGE_PROCESSOR,
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 16,
-        "sampling_rate": 16_000,
-        "hop_length": 160,
-        "chunk_length": 300,
-        "n_fft": 400,
-        "n_samples": 4_800_000,
-        "nb_max_frames": 30_000,
-        "padding_value": 0.0,
-        "return_attention_mask": True,
-        "dither": 0.0,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    processor = {"processor_class": "Qwen2VLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
+    pixels = {"min_pixels": 56 * 56, "max_pixels": 224 * 224, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**processor, **pixels}))
 
 
 def _toml(values: Mapping[str, Any]) -> str:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from support import tiny_models
 from support import tiny_omni_configs as configs
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from support.tiny_models import bytewise, mute, prefer_letters
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5OmniConfig,
@@ -102,7 +103,7 @@ def build_omni(family: Family, folder: Path) -> Path:
 
 
 def _builder() -> str:
-    sources = (Path(__file__), Path(configs.__file__))
+    sources = (Path(__file__), Path(configs.__file__), Path(tiny_models.__file__))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
@@ -111,7 +112,7 @@ def _qwen25_omni(folder: Path) -> None:
     torch.manual_seed(0)
     model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**configs.qwen25_omni(ids)))
     _redraw(model)
-    _mute(model.talker.codec_head.weight, range(configs.QWEN25_CODEBOOK, configs.QWEN25_CODEBOOK + 4))
+    mute(model.talker.codec_head.weight, range(configs.QWEN25_CODEBOOK, configs.QWEN25_CODEBOOK + 4))
     vocoder = model.token2wav.code2wav_bigvgan_model
     level(vocoder.conv_post, lambda: vocoder(torch.randn(1, 80, 40)))
     model.save_pretrained(folder)
@@ -134,7 +135,7 @@ def _qwen3_omni(folder: Path) -> None:
     torch.manual_seed(0)
     model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig(**configs.qwen3_omni(ids)))
     _redraw(model)
-    _mute(model.talker.codec_head.weight, range(configs.CODEBOOK, configs.CODEBOOK + 1024))
+    mute(model.talker.codec_head.weight, range(configs.CODEBOOK, configs.CODEBOOK + 1024))
     codes = torch.randint(0, configs.CODEBOOK, (1, 16, 20))
     level(model.code2wav.decoder[-1].conv, lambda: model.code2wav(codes))
     model.save_pretrained(folder)
@@ -148,18 +149,14 @@ def _write_tokenizer(folder: Path, family: Family) -> dict[str, int]:
     """A token is a byte. Returns the ids of the special tokens and the roles."""
     media = _MEDIA_TOKENS[family]
     special = [_PAD, "<|im_start|>", _END, *media.values(), *_SPEECH_TOKENS[family]]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    bytewise.add_special_tokens(special)
-    bytewise.add_tokens(list(_ROLES))
+    tokens = bytewise(special)
+    tokens.add_tokens(list(_ROLES))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, eos_token=_END, pad_token=_PAD, extra_special_tokens=dict(media)
+        tokenizer_object=tokens, eos_token=_END, pad_token=_PAD, extra_special_tokens=dict(media)
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
-    return {token: bytewise.token_to_id(token) for token in (*special, *_ROLES)}
+    return {token: tokens.token_to_id(token) for token in (*special, *_ROLES)}
 
 
 def _write_processor(folder: Path, ids: Mapping[str, int], preprocessor: Mapping[str, Any]) -> None:
@@ -179,9 +176,7 @@ def _redraw(model: torch.nn.Module) -> None:
                 if name.startswith("talker.") and "embed" in name:
                     # So large that one added to a row, or forgotten, changes the codes.
                     weight.normal_(0, 1.0)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    letters = {alphabet.index(chr(code)) for code in range(ord("!"), ord("~") + 1)}
-    _mute(model.thinker.lm_head.weight, [token for token in range(configs.VOCABULARY) if token not in letters])
+    prefer_letters(model.thinker.lm_head.weight)
 
 
 def _redraw_vocoder(name: str, weight: torch.Tensor) -> None:
@@ -204,12 +199,6 @@ def level(last: torch.nn.Module, decode: Callable[[], torch.Tensor]) -> None:
         if last.bias is not None:
             last.bias.zero_()
         last.weight *= 0.5 / decode().abs().max()
-
-
-def _mute(head: torch.Tensor, ids: Any) -> None:
-    """Greedily, none of ``ids`` is ever chosen: some other logit is above 0."""
-    with torch.no_grad():
-        head[list(ids)] = 0
 
 
 def main(arguments: list[str]) -> None:

@@ -1,5 +1,7 @@
 """The configurations of tiny Qwen2.5-Omni and Qwen3-Omni models: the released fields, few layers, narrow ones.
 
+What is as transformers has it by default is left out.
+
 ``ids`` are those of the tokenizer's special tokens, by their text.
 """
 
@@ -22,8 +24,7 @@ def qwen25_omni(ids: Ids) -> dict[str, Any]:
     return {
         "thinker_config": _qwen25_thinker(ids),
         "talker_config": _qwen25_talker(ids),
-        "token2wav_config": {"dit_config": _dit(), "bigvgan_config": {"mel_dim": 80, "upsample_initial_channel": 64}},
-        "enable_audio_output": True,
+        "token2wav_config": {"dit_config": _dit(), "bigvgan_config": {"upsample_initial_channel": 64}},
     }
 
 
@@ -38,15 +39,8 @@ def qwen3_omni(ids: Ids) -> dict[str, Any]:
             "num_attention_heads": 2,
             "num_key_value_heads": 2,
             "num_hidden_layers": 2,
-            "num_quantizers": 16,
-            "sliding_window": 72,
             "decoder_dim": 64,
-            "upsample_rates": [8, 5, 4, 3],
-            "upsampling_ratios": [2, 2],
-            "rope_parameters": _plain_rope(),
-            "max_position_embeddings": 8000,
         },
-        "enable_audio_output": True,
         "im_start_token_id": ids["<|im_start|>"],
         "im_end_token_id": ids["<|im_end|>"],
         "tts_pad_token_id": ids["<tts_pad>"],
@@ -66,38 +60,23 @@ def preprocessor(processor: str, *, patch_size: int, min_pixels: int) -> dict[st
         "min_pixels": min_pixels,
         "max_pixels": 224 * 224,
         "patch_size": patch_size,
-        "merge_size": 2,
-        "temporal_patch_size": 2,
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
         "feature_extractor_type": "WhisperFeatureExtractor",
         "feature_size": 128,
-        "sampling_rate": 16_000,
-        "hop_length": 160,
-        "chunk_length": 30,
-        "n_fft": 400,
-        "n_samples": 480_000,
-        "nb_max_frames": 3_000,
-        "padding_side": "right",
-        "padding_value": 0.0,
         "return_attention_mask": True,
-        "dither": 0.0,
     }
 
 
 def _qwen25_rope(head: int) -> dict[str, Any]:
     section = [head // 8, head * 3 // 16, head * 3 // 16]
-    return {"rope_type": "default", "mrope_section": section, "rope_theta": 10_000.0}
+    return {"mrope_section": section, "rope_theta": 10_000.0}
 
 
 def _qwen3_rope(head: int) -> dict[str, Any]:
     section = [head // 4, head // 8, head // 8]
     interleaved = {"mrope_interleaved": True, "interleaved": True}
-    return {"rope_type": "default", "mrope_section": section, "rope_theta": 10_000.0, **interleaved}
-
-
-def _plain_rope() -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": 10_000.0}
+    return {"mrope_section": section, "rope_theta": 10_000.0, **interleaved}
 
 
 def _qwen25_media(ids: Ids) -> dict[str, Any]:
@@ -109,8 +88,6 @@ def _qwen25_media(ids: Ids) -> dict[str, Any]:
         "audio_end_token_id": ids["<|audio_eos|>"],
         "vision_start_token_id": ids["<|vision_bos|>"],
         "vision_end_token_id": ids["<|vision_eos|>"],
-        "position_id_per_seconds": 25,
-        "seconds_per_chunk": 2,
     }
 
 
@@ -127,7 +104,6 @@ def _qwen3_media(ids: Ids) -> dict[str, Any]:
 
 def _audio_encoder() -> dict[str, Any]:
     return {
-        "num_mel_bins": 128,
         "encoder_layers": 1,
         "encoder_attention_heads": 2,
         "encoder_ffn_dim": 64,
@@ -141,8 +117,6 @@ def _vision_encoder() -> dict[str, Any]:
         "hidden_size": 64,
         "intermediate_size": 64,
         "num_heads": 2,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
         "out_hidden_size": 128,
     }
 
@@ -180,11 +154,10 @@ def _qwen25_thinker(ids: Ids) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "rope_parameters": _qwen25_rope(64),
     }
-    vision = {"depth": 1, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [0]}
     return {
         "text_config": text,
-        "audio_config": {**_audio_encoder(), "n_window": 100},
-        "vision_config": {**_vision_encoder(), **vision},
+        "audio_config": _audio_encoder(),
+        "vision_config": {**_vision_encoder(), "depth": 1, "fullatt_block_indexes": [0]},
         "user_token_id": ids["user"],
         **_qwen25_media(ids),
     }
@@ -215,13 +188,9 @@ def _dit() -> dict[str, Any]:
         "num_attention_heads": 2,
         "head_dim": 32,
         "emb_dim": 32,
-        "ff_mult": 2,
-        "block_size": 24,
         "look_ahead_layers": [1],
         "look_backward_layers": [0, 3],
-        "repeats": 2,
         "num_embeds": QWEN25_CODEBOOK + 1,
-        "mel_dim": 80,
         "enc_emb_dim": 16,
         "enc_dim": 16,
         "enc_channels": [16, 16, 16, 16, 48],
@@ -238,10 +207,6 @@ def _qwen3_layers(heads: int, **sizes: int) -> dict[str, Any]:
         "rope_parameters": _qwen3_rope(32),
         "num_experts_per_tok": 2,
         "norm_topk_prob": True,
-        "mlp_only_layers": [],
-        "decoder_sparse_step": 1,
-        "sliding_window": None,
-        "attention_bias": False,
         **sizes,
     }
 
@@ -252,16 +217,14 @@ def _qwen3_thinker(ids: Ids) -> dict[str, Any]:
     text = {**_text(ids), **_qwen3_layers(4, **sizes), "bos_token_id": ids["<|endoftext|>"]}
     vision = {
         "depth": 3,
-        "patch_size": 16,
         "num_position_embeddings": 64,
         "image_size": 128,
         "apply_vit_abs_pos_embed": True,
         "deepstack_visual_indexes": [0, 1],
     }
-    audio = {"n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 16}
     return {
         "text_config": text,
-        "audio_config": {**_audio_encoder(), **audio},
+        "audio_config": {**_audio_encoder(), "downsample_hidden_size": 16},
         "vision_config": {**_vision_encoder(), **vision},
         "user_token_id": ids["user"],
         **_qwen3_media(ids),
@@ -280,7 +243,6 @@ def _qwen3_talker(ids: Ids) -> dict[str, Any]:
     predictor = {
         "vocab_size": CODEBOOK,
         **_speech_layers(),
-        "rope_parameters": _plain_rope(),
         "num_code_groups": 16,
     }
     return {

@@ -34,7 +34,8 @@ from omni_ws.generated import salience_pb2 as messages
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_omni_model, build_text_model
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model
+from support.tiny_omni import Family, omni_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -294,9 +295,9 @@ async def qwen2_vl(seeing_model: VllmEngine) -> AsyncIterator[SalienceServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def qwen25_omni(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SalienceServer]:
-    model = build_omni_model(tmp_path_factory.mktemp("models") / "omni")
-    config = VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS))
+async def qwen25_omni() -> AsyncIterator[SalienceServer]:
+    model = omni_checkpoint(Family.QWEN25)
+    config = VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS), omni_speech=False)
     async with salience_server(VllmEngine(config, readouts=Readouts(random_vectors(CONCEPTS)))) as running:
         yield running
 
