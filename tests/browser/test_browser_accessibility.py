@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
-from support.part_engines import RetortEngine, WordEngine
-from support.tone_engine import ReadingEngine
+from support.part_engines import ReadingEngine, RetortEngine, WordEngine
 
 from omni_ws.engine.composed.engine import ComposedEngine
 

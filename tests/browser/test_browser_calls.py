@@ -14,9 +14,8 @@ import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, demo_page, recording
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.part_engines import ToolCallingEngine
+from support.part_engines import ReadingEngine, ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
-from support.tone_engine import ReadingEngine
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice

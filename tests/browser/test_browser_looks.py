@@ -9,8 +9,7 @@ from pathlib import Path
 from PIL import Image
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
-from support.part_engines import RetortEngine, WordEngine
-from support.tone_engine import ReadingEngine, ToneEngine
+from support.part_engines import ReadingEngine, RetortEngine, ToneEngine, WordEngine
 
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine

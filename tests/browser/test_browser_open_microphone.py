@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest_asyncio
+from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, demo_page, recording
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
-from support.hearing_engine import HearingEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, silence
 from support.tcp_relay import tcp_relay

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.capable_engine import TextOnlyEngine
 from support.chromium import IN_BROWSER, demo_page, recording
 from support.live_server import live_server
 from support.tcp_relay import tcp_relay
-from support.tone_engine import TextOnlyEngine
 from websockets.asyncio.client import connect
 
 from omni_ws.config.keys import ApiKey, digest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.live_server import live_server
-from support.tone_engine import SAMPLE_RATE, ToneEngine, tone
+from support.part_engines import SAMPLE_RATE, ToneEngine, tone
 
 from omni_ws.client import ClientLimits, Final, Reconnected, ResponseStarted, connect
 from omni_ws.core.chunks import FinishReason

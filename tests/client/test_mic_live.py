@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.hearing_engine import HearingEngine
+from support.capable_engine import HearingEngine
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
 from support.sound_card import SOUND_LIBRARY

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from support.hearing_engine import HearingEngine
+from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.judges import ScriptedModel
 from support.live_server import live_server

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import ToolCallingEngine, WordEngine
-from support.tone_engine import ReadingEngine
+from support.part_engines import ReadingEngine, ToolCallingEngine, WordEngine
 from tool_client import MAX_ROUNDS, local_time, run_tool
 
 from omni_ws.client.wav import Pcm16, read_wav, write_wav

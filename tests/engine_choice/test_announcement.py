@@ -8,8 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.part_engines import RetortEngine, WordEngine
-from support.tone_engine import ToneEngine
+from support.part_engines import RetortEngine, ToneEngine, WordEngine
 
 from omni_ws import server as server_module
 from omni_ws.config import ServerConfig, load

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from support.fronts import FRONTS, REPLICA_IDS, ReplicaProcess, front, replica_processes
 from support.live_server import LiveServer, live_server
-from support.mode_b_client import EVENTS, JSON, SESSIONS, call, text
+from support.mode_b_client import EVENTS, JSON, SESSIONS, text
 from support.outside import tool
-from support.raw_http import chunked, raw_client, request
+from support.raw_http import call, chunked, raw_client, request
 from support.tcp_relay import Cut, Direction, tcp_relay
 
 from omni_ws.client import ClientSession, Final, Resumed, TextChunk, connect

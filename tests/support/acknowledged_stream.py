@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-from omni_ws.core.chunks import InputChunk
 from omni_ws.core.input_stream import InputStream
-from omni_ws.core.stream_events import ReceivedInput, StreamEvent
+from omni_ws.core.stream_events import ReceivedInput
 from omni_ws.transport.native.acknowledgements import Acknowledgements, Waiting
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _frame(method: Method) -> Method:
+    """A method that stands for a frame, whatever it makes of that."""
+
+    @wraps(method)
+    def received(stream: AcknowledgedStream, *arguments: Any, now: float) -> Any:
+        try:
+            return method(stream, *arguments, now=now)
+        finally:
+            stream.acks.received(now)
+
+    return cast("Method", received)
 
 
 class AcknowledgedStream(InputStream):
@@ -39,27 +54,10 @@ class AcknowledgedStream(InputStream):
     def _send(self) -> None:
         self.ack_due = True
 
-    def receive_chunk(self, chunk: InputChunk, *, now: float) -> Sequence[StreamEvent]:
-        try:
-            return super().receive_chunk(chunk, now=now)
-        finally:
-            self.acks.received(now)
-
-    def refuse(self, sequence_id: int, *, now: float) -> Sequence[StreamEvent]:
-        try:
-            return super().refuse(sequence_id, now=now)
-        finally:
-            self.acks.received(now)
-
-    def finish(self, *, now: float) -> Sequence[StreamEvent]:
-        try:
-            return super().finish(now=now)
-        finally:
-            self.acks.received(now)
-
-    def cancel(self, *, now: float) -> None:
-        super().cancel(now=now)
-        self.acks.received(now)
+    receive_chunk = _frame(InputStream.receive_chunk)
+    refuse = _frame(InputStream.refuse)
+    finish = _frame(InputStream.finish)
+    cancel = _frame(InputStream.cancel)
 
     def handle_timer(self, *, now: float) -> None:
         super().handle_timer(now=now)

@@ -137,11 +137,6 @@ class Played:
         spectrum = np.abs(np.fft.rfft(self.samples * np.hanning(len(self.samples))))
         return float(np.argmax(spectrum)) * self.rate / len(self.samples)
 
-    @property
-    def largest_step(self) -> float:
-        """Between two samples, relative to the greatest amplitude: a click is a large one."""
-        return float(np.abs(np.diff(self.samples)).max() / np.abs(self.samples).max())
-
 
 @dataclass
 class DemoPage:

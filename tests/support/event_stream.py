@@ -50,15 +50,21 @@ def events_of(answer: RawResponse) -> list[Event]:
     return parse_events(answer.body)
 
 
-async def arriving_events(client: RawClient) -> AsyncIterator[Event]:
-    """The events of a chunked answer as they come; ends with the answer."""
+async def blocks(client: RawClient) -> AsyncIterator[str]:
+    """What is between the empty lines of a chunked answer, as it comes; ends with the answer."""
     pending = ""
     async for chunk in client.chunks():
         pending += chunk.decode()
-        *blocks, pending = pending.split("\n\n")
-        for block in blocks:
-            yield parse_event(block)
+        *whole, pending = pending.split("\n\n")
+        for block in whole:
+            yield block
     assert pending == "", "the answer ends inside an event"
+
+
+async def arriving_events(client: RawClient) -> AsyncIterator[Event]:
+    """The events of a chunked answer as they come."""
+    async for block in blocks(client):
+        yield parse_event(block)
 
 
 def content(events: list[Event]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.raw_http import raw_client, request
+from support.raw_http import call
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -95,10 +95,8 @@ async def healthy(port: int, process: asyncio.subprocess.Process) -> None:
         while True:
             assert process.returncode is None, f"it ended with {process.returncode}"
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                async with raw_client(port) as client:
-                    await client.send(request("GET", "/health", "Connection: close"))
-                    if (await client.response()).status == 200:
-                        return
+                if (await call(port, "GET", "/health")).status == 200:
+                    return
 
 
 class ReplicaProcess:

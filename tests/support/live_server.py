@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from support.raw_http import raw_client, request
+from support.raw_http import call
 
 from omni_ws.app import App
 from omni_ws.config.keys import ApiKey
@@ -91,9 +91,7 @@ class LiveServer:
 
     async def check_answers(self) -> None:
         """The server still does its work: /health says so."""
-        async with raw_client(self.port) as client:
-            await client.send(request("GET", "/health", "Connection: close"))
-            answer = await client.response()
+        answer = await call(self.port, "GET", "/health")
         assert (answer.status, answer.json()["status"], answer.json()["sessions"]) == (200, "ok", 0)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 from support.live_server import LiveServer
-from support.mode_b_client import SESSIONS
+from support.mode_b_client import mode_b
 from support.native_client import native_client
-from support.raw_http import post, raw_client, request
+from support.raw_http import post
 
 CHAT = "/v1/chat/completions"
 QUESTION = "What is 6 times 7? Count to twenty."
@@ -107,20 +106,8 @@ def speech(voice: str = "alloy") -> Kind:
 
 def several_requests(**fields: Any) -> Kind:
     async def kind(server: LiveServer, number: int) -> None:
-        session = (await post(server.port, SESSIONS, fields)).json()["session_id"]
-        payload = base64.b64encode(QUESTION.encode()).decode()
-        chunk = {"modality": "text", "payload": payload, "sequence_id": 0, "end_of_input": True}
-        answer = await post(server.port, f"{SESSIONS}/{session}/chunks", chunk)
-        assert answer.status == 202, answer.body
-        try:
-            assert await _of_session(server, "GET", f"{session}/result?wait=30") == 200
-        finally:
-            await _of_session(server, "DELETE", session)
+        async with mode_b(server, fields) as session:
+            await session.append({"text": QUESTION, "sequence_id": 0, "end_of_input": True})
+            assert (await session.result(30)).status == 200
 
     return kind
-
-
-async def _of_session(server: LiveServer, method: str, target: str) -> int:
-    async with raw_client(server.port) as client:
-        await client.send(request(method, f"{SESSIONS}/{target}", "Connection: close", "Accept: application/json"))
-        return (await client.response()).status

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from support.event_stream import blocks
 from support.live_server import LiveServer
 from support.native_client import Answer, native_client
-from support.raw_http import RawClient, RawResponse, raw_client, request
+from support.raw_http import RawClient, RawResponse, call
 
 SESSIONS = "/v1/streaming_input/sessions"
 EVENTS = "Accept: text/event-stream"
@@ -46,27 +47,13 @@ def numbered_events(answer: RawResponse) -> list[NumberedEvent]:
 
 async def arriving(client: RawClient) -> AsyncIterator[NumberedEvent]:
     """The events of an answer as they come."""
-    pending = ""
-    async for chunk in client.chunks():
-        pending += chunk.decode()
-        *blocks, pending = pending.split("\n\n")
-        for block in blocks:
-            if not block.startswith(":"):
-                yield numbered_event(block)
+    async for block in blocks(client):
+        if not block.startswith(":"):
+            yield numbered_event(block)
 
 
 def text(word: str, number: int | None = None, **fields: Any) -> dict[str, Any]:
     return {"text": word, **({} if number is None else {"sequence_id": number}), **fields}
-
-
-async def call(port: int, method: str, target: str, body: Any = None, *headers: str) -> RawResponse:
-    """``body`` is bytes, or what becomes JSON."""
-    data = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
-    if data and not any(header.lower().startswith("content-type") for header in headers):
-        headers = ("Content-Type: application/json", *headers)
-    async with raw_client(port) as client:
-        await client.send(request(method, target, "Connection: close", *headers, body=data))
-        return await client.response()
 
 
 class ModeBSession:

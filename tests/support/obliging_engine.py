@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import replace
 
 from support.capable_engine import finished, token, tool_call
-from support.tone_engine import ToneEngine
+from support.part_engines import ActingEngine, ToneEngine
 
 from omni_ws.core.chunks import FinishReason, Modality, Task, Usage, Word
 from omni_ws.engine.base import (
-    EngineCapabilities,
     EngineOutput,
     Finished,
     GenerationRequest,
     TextOutput,
     TranscriptOutput,
 )
-from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 from omni_ws.errors import EngineFailed
 
 PERSON = {"name": "Ann", "age": 30}
 HEARD = "go forward"
 
 
-class ObligingEngine(EchoEngine):
+class ObligingEngine(ActingEngine):
     """A text with "break" in it makes it fail after its first word, whatever it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.name = self.model = "obliging"
-        self._speaker = ToneEngine()
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(
-            CAPABILITIES,
+        super().__init__(
+            "obliging",
             tools=True,
             logprobs=True,
             structured_output=True,
@@ -45,21 +35,12 @@ class ObligingEngine(EchoEngine):
             languages=frozenset({"en"}),
             word_times=True,
         )
+        self._speaker = ToneEngine()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         if request.task is Task.SPEECH or "audio" in request.modalities:
-            outputs = self._speaker.generate(request)
-        elif request.task is Task.TRANSCRIBE:
-            outputs = self._write_down(request)
-        else:
-            outputs = self._answer(request)
-        self.active_requests += 1
-        try:
-            async with aclosing(outputs):  # type: ignore[type-var]
-                async for output in outputs:
-                    yield output
-        finally:
-            self.active_requests -= 1
+            return self._speaker.generate(request)
+        return self._write_down(request) if request.task is Task.TRANSCRIBE else self._answer(request)
 
     async def _answer(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         chunks = [chunk async for chunk in request.input]

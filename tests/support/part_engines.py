@@ -1,14 +1,19 @@
-"""Engines for the parts of a composition, that a test can read and drive: one that hears, and one that answers."""
+"""Engines for the parts of a composition, that a test can read and drive: they hear, answer, and speak."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, ToolCallFragment, Usage, Word
 from omni_ws.engine.base import (
+    AudioOutput,
     EngineCapabilities,
     EngineOutput,
     Finished,
@@ -21,6 +26,9 @@ from omni_ws.engine.base import (
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 from omni_ws.errors import EmptyInput
 
+SAMPLE_RATE = 24_000
+#: The length of a word of a ToneEngine, in milliseconds.
+TONE_MS = 20
 #: The length of a chunk of audio for a WordEngine, in milliseconds.
 WORD_MS = 100
 #: A chunk of audio without words.
@@ -34,25 +42,52 @@ def speech(words: str) -> InputChunk:
     return InputChunk(Modality.AUDIO, words.encode())
 
 
-class WordEngine(EchoEngine):
+class ActingEngine(EchoEngine):
+    """An engine that answers by ``act``, and remembers its requests. ``changes`` are what it can do unlike an echo."""
+
+    def __init__(self, name: str, **changes: Any) -> None:
+        super().__init__()
+        self.name = self.model = name
+        self.requests: list[GenerationRequest] = []
+        #: How many requests ended before their Finished.
+        self.aborted = 0
+        self._able = replace(CAPABILITIES, **changes)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._able
+
+    def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        raise NotImplementedError
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.active_requests += 1
+        self.requests.append(request)
+        finished = False
+        try:
+            async with aclosing(self.act(request)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    finished = isinstance(output, Finished)
+                    yield output
+        finally:
+            self.aborted += not finished
+            self.active_requests -= 1
+
+
+class WordEngine(ActingEngine):
     """An ASR whose audio is its text. What it has heard is interim up to a full stop, or to the end of the input.
 
     A PAUSE in it has a guess follow, if the request asks for guesses: what was said, or ``wrong_guess``.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.name = self.model = "words"
-        self.requests: list[GenerationRequest] = []
+        super().__init__("words")
         self.wrong_guess: str | None = None
         #: Raised after the next chunk of audio.
         self.failure: Exception | None = None
         #: Held back at the end of each input.
         self.gate: asyncio.Event | None = None
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
+        self._able = EngineCapabilities(
             input_modalities=frozenset({Modality.AUDIO}),
             output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
             tasks=frozenset({Task.TRANSCRIBE}),
@@ -62,40 +97,35 @@ class WordEngine(EchoEngine):
             stage_params=frozenset({"words.beam"}),
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        self.active_requests += 1
-        self.requests.append(request)
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         said: list[str] = []
         separator, position, began, guessed = "", 0, 0, False
-        try:
-            async for chunk in request.input:
-                if self.failure is not None:
-                    raise self.failure
-                position += WORD_MS
-                if guessed:
-                    yield TranscriptGuess("")
-                    guessed = False
-                if chunk == PAUSE:
-                    if request.options.transcript_guesses:
-                        yield TranscriptGuess(separator + (self.wrong_guess or " ".join(said)))
-                        guessed = True
-                    continue
-                said += chunk.payload.decode().split()
-                if said and said[-1].endswith("."):
-                    yield _settled(separator + " ".join(said), began)
-                    said, separator, began = [], " ", position
-                elif said:
-                    yield TranscriptOutput(separator + " ".join(said), interim=True, start_ms=began)
-            if not position:
-                raise EmptyInput("no audio")
-            if self.gate is not None:
-                await self.gate.wait()
-            if said:
+        async for chunk in request.input:
+            if self.failure is not None:
+                raise self.failure
+            position += WORD_MS
+            if guessed:
+                yield TranscriptGuess("")
+                guessed = False
+            if chunk == PAUSE:
+                if request.options.transcript_guesses:
+                    yield TranscriptGuess(separator + (self.wrong_guess or " ".join(said)))
+                    guessed = True
+                continue
+            said += chunk.payload.decode().split()
+            if said and said[-1].endswith("."):
                 yield _settled(separator + " ".join(said), began)
-                yield TextOutput(" ".join(said))
-            yield Finished(FinishReason.STOP, Usage(input_audio_ms=position))
-        finally:
-            self.active_requests -= 1
+                said, separator, began = [], " ", position
+            elif said:
+                yield TranscriptOutput(separator + " ".join(said), interim=True, start_ms=began)
+        if not position:
+            raise EmptyInput("no audio")
+        if self.gate is not None:
+            await self.gate.wait()
+        if said:
+            yield _settled(separator + " ".join(said), began)
+            yield TextOutput(" ".join(said))
+        yield Finished(FinishReason.STOP, Usage(input_audio_ms=position))
 
 
 def _settled(text: str, began: int) -> TranscriptOutput:
@@ -103,73 +133,56 @@ def _settled(text: str, began: int) -> TranscriptOutput:
     return TranscriptOutput(text, start_ms=began, words=words)
 
 
-class RetortEngine(EchoEngine):
+class RetortEngine(ActingEngine):
     """An LLM: it answers ``reply``, or "You said …", word by word, and remembers what it was given.
 
     ``reads`` is everything it has taken so far of the input of its newest request, ``reads_of`` of each by its id.
     """
 
-    def __init__(self, reply: str | None = None, **capabilities: Any) -> None:
-        super().__init__()
-        self.name = self.model = "retort"
-        self.reply = reply
-        self.requests: list[GenerationRequest] = []
-        self.reads: list[InputChunk] = []
-        self.reads_of: dict[str, list[InputChunk]] = {}
-        self.took = asyncio.Event()
-        #: How many requests ended before their Finished.
-        self.withdrawn = 0
-        #: Raised after the first word of the answer.
-        self.failure: Exception | None = None
-        #: Held back before the first word of each answer, and before the second.
-        self.gate: asyncio.Event | None = None
-        self.pause: asyncio.Event | None = None
-        self._capabilities = replace(
-            CAPABILITIES,
+    def __init__(self, reply: str | None = None, **changes: Any) -> None:
+        super().__init__(
+            "retort",
             **{
                 "input_modalities": frozenset({Modality.TEXT, Modality.IMAGE}),
                 "output_modalities": frozenset({OutputModality.TEXT}),
                 "tasks": frozenset({Task.CHAT}),
                 "voices": (),
-                **capabilities,
+                **changes,
             },
         )
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return self._capabilities
+        self.reply = reply
+        self.reads: list[InputChunk] = []
+        self.reads_of: dict[str, list[InputChunk]] = {}
+        self.took = asyncio.Event()
+        #: Raised after the first word of the answer.
+        self.failure: Exception | None = None
+        #: Held back before the first word of each answer, and before the second.
+        self.gate: asyncio.Event | None = None
+        self.pause: asyncio.Event | None = None
 
     @property
     def read(self) -> str:
         """The text that the newest request has read."""
         return _text(self.reads)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        self.active_requests += 1
-        self.requests.append(request)
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         self.reads = reads = self.reads_of[request.request_id] = []
-        finished = False
-        try:
-            async for chunk in request.input:
-                reads.append(chunk)
-                self.took.set()
-            if self.gate is not None:
-                await self.gate.wait()
-            read = _text(reads)
-            words = (self.reply if self.reply is not None else f"You said {read}").split(" ")
-            for index, word in enumerate(words):
-                if index == 1 and self.pause is not None:
-                    await self.pause.wait()
-                if index and self.failure is not None:
-                    raise self.failure
-                output = TextOutput(word if index == 0 else f" {word}")
-                if not request.sink.offer(output):
-                    yield output
-            finished = True
-            yield Finished(FinishReason.STOP, Usage(input_tokens=len(read.split()), output_tokens=len(words)))
-        finally:
-            self.withdrawn += not finished
-            self.active_requests -= 1
+        async for chunk in request.input:
+            reads.append(chunk)
+            self.took.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        read = _text(reads)
+        words = (self.reply if self.reply is not None else f"You said {read}").split(" ")
+        for index, word in enumerate(words):
+            if index == 1 and self.pause is not None:
+                await self.pause.wait()
+            if index and self.failure is not None:
+                raise self.failure
+            output = TextOutput(word if index == 0 else f" {word}")
+            if not request.sink.offer(output):
+                yield output
+        yield Finished(FinishReason.STOP, Usage(input_tokens=len(read.split()), output_tokens=len(words)))
 
 
 class ToolCallingEngine(RetortEngine):
@@ -181,27 +194,102 @@ class ToolCallingEngine(RetortEngine):
         #: Whether it answers results, too, by a call.
         self.restless = False
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        self.active_requests += 1
-        self.requests.append(request)
-        try:
-            taken = [chunk async for chunk in request.input]
-            results = b"".join(chunk.payload for chunk in taken if chunk.tool_call_id is not None).decode()
-            if results and not self.restless:
-                yield TextOutput(f"It is {results}.")
-                yield Finished(FinishReason.STOP, Usage())
-                return
-            if self.words:
-                yield TextOutput(self.words)
-            call_id = f"call_{len(self.requests)}"
-            yield ToolCallOutput(ToolCallFragment(0, id=call_id, name="local_time"))
-            yield ToolCallOutput(ToolCallFragment(0, arguments='{"city":'))
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        taken = [chunk async for chunk in request.input]
+        results = b"".join(chunk.payload for chunk in taken if chunk.tool_call_id is not None).decode()
+        if results and not self.restless:
+            yield TextOutput(f"It is {results}.")
+            yield Finished(FinishReason.STOP, Usage())
+            return
+        if self.words:
+            yield TextOutput(self.words)
+        call_id = f"call_{len(self.requests)}"
+        yield ToolCallOutput(ToolCallFragment(0, id=call_id, name="local_time"))
+        yield ToolCallOutput(ToolCallFragment(0, arguments='{"city":'))
+        if self.gate is not None:
+            await self.gate.wait()
+        yield ToolCallOutput(ToolCallFragment(0, arguments='"Paris"}'))
+        yield Finished(FinishReason.TOOL_CALLS, Usage())
+
+
+class ToneEngine(ActingEngine):
+    """Says every word of the text as a tone of 20 ms as soon as the word is complete, while the text still arrives.
+
+    The pitch is the length of the word in hundreds of hertz. ``fail_at`` words the engine breaks.
+    """
+
+    def __init__(self, *, fail_at: int | None = None, **changes: Any) -> None:
+        super().__init__("tone", voices=("tone", "bell"), **changes)
+        self.fail_at = fail_at
+
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        words, rest = 0, ""
+        async for piece in _pieces(request):
+            *whole, rest = (rest + piece).split(" ")
+            for word in filter(None, whole):
+                if words == self.fail_at:
+                    raise RuntimeError("secret: the reed is broken")
+                words += 1
+                yield TextOutput(word + " ")
+                yield AudioOutput(tone(100 * len(word)), SAMPLE_RATE)
+        yield Finished(FinishReason.STOP, Usage(input_tokens=words, output_tokens=words))
+
+
+async def _pieces(request: GenerationRequest) -> AsyncIterator[str]:
+    """The text, whose last word ends with it."""
+    async for chunk in request.input:
+        yield chunk.payload.decode()
+    yield " "
+
+
+def tone(frequency: float) -> Samples:
+    time = np.arange(SAMPLE_RATE * TONE_MS // 1000) / SAMPLE_RATE
+    return (0.5 * np.sin(2 * np.pi * frequency * time)).astype(np.float32)
+
+
+class ReadingEngine(ToneEngine):
+    """A ToneEngine whose voice reads English alone, and that tells the times of its words."""
+
+    def __init__(self) -> None:
+        super().__init__(voice_languages={"tone": "en", "bell": "de"})
+
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        word, start_ms = "", 0
+        async with aclosing(super().act(request)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                if isinstance(output, TextOutput):
+                    word = output.text.strip()
+                elif isinstance(output, AudioOutput):
+                    timed = Word(word, start_ms, start_ms + TONE_MS)
+                    start_ms += TONE_MS
+                    yield AudioOutput(output.samples, output.sample_rate, (timed,))
+                else:
+                    yield output
+
+
+class CountingEngine(ActingEngine):
+    """Takes its input in, as far as ``gate`` lets it, and answers with the number of bytes."""
+
+    def __init__(self, *, gate: asyncio.Event | None = None) -> None:
+        super().__init__("fake")
+        self.gate = gate
+        self.taken_bytes = 0
+
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async for chunk in request.input:
+            self.taken_bytes += len(chunk.payload)
             if self.gate is not None:
                 await self.gate.wait()
-            yield ToolCallOutput(ToolCallFragment(0, arguments='"Paris"}'))
-            yield Finished(FinishReason.TOOL_CALLS, Usage())
-        finally:
-            self.active_requests -= 1
+        yield TextOutput(str(self.taken_bytes))
+        yield Finished(FinishReason.STOP, Usage())
+
+
+class SnapshotEngine(EchoEngine):
+    """An EchoEngine that takes no input after the start."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(CAPABILITIES, extend=False)
 
 
 def _text(chunks: list[InputChunk]) -> str:

@@ -145,11 +145,15 @@ def chunked(*parts: bytes, end: bool = True) -> bytes:
     return framed + (b"0\r\n\r\n" if end else b"")
 
 
-async def post(port: int, target: str, body: Any, *headers: str) -> RawResponse:
+async def call(port: int, method: str, target: str, body: Any = None, *headers: str) -> RawResponse:
     """One request of its own connection; ``body`` is bytes, or what becomes JSON."""
-    data = body if isinstance(body, bytes) else orjson.dumps(body)
-    if not any(header.lower().startswith("content-type") for header in headers):
+    if body is not None and not any(header.lower().startswith("content-type") for header in headers):
         headers = ("Content-Type: application/json", *headers)
+    data = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
     async with raw_client(port) as client:
-        await client.send(request("POST", target, "Connection: close", *headers, body=data))
+        await client.send(request(method, target, "Connection: close", *headers, body=data))
         return await client.response()
+
+
+async def post(port: int, target: str, body: Any, *headers: str) -> RawResponse:
+    return await call(port, "POST", target, body, *headers)

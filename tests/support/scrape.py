@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 from support.live_server import LiveServer
-from support.raw_http import RawResponse, raw_client, request
+from support.raw_http import RawResponse, call
 
 from omni_ws.metrics import rendered
 
@@ -29,9 +29,7 @@ class Scrape:
 
 
 async def metrics_answer(server: LiveServer, *headers: str) -> RawResponse:
-    async with raw_client(server.port) as client:
-        await client.send(request("GET", "/metrics", *headers))
-        return await client.response()
+    return await call(server.port, "GET", "/metrics", None, *headers)
 
 
 async def scrape(server: LiveServer) -> Scrape:

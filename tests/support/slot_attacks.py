@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
@@ -99,28 +97,3 @@ async def _session(port: int) -> bool:
             return False
         await client.send(request("GET", f"{path}/result?wait=20", "Accept: application/json"))
         return (await client.response()).status == 200
-
-
-@asynccontextmanager
-async def served(*flags: str) -> AsyncIterator[int]:
-    """The port of a server in a process of its own, with the fake engine."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--port", "0", *flags),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    found = None
-    while found is None:
-        found = re.search(r"listens on http://\S+:(\d+)", (await process.stderr.readline()).decode())
-
-    async def discard(lines: asyncio.StreamReader) -> None:
-        while await lines.read(65536):
-            pass
-
-    reading = asyncio.create_task(discard(process.stderr))
-    try:
-        yield int(found[1])
-    finally:
-        process.kill()
-        await process.wait()
-        await reading

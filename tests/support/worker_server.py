@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from support.raw_http import raw_client, request
+from support.raw_http import call
 
 #: A line of the log that is expected comes within this time, or the test has failed.
 PATIENCE_SEC = 100.0
@@ -72,21 +72,18 @@ class WorkerServer:
         os.kill(self.process.pid, number)
 
     async def get(self, path: str) -> Any:
-        async with raw_client(self.port) as client:
-            await client.send(request("GET", path, "Connection: close"))
-            return await client.response()
+        return await call(self.port, "GET", path)
 
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_SEC)
 
 
 @contextmanager
-def worker_server(*flags: str) -> Iterator[WorkerServer]:
-    """A server whose two workers are ready. Whatever the test does, none of its processes is left."""
-    server = WorkerServer("--workers", "2", *flags)
+def server_process(*flags: str) -> Iterator[WorkerServer]:
+    """A server that listens. Whatever the test does, none of its processes is left."""
+    server = WorkerServer(*flags)
     try:
         server.port = int(server.line(r"listens on http://127\.0\.0\.1:(\d+)")[1])
-        server.line("all 2 workers are ready")
         yield server
     finally:
         for _ in range(2):  # drain, and at once
@@ -96,3 +93,11 @@ def worker_server(*flags: str) -> Iterator[WorkerServer]:
         finally:
             server.process.kill()
             server.close()
+
+
+@contextmanager
+def worker_server(*flags: str) -> Iterator[WorkerServer]:
+    """A server whose two workers are ready."""
+    with server_process("--workers", "2", *flags) as server:
+        server.line("all 2 workers are ready")
+        yield server

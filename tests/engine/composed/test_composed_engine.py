@@ -22,9 +22,8 @@ from support.engine_answers import (
     request_of,
 )
 from support.engine_answers import text as typed
-from support.part_engines import SILENCE, WORD_MS, RetortEngine, WordEngine, speech
+from support.part_engines import SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 from support.token_engine import TokenEngine
-from support.tone_engine import ToneEngine
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
@@ -185,7 +184,7 @@ async def test_a_request_without_input_is_refused(engine: ComposedEngine, llm: R
     for chunks in ((), (InputChunk.end(),)):
         with pytest.raises(EmptyInput):
             await answered(engine, *chunks)
-    assert llm.withdrawn == len(llm.requests)
+    assert llm.aborted == len(llm.requests)
 
 
 # silence
@@ -196,7 +195,7 @@ async def test_silence_never_reaches_the_llm(engine: ComposedEngine, llm: Retort
     assert (result.text, result.transcript, result.spoken_words) == ("", "", 0)
     assert result.finished.reason is FinishReason.STOP
     assert result.finished.usage.input_audio_ms == 2 * WORD_MS
-    assert llm.withdrawn == len(llm.requests)
+    assert llm.aborted == len(llm.requests)
 
 
 async def test_silence_is_answered_as_the_llm_wants_it(asr: WordEngine, tts: ToneEngine) -> None:
@@ -208,7 +207,7 @@ async def test_silence_is_answered_as_the_llm_wants_it(asr: WordEngine, tts: Ton
 async def test_silence_beside_other_input_leaves_that(engine: ComposedEngine, llm: RetortEngine) -> None:
     assert (await answered(engine, SILENCE, typed("hello"))).text == "You said hello"
     assert (await answered(engine, IMAGE, SILENCE)).text == "You said "
-    assert llm.withdrawn == 0
+    assert llm.aborted == 0
 
 
 # LLMs that hear or speak by themselves

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support.engine_answers import AUDIO, BOTH, Answer, HandOver, Input, answered, collect, open_input, request_of
 from support.engine_answers import text as typed
-from support.part_engines import RetortEngine, WordEngine, speech
-from support.tone_engine import ToneEngine
+from support.part_engines import RetortEngine, ToneEngine, WordEngine, speech
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, Modality

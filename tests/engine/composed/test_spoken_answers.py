@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
-from support.part_engines import RetortEngine
-from support.tone_engine import ReadingEngine
+from support.part_engines import ReadingEngine, RetortEngine
 from support.until import until
 
 from omni_ws.config.model import VoiceChoice

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.engine_answers import BOTH, IMAGE, Answer, HandOver, collect, open_input, request_of, said
 from support.engine_answers import text as typed
-from support.part_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, WordEngine, speech
-from support.tone_engine import ToneEngine
+from support.part_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage

@@ -6,9 +6,9 @@ import orjson
 import pytest
 from support.capable_engine import CapableEngine, finished, said
 from support.live_server import live_server
-from support.mode_b_client import SESSIONS, call
-from support.raw_http import raw_client, request
-from support.tone_engine import ToneEngine
+from support.mode_b_client import SESSIONS
+from support.part_engines import ToneEngine
+from support.raw_http import call, raw_client, request
 
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hearing_engine import HearingEngine
+from support.capable_engine import HearingEngine
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.hearing_engine import HearingEngine
+from support.capable_engine import HearingEngine
 from support.live_server import live_server
 from support.native_client import native_client
 from support.speech_clips import as_pcm16, clip_samples, silence

@@ -9,7 +9,7 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from support.hearing_engine import HearingEngine
+from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import live_server
 from support.wandering_client import WanderingClient

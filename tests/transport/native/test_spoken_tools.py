@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from support.live_server import live_server
 from support.native_client import Answer, NativeClient, native_client
-from support.part_engines import ToolCallingEngine
-from support.tone_engine import ReadingEngine
+from support.part_engines import ReadingEngine, ToolCallingEngine
 
 from omni_ws.config.part_settings import SPOKEN_INSTRUCTIONS, LlmConfig
 from omni_ws.core.chunks import ToolCall

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.capable_engine import TextOnlyEngine
 from support.live_server import live_server
 from support.native_client import native_client
-from support.tone_engine import TextOnlyEngine
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest

@@ -9,8 +9,7 @@ import pytest
 from support.capable_engine import CapableEngine, finished, said, token, tool_call
 from support.event_stream import DONE, Event, events_of
 from support.live_server import LiveServer, live_server
-from support.mode_b_client import call
-from support.raw_http import RawResponse, post
+from support.raw_http import RawResponse, call, post
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall

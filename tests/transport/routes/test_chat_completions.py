@@ -13,10 +13,11 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from support.capable_engine import TextOnlyEngine
 from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
+from support.part_engines import SnapshotEngine, ToneEngine
 from support.raw_http import RawResponse, post, raw_client, request
-from support.tone_engine import SnapshotEngine, TextOnlyEngine, ToneEngine
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.wav import wav_header

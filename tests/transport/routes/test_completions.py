@@ -10,8 +10,8 @@ import pytest
 from support.capable_engine import CapableEngine, finished, said, token
 from support.event_stream import DONE, Event, events_of
 from support.live_server import LiveServer, live_server
+from support.part_engines import SnapshotEngine
 from support.raw_http import RawResponse, post, raw_client, request
-from support.tone_engine import SnapshotEngine
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Finished, TextOutput

@@ -13,10 +13,11 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.capable_engine import TextOnlyEngine
 from support.event_stream import DONE, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
+from support.part_engines import SnapshotEngine
 from support.raw_http import RawResponse, chunked, post, raw_client, request
-from support.tone_engine import SnapshotEngine, TextOnlyEngine
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes

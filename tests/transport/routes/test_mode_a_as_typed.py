@@ -11,9 +11,9 @@ import orjson
 import pytest
 from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
+from support.part_engines import ToneEngine
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.recordings import events, recordings
-from support.tone_engine import ToneEngine
 
 CHAT: Final = "/v1/chat/completions"
 SPEECH: Final = "/v1/audio/speech"

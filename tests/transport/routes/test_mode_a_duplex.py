@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
+from support.part_engines import CountingEngine, SnapshotEngine
 from support.raw_http import RawClient, chunked, post, raw_client, request
-from support.tone_engine import CountingEngine, SnapshotEngine
 
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.event_stream import arriving_events
 from support.live_server import live_server
+from support.part_engines import SnapshotEngine
 from support.raw_http import chunked, raw_client, request
-from support.tone_engine import SnapshotEngine
 
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20

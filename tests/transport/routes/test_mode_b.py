@@ -13,9 +13,9 @@ import orjson
 import pytest
 from support.capable_engine import CapableEngine, finished, said
 from support.live_server import live_server
-from support.mode_b_client import EVENTS, JSON, SESSIONS, ModeBSession, call, create, mode_b, numbered_events, text
-from support.raw_http import raw_client, request
-from support.tone_engine import CountingEngine, SnapshotEngine, ToneEngine
+from support.mode_b_client import EVENTS, JSON, SESSIONS, ModeBSession, create, mode_b, numbered_events, text
+from support.part_engines import CountingEngine, SnapshotEngine, ToneEngine
+from support.raw_http import call, raw_client, request
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, ToolCall, Usage

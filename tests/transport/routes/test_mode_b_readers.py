@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from support.live_server import live_server
-from support.mode_b_client import EVENTS, SESSIONS, NumberedEvent, arriving, call, create, mode_b, text
+from support.mode_b_client import EVENTS, SESSIONS, NumberedEvent, arriving, create, mode_b, text
 from support.native_client import native_client, raw_websocket
-from support.raw_http import raw_client, request
-from support.tone_engine import ToneEngine
+from support.part_engines import ToneEngine
+from support.raw_http import call, raw_client, request
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 

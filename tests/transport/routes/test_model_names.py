@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 import pytest
 from support.live_server import LiveServer, live_server
-from support.mode_b_client import SESSIONS, call
-from support.raw_http import RawResponse, post
+from support.mode_b_client import SESSIONS
+from support.raw_http import RawResponse, call, post
 
 from omni_ws.audio.wav import wav_header
 from omni_ws.service.sessions.factory import MAX_NAME_CHARACTERS, MAX_NAMES, StandInLog

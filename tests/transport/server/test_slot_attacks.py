@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 from support.live_server import live_server
-from support.mode_b_client import EVENTS, SESSIONS, call, create, text
+from support.mode_b_client import EVENTS, SESSIONS, create, text
 from support.native_client import native_client
-from support.raw_http import chunked, post, raw_client, request
-from support.slot_attacks import CHAT, Attack, empty_sessions, innocent, served, trickled_bodies
+from support.raw_http import call, chunked, post, raw_client, request
+from support.slot_attacks import CHAT, Attack, empty_sessions, innocent, trickled_bodies
+from support.worker_server import server_process
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import ShuttingDown
@@ -31,8 +32,9 @@ async def test_others_are_served_during_an_attack(attack: Attack) -> None:
 @pytest.mark.real_time
 @pytest.mark.parametrize("attack", [empty_sessions, trickled_bodies])
 async def test_others_are_served_during_an_attack_at_full_size(attack: Attack) -> None:
-    async with served() as port, attack(port, 1000):
-        assert all(await innocent(port, 10))
+    with server_process() as server:
+        async with attack(server.port, 1000):
+            assert all(await innocent(server.port, 10))
 
 
 # sessions without input
