@@ -54,9 +54,6 @@ class LimitedServer(ScriptedUpstream):
     async def too_long(self, exchange: HttpExchange, messages: list[dict[str, Any]]) -> None:
         raise NotImplementedError
 
-    async def _json(self, exchange: HttpExchange, content: Any) -> None:
-        await exchange.respond(200, [("Content-Type", "application/json")], orjson.dumps(content))
-
 
 class LlamaCppServer(LimitedServer):
     """llama.cpp: refuses with ``exceed_context_size_error``; tells its context at ``/props``."""
@@ -67,13 +64,13 @@ class LlamaCppServer(LimitedServer):
         data = [
             {"id": one, "object": "model", "owned_by": "llamacpp", "meta": {"n_ctx_train": 8192}} for one in self.models
         ]
-        await self._json(exchange, {"object": "list", "data": data})
+        await exchange.respond_json(200, {"object": "list", "data": data})
 
     def routes(self) -> dict[str, Handler]:
         return {**super().routes(), **({"GET /props": self._props} if self.tells_context else {})}
 
     async def _props(self, exchange: HttpExchange) -> None:
-        await self._json(exchange, {"default_generation_settings": {"n_ctx": self.context}, "total_slots": 1})
+        await exchange.respond_json(200, {"default_generation_settings": {"n_ctx": self.context}, "total_slots": 1})
 
     async def too_long(self, exchange: HttpExchange, messages: list[dict[str, Any]]) -> None:
         tokens = tokens_of(messages)
@@ -96,7 +93,7 @@ class LmStudioServer(LimitedServer):
     async def _models(self, exchange: HttpExchange) -> None:
         ids = ("text-embedding-nomic-embed-text-v1.5", *self.models)
         data = [{"id": one, "object": "model", "owned_by": "organization_owner"} for one in ids]
-        await self._json(exchange, {"object": "list", "data": data})
+        await exchange.respond_json(200, {"object": "list", "data": data})
 
     async def too_long(self, exchange: HttpExchange, messages: list[dict[str, Any]]) -> None:
         message = "The number of tokens to keep from the initial prompt is greater than the context length."
@@ -131,17 +128,17 @@ class OllamaServer(LimitedServer):
 
     async def _models(self, exchange: HttpExchange) -> None:
         data = [{"id": one, "object": "model", "created": 0, "owned_by": "library"} for one in self.models]
-        await self._json(exchange, {"object": "list", "data": data or None})
+        await exchange.respond_json(200, {"object": "list", "data": data or None})
 
     async def _version(self, exchange: HttpExchange) -> None:
-        await self._json(exchange, {"version": "0.12.6"})
+        await exchange.respond_json(200, {"version": "0.12.6"})
 
     async def _tags(self, exchange: HttpExchange) -> None:
-        await self._json(exchange, {"models": [{"name": one, "model": one} for one in self.models]})
+        await exchange.respond_json(200, {"models": [{"name": one, "model": one} for one in self.models]})
 
     async def _ps(self, exchange: HttpExchange) -> None:
         running = [{"name": self.models[0], "model": self.models[0], "context_length": self.context}]
-        await self._json(exchange, {"models": running if self.loaded else []})
+        await exchange.respond_json(200, {"models": running if self.loaded else []})
 
     async def _show(self, exchange: HttpExchange) -> None:
         asked = orjson.loads(await exchange.read_body(1 << 16))
@@ -152,7 +149,7 @@ class OllamaServer(LimitedServer):
         if not {asked["model"], f"{asked['model']}:latest"} & set(self.models):
             await refuses(404, {"error": "model not found"})(exchange)
             return
-        await self._json(exchange, shown)
+        await exchange.respond_json(200, shown)
 
     async def too_long(self, exchange: HttpExchange, messages: list[dict[str, Any]]) -> None:
         system = [message for message in messages if message["role"] == "system"]
@@ -172,19 +169,9 @@ def ollama_says(*words: str, thinks: str = "", usage: tuple[int, int] | None = N
 
 def ollama_calls(*calls: tuple[str, str, dict[str, Any]]) -> Answer:
     """Whole calls, each in a piece of its own, all with the index 0."""
-    pieces = [
-        delta(
-            role="assistant",
-            content="",
-            tool_calls=[
-                {
-                    "id": call_id,
-                    "index": 0,
-                    "type": "function",
-                    "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
-                }
-            ],
-        )
-        for call_id, name, arguments in calls
-    ]
+    pieces = []
+    for call_id, name, arguments in calls:
+        function = {"name": name, "arguments": orjson.dumps(arguments).decode()}
+        call = {"id": call_id, "index": 0, "type": "function", "function": function}
+        pieces.append(delta(role="assistant", content="", tool_calls=[call]))
     return streams(*pieces, finish("tool_calls"))

@@ -67,24 +67,20 @@ class ModeBSession:
     async def call(self, method: str, below: str = "", body: Any = None, *headers: str) -> RawResponse:
         return await call(self.server.port, method, self.path + below, body, *self.headers, *headers)
 
+    async def _told(self, status: int, method: str, below: str = "", body: Any = None) -> dict[str, Any]:
+        answer = await self.call(method, below, body)
+        assert answer.status == status, answer.body
+        told: dict[str, Any] = answer.json()
+        return told
+
     async def append(self, *chunks: dict[str, Any]) -> dict[str, Any]:
-        body = chunks[0] if len(chunks) == 1 else {"chunks": chunks}
-        answer = await self.call("POST", "/chunks", body)
-        assert answer.status == 202, answer.body
-        status: dict[str, Any] = answer.json()
-        return status
+        return await self._told(202, "POST", "/chunks", chunks[0] if len(chunks) == 1 else {"chunks": chunks})
 
     async def finish(self) -> dict[str, Any]:
-        answer = await self.call("POST", "/finish")
-        assert answer.status == 200, answer.body
-        status: dict[str, Any] = answer.json()
-        return status
+        return await self._told(200, "POST", "/finish")
 
     async def status(self) -> dict[str, Any]:
-        answer = await self.call("GET")
-        assert answer.status == 200, answer.body
-        status: dict[str, Any] = answer.json()
-        return status
+        return await self._told(200, "GET")
 
     async def result(self, wait: float | None = 15) -> RawResponse:
         return await self.call("GET", "/result" + ("" if wait is None else f"?wait={wait}"), None, JSON)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from support.tiny_omni import Family
+from support.tiny_omni import MEDIA_TOKENS, Family
 
 SAMPLE_RATE: Final = 16_000
 
-_PLACES: Final[Mapping[Family, Mapping[str, str]]] = {
-    Family.QWEN25: {
-        "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
-        "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
-        "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
-    },
-    Family.QWEN3: {
-        "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
-        "image": "<|vision_start|><|image_pad|><|vision_end|>",
-        "video": "<|vision_start|><|video_pad|><|vision_end|>",
-    },
-}
+
+def _place(family: Family, medium: str) -> str:
+    """What stands for sound, a picture or a film in a text."""
+    named, around = MEDIA_TOKENS[family], "audio" if medium == "audio" else "vision"
+    return named[f"{around}_bos_token"] + named[f"{medium}_token"] + named[f"{around}_eos_token"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,8 @@ class OmniCase:
     history: tuple[tuple[str, str], ...] = ()
 
     def prompt(self, family: Family) -> str:
-        turns = [("system", "You are kind."), *self.history, ("user", self.user.format_map(_PLACES[family]))]
+        places = {medium: _place(family, medium) for medium in ("audio", "image", "video")}
+        turns = [("system", "You are kind."), *self.history, ("user", self.user.format_map(places))]
         return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
 
     @property

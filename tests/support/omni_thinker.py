@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from support.engine_answers import Input
+from support.tiny_models import MULTIMODAL_ARGS
 from support.vllm_engine import request
 
 from omni_ws.core.chunks import OutputModality
@@ -32,16 +33,10 @@ from omni_ws.engine.vllm.thinker_rows import ThinkerRows
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
 
 ARGS: Mapping[str, Any] = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 64 << 20,
-    "max_model_len": 2048,
+    **MULTIMODAL_ARGS,
     # Less than many prompts have.
     "max_num_batched_tokens": 64,
     "max_num_seqs": 4,
-    "block_size": 32,
-    "skip_mm_profiling": True,
-    "mm_processor_cache_gb": 0.05,
     "limit_mm_per_prompt": {"audio": 4, "image": 4, "video": 2},
 }
 

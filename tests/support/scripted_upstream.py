@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import orjson
 from support.http_server import RoutedApplication, serving
@@ -23,6 +23,7 @@ from omni_ws.transport.http.multipart_form import read_form
 from omni_ws.transport.http.router import Handler
 
 Answer = Callable[[HttpExchange], Awaitable[None]]
+RemotePart = TypeVar("RemotePart", bound=Engine)
 
 SSE = (("Content-Type", "text/event-stream"),)
 
@@ -173,10 +174,10 @@ async def upstream(*chat: Answer, **fields: Any) -> AsyncIterator[ScriptedUpstre
 
 
 @asynccontextmanager
-async def _started(engine: Engine) -> AsyncIterator[None]:
+async def _started(engine: RemotePart) -> AsyncIterator[RemotePart]:
     await engine.start()
     try:
-        yield
+        yield engine
     finally:
         await engine.stop()
         assert engine.active_requests == 0
@@ -186,30 +187,24 @@ def _urls(upstreams: Sequence[ScriptedUpstream | str]) -> tuple[str, ...]:
     return tuple(one if isinstance(one, str) else one.url for one in upstreams)
 
 
-@asynccontextmanager
-async def remote(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteEngine]:
+def remote(*upstreams: ScriptedUpstream | str, **settings: Any) -> AbstractAsyncContextManager[RemoteEngine]:
     """A started engine in front of them."""
-    engine = RemoteEngine(RemoteConfig(**{"upstreams": _urls(upstreams), "start_timeout_sec": 0, **settings}))
-    async with _started(engine):
-        yield engine
+    settings = {"upstreams": _urls(upstreams), "start_timeout_sec": 0, **settings}
+    return _started(RemoteEngine(RemoteConfig(**settings)))
 
 
-@asynccontextmanager
-async def remote_llm(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteLlmEngine]:
+def remote_llm(*upstreams: ScriptedUpstream | str, **settings: Any) -> AbstractAsyncContextManager[RemoteLlmEngine]:
     """A started engine for the task chat alone."""
-    engine = RemoteLlmEngine(RemoteLlmSettings(**{"urls": _urls(upstreams), "start_timeout": 0, **settings}))
-    async with _started(engine):
-        yield engine
+    settings = {"urls": _urls(upstreams), "start_timeout": 0, **settings}
+    return _started(RemoteLlmEngine(RemoteLlmSettings(**settings)))
 
 
-@asynccontextmanager
-async def remote_asr(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteAsrEngine]:
+def remote_asr(
+    *upstreams: ScriptedUpstream | str, clock: Callable[[], float] = lambda: 0.0, **settings: Any
+) -> AbstractAsyncContextManager[RemoteAsrEngine]:
     """A started engine for the task transcribe alone; its clock stands still, so all audio comes as from a file."""
-    clock = settings.pop("clock", lambda: 0.0)
-    asr = RemoteAsrSettings(**{"urls": _urls(upstreams), "start_timeout": 0, **settings})
-    engine = RemoteAsrEngine(asr, clock=clock)
-    async with _started(engine):
-        yield engine
+    settings = {"urls": _urls(upstreams), "start_timeout": 0, **settings}
+    return _started(RemoteAsrEngine(RemoteAsrSettings(**settings), clock=clock))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from support.raw_http import RawClient, raw_client, request
+from support.raw_http import RawClient, post, raw_client, request
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -77,10 +77,7 @@ async def _talk(port: int) -> bool:
 
 
 async def _chat(port: int) -> bool:
-    async with raw_client(port) as client:
-        body = b'{"messages":[{"role":"user","content":"hello"}]}'
-        await client.send(request("POST", CHAT, "Content-Type: application/json", body=body))
-        return (await client.response()).status == 200
+    return (await post(port, CHAT, {"messages": [{"role": "user", "content": "hello"}]})).status == 200
 
 
 async def _session(port: int) -> bool:

@@ -43,7 +43,7 @@ CHAT_TEMPLATE: Final = (
 )
 
 #: What processors ask the tokenizer for, by its attributes.
-_MEDIA_TOKENS: Final[Mapping[Family, Mapping[str, str]]] = {
+MEDIA_TOKENS: Final[Mapping[Family, Mapping[str, str]]] = {
     Family.QWEN25: {
         "image_token": "<|IMAGE|>",
         "audio_token": "<|AUDIO|>",
@@ -147,7 +147,7 @@ _BUILDERS: Final = {Family.QWEN25: _qwen25_omni, Family.QWEN3: _qwen3_omni}
 
 def _write_tokenizer(folder: Path, family: Family) -> dict[str, int]:
     """A token is a byte. Returns the ids of the special tokens and the roles."""
-    media = _MEDIA_TOKENS[family]
+    media = MEDIA_TOKENS[family]
     special = [_PAD, "<|im_start|>", _END, *media.values(), *_SPEECH_TOKENS[family]]
     tokens = bytewise(special)
     tokens.add_tokens(list(_ROLES))

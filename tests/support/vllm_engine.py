@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -103,6 +102,4 @@ async def until_idle(engine: VllmEngine) -> None:
 
 async def until_state(engine: VllmEngine, state: EngineState) -> None:
     """As long as it takes on a busy machine to start a model."""
-    async with asyncio.timeout(STARTS_WITHIN_SEC):
-        while engine.state is not state:  # noqa: ASYNC110 - a start takes seconds, in a thread that wants the time
-            await asyncio.sleep(0.005)
+    await until(lambda: engine.state is state, seconds=STARTS_WITHIN_SEC)
