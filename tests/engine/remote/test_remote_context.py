@@ -286,7 +286,7 @@ async def test_ollama_is_not_left_to_cut(fields: dict[str, Any], limit: int) -> 
 async def test_contexts_that_are_garbage_change_nothing() -> None:
     class Garbage(LlamaCppServer):
         async def _props(self, exchange: Any) -> None:
-            await self._json(exchange, ["n_ctx"])
+            await exchange.respond_json(200, ["n_ctx"])
 
     server = Garbage(context=128, replies=[says("ok")])
     async with server.serve(), remote_llm(server) as engine:
