@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import soxr
+from support.engine_answers import Input
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.raw_http import post
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes, word_errors
-from support.vllm_engine import Input, request
+from support.vllm_engine import request
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_ranges import TokenRanges
