@@ -45,7 +45,7 @@ VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
 # Processes of the tests without vLLM. Many tests wait, so there are more than cores.
-WORKERS := 6
+WORKERS := 4
 VLLM_WORKERS := 1
 
 TINY_MODELS := .cache/tiny-models
@@ -98,10 +98,8 @@ SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 # Parts that ran before, whose tests the summary counts too: .ci/run names them.
 PARTS_BEFORE :=
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
-test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some. Those of vLLM run beside the others
-	@mkdir -p .cache; $(VLLM_TESTS) $(ARGS) >.cache/test-vllm.log 2>&1 & vllm=$$!; trap 'kill $$vllm 2>/dev/null || :' EXIT; \
-	failed=0; $(BASE_TESTS) $(ARGS) || failed=1; wait $$vllm || failed=1; cat .cache/test-vllm.log; \
-	$(SUMMARY) base vllm && exit $$failed
+test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
+	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(VLLM_TESTS) $(ARGS) || failed=1; $(SUMMARY) base vllm && exit $$failed
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2
@@ -112,8 +110,9 @@ endif
 test-base: $(VENV)/.ready-to-test distribution ## the tests without vLLM
 	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(SUMMARY) base && exit $$failed
 
-test-fast: $(VENV)/.ready-to-test ## a sample to run before each commit: one case of each quick test, without vLLM
-	@$(BIN)/python -m pytest -m "not slow and not vllm" -n 2 --dist worksteal --one-case --hypothesis-profile=fast $(ARGS)
+FAST_TESTS := tests/core tests/wire tests/service tests/transport
+test-fast: $(VENV)/.ready-to-test ## a sample to run before each commit: one case of each quick test of the core, the wire and the server
+	@$(BIN)/python -m pytest $(FAST_TESTS) -m "not slow and not vllm" -n 2 --dist worksteal --one-case --hypothesis-profile=fast $(ARGS)
 
 # Installs what the shell's $missing names. RUNLEVEL: services are not started.
 define FROM_DISTRIBUTION

@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import os
-import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -74,9 +73,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(first.values())
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = first.values()
-    if hasattr(config, "workerinput"):
-        # Each process begins with a stretch of the list: files that wait in real time are spread over all of it.
-        items.sort(key=lambda item: zlib.crc32(item.path.name.encode()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

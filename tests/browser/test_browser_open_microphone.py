@@ -45,7 +45,7 @@ async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
 
 async def test_two_turns_without_touching_anything(server: LiveServer, tmp_path: Path) -> None:
     speech = recording(
-        tmp_path / "two.wav", silence(0.8), clip_bytes("goforward"), silence(7), clip_bytes("cards_001"), silence(30)
+        tmp_path / "two.wav", silence(0.8), clip_bytes("goforward"), silence(15), clip_bytes("cards_001"), silence(30)
     )
     async with demo_page(microphone=speech, settings=OPEN) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")

@@ -185,6 +185,7 @@ def test_the_microphone_client_sends_a_file(bare: dict[str, str], server: str, t
         assert file.getnframes() > 12_000
 
 
+@pytest.mark.asyncio(loop_scope="session")  # of the browser, which tests of the page in this process share
 async def test_the_page_is_answered(server: str) -> None:
     chromium_path()
     async with demo_page(tapped=False) as demo:

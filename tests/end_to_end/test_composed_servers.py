@@ -21,7 +21,7 @@ from omni_ws.client import connect
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 #: On a machine that does other things too.
-STARTS_WITHIN_SEC = 100.0
+STARTS_WITHIN_SEC = 500.0
 
 
 @dataclass

@@ -48,7 +48,7 @@ async def spoken_to(port: int) -> AsyncIterator[tuple[LiveServer, RemoteLlmEngin
     """A server whose LLM is the one at ``port``, and a relay between them that keeps what is sent."""
     async with tcp_relay(port) as relay:
         llm = RemoteLlmEngine(
-            RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), api_key=KEY, start_timeout=30)
+            RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), api_key=KEY, start_timeout=500)
         )
         engine = ComposedEngine(llm, asr=ears(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
         async with live_server(engine) as server:

@@ -296,6 +296,8 @@ async def demo_page(
     earlier. Without a recording the microphone beeps. ``tapped`` needs a server of this process, whose page has the
     processor that keeps what is played. When the block was left without an exception the page must have had no
     error."""
+    # Without a GPU each moving page takes a tenth of a core and more, and many are open at once.
+    context_options.setdefault("reduced_motion", "reduce")
     async with (
         _browser(switches, microphone) as browser,
         await browser.new_context(permissions=list(allow), **context_options) as context,

@@ -14,7 +14,7 @@ from support.fronts import program
 from support.until import until
 from websockets.asyncio.client import ClientConnection, connect
 
-TIMEOUT_SEC: Final = 45
+TIMEOUT_SEC: Final = 200
 _SAYS: Final = b"WebDriver BiDi listening on "
 #: Nothing is fetched that no page asked for, and a page may play sound before it was touched.
 _PREFERENCES: Final = {

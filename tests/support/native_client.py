@@ -24,7 +24,7 @@ from omni_ws.wire.server_frames import decode_server_frame
 
 NATIVE = "/v1/streaming_input"
 #: A frame that is expected comes within this time, or the test has failed. Long, for models that share two processors.
-PATIENCE_SEC = 100
+PATIENCE_SEC = 400
 
 
 @dataclass

@@ -23,7 +23,7 @@ PATH = "/v1/telephony/media-stream"
 STREAM = "MZ0000000000000000000000000000test"
 #: 20 ms.
 PACKET = 160
-PATIENCE_SEC = 100
+PATIENCE_SEC = 400
 FORMAT = {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}
 
 

@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-PATIENCE_SEC = 100
+PATIENCE_SEC = 400
 #: By ``type``, the class of each event.
 _EVENTS: dict[str, Any] = {
     kind: one

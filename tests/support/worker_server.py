@@ -16,7 +16,7 @@ from typing import Any
 from support.raw_http import call
 
 #: A line of the log that is expected comes within this time, or the test has failed.
-PATIENCE_SEC = 100.0
+PATIENCE_SEC = 400.0
 
 
 class WorkerServer:

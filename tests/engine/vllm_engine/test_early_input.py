@@ -82,7 +82,7 @@ class Run:
         running = asyncio.create_task(self.thinker.run(aiter_of(self._source), None, outputs))
         # After the order of the case, every event in turn.
         order: Iterator[int] = chain(self.case.order, (turn for _ in repeat(None) for turn in range(4)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while not running.done():
                 self._go_on(next(order))
                 await asyncio.sleep(0)

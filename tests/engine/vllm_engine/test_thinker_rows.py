@@ -424,7 +424,7 @@ async def _read_out(thinker: OmniThinker, channel: Any) -> None:
         parameters = SamplingParams(max_tokens=1, temperature=0, extra_args=asked)
         async for _ in thinker.model.llm.generate({"prompt_token_ids": [1, 2, 3, 4, 5]}, parameters, "read"):
             pass
-        await asyncio.wait_for(collector.arrival(4), 10)
+        await asyncio.wait_for(collector.arrival(4), 300)
         assert [len(collector.take(place)) for place in range(5)] == [1] * 5
 
 

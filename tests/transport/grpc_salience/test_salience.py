@@ -446,7 +446,7 @@ async def test_a_deadline_frees_the_engine(server: SalienceServer, engine: Token
     engine.gate.clear()
     request = messages.GenerateRequest(session_id=session, append_tokens=[5], max_tokens=3)
     async with refused(Status.DEADLINE_EXCEEDED):
-        async for _ in server.stub.Generate(request, timeout=0.9):
+        async for _ in server.stub.Generate(request, timeout=3):
             pass
     await server.idle()
     assert len(await server.dump(session)) == 2

@@ -205,7 +205,7 @@ async def test_a_drain_waits_for_running_calls_and_refuses_new_ones() -> None:
             call = aiter(server.generate(session, [5], max_tokens=3))
             await anext(call)
             await engine.waiting.wait()
-            draining = [asyncio.create_task(one.drain(20)) for one in (http, listener)]
+            draining = [asyncio.create_task(one.drain(3600)) for one in (http, listener)]
             assert (await anext(watch)).status == NOT_SERVING
             async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as another:
                 for stub in (server.stub, SalienceStub(another)):
@@ -214,7 +214,7 @@ async def test_a_drain_waits_for_running_calls_and_refuses_new_ones() -> None:
             engine.gate.set()
             assert [event.WhichOneof("event") async for event in call] == ["token", "token", "done"]
             # Sessions that nobody can name any more hold up nothing.
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(300):
                 await asyncio.gather(*draining)
     assert engine.active_requests == 0
 
@@ -288,8 +288,8 @@ async def test_calls_are_refused_until_the_engine_has_started() -> None:
 async def test_the_server_ends_while_the_engine_starts() -> None:
     async with serve_tokens(create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=0)))) as listener:
         assert listener is not None
-        async with asyncio.timeout(5):
-            await listener.drain(20)
+        async with asyncio.timeout(300):
+            await listener.drain(3600)
 
 
 class NeverStarted(TokenEngine):
