@@ -46,12 +46,8 @@ VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM
 
 # Processes of the tests without vLLM. Many tests wait, so there are more than cores.
 WORKERS := 4
-VLLM_WORKERS := 1
 
 TINY_MODELS := .cache/tiny-models
-# Outcomes of a run before, for the report of the next.
-OUTCOMES_BEFORE :=
-BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
 .PHONY: help serve serve-tiny distribution package lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
@@ -92,8 +88,7 @@ endif
 
 # Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
 BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" -n $(WORKERS) --dist worksteal
-VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm \
-  $(if $(filter-out 1,$(VLLM_WORKERS)),-n $(VLLM_WORKERS) --dist loadfile)
+VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm
 SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 # Parts that ran before, whose tests the summary counts too: .ci/run names them.
 PARTS_BEFORE :=
