@@ -56,6 +56,7 @@ async def test_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     rollups = {row["measure"]: row for row in report["rollups"]}
     assert rollups["interrupt_ms"]["count"] == interruptions
     assert rollups["reorder_wait_ms"]["max"] > 0
+    assert len([row for row in report["requests"] if row["reorder_wait_ms"]]) == REQUESTS // len(kinds)
     assert rollups["ttfa_ms"]["count"] > 0
     assert main([str(folder), "--format", "html", "--out", str(tmp_path / "page.html")]) == 0
     assert main([str(folder)]) == 0

@@ -47,7 +47,10 @@ def typed(**config: Any) -> Kind:
 
 
 def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
-    """A question in pieces of 20 ms, as fast as they can be sent."""
+    """A question in pieces of 20 ms, as fast as they can be sent.
+
+    In disorder the fourth piece comes first, and the server has looked at it before the others come.
+    """
 
     async def kind(server: LiveServer, number: int) -> None:
         frames = [audio[start : start + FRAME_BYTES] for start in range(0, len(audio), FRAME_BYTES)]
@@ -58,6 +61,8 @@ def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
         async with native_client(server) as client:
             for at in numbers:
                 await client.binary(frames[at], number=at)
+                if disorder and at == numbers[0]:
+                    await client.barrier()
             await client.chunk(end=True, number=len(frames))
             assert (await client.answer()).reason in ("stop", "length")
 

@@ -141,46 +141,36 @@ def keyboard(seconds: float) -> Samples:
     return np.asarray(sound, np.float32)
 
 
-async def test_speech_is_written_down(engine: WhisperEngine) -> None:
-    """Of 38 words, two are wrong: "Queen of Clothes"."""
-    errors = 0
-    for name, words in WORDS.items():
-        result = await transcribed(engine, *audio(clip_bytes(name)))
-        assert result.text == result.transcript
-        errors += word_errors(words, plain(result.transcript))
-    assert errors <= 2
-
-
 async def test_words_have_their_places_in_the_input(engine: WhisperEngine) -> None:
+    """How many of all clips are heard wrong is in test_word_errors.py."""
     result = await transcribed(engine, *audio(silence(2) + clip_bytes("goforward") + silence(0.6), 20))
     (settled,) = [transcript for transcript in result.transcripts if not transcript.interim]
     assert plain(" ".join(word.text for word in settled.words)) == WORDS["goforward"]
+    assert result.text == result.transcript == settled.text
     assert settled.start_ms is not None
     assert 1500 < settled.start_ms <= settled.words[0].start_ms
     assert settled.words[-1].end_ms < 2000 + len(clip_bytes("goforward")) / 32
 
 
 async def test_equal_bytes_give_equal_text_however_they_are_cut(engine: WhisperEngine) -> None:
-    speech = clip_bytes("cards_005") + silence(0.8) + clip_bytes("goforward")
-    results = [await transcribed(engine, *audio(speech, frame_ms)) for frame_ms in (20, 100, None)]
+    speech = clip_bytes("cards_001") + silence(0.8) + clip_bytes("goforward")
+    results = [await transcribed(engine, *audio(speech, frame_ms)) for frame_ms in (20, None)]
     results.append(await spoken(engine, speech))
     settled = [[each for each in result.transcripts if not each.interim] for result in results]
     assert len(settled[0]) == 2
-    assert settled[1:] == settled[:1] * 3
+    assert settled[1:] == settled[:1] * 2
 
 
-SOUNDS = ("silence", "white noise", "tone", "hum", "music", "keyboard")
-
-
-@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("name", ["tone", "keyboard"])
 async def test_noise_gives_no_words(engine: WhisperEngine, name: str) -> None:
-    sound = keyboard(20) if name == "keyboard" else noises(20)[name]
+    """Neither interim nor settled ones; other sounds are in test_word_errors.py."""
+    sound = keyboard(10) if name == "keyboard" else noises(10)[name]
     result = await transcribed(engine, *audio(as_pcm16(sound), 100))
     assert (result.transcripts, result.text) == ([], "")
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"), [*((name, 2) for name in SOUNDS), *((name, 6) for name in SOUNDS[3:]), ("keyboard", 0.6)]
+    ("name", "seconds"), [("white noise", 2), ("hum", 6), ("music", 2), ("keyboard", 0.6)]
 )
 async def test_noise_that_was_taken_for_speech_gives_no_words(engine: WhisperEngine, name: str, seconds: float) -> None:
     sound = keyboard(seconds) if name == "keyboard" else noises(seconds)[name]
@@ -213,11 +203,11 @@ async def test_the_first_interim_text_comes_before_the_audio_ends(engine: Whispe
 
 
 async def test_two_talkers_at_once_are_both_understood(engine: WhisperEngine) -> None:
-    names = ("librivox_ss_0870", "cards_005")
+    names = ("goforward", "cards_001")
     results = await asyncio.gather(*(spoken(engine, clip_bytes(name)) for name in names))
     for name, result in zip(names, results, strict=True):
         assert any(transcript.interim for transcript in result.transcripts)
-        assert word_errors(WORDS[name], plain(result.transcript)) <= 2
+        assert word_errors(WORDS[name], plain(result.transcript)) <= 1
 
 
 @pytest.mark.parametrize("sent_ms", [0, 1500])
@@ -234,21 +224,21 @@ async def test_cancelling_frees_everything(engine: WhisperEngine, sent_ms: int) 
 
 
 async def test_long_speech_is_cut_and_nothing_is_lost(engine: WhisperEngine) -> None:
-    """A minute without a pause that is long enough to end an utterance."""
+    """Half a minute without a pause that is long enough to end an utterance."""
     clip = clip_samples("librivox_ss_0870")
     loud = np.flatnonzero(np.abs(clip) > 0.02)
-    speech = np.tile(clip[loud[0] : loud[-1]], 9)
+    speech = np.tile(clip[loud[0] : loud[-1]], 5)
     result = await transcribed(engine, *audio(as_pcm16(speech)))
     settled = [transcript for transcript in result.transcripts if not transcript.interim]
-    assert len(settled) >= 3
-    words = 9 * len(WORDS["librivox_ss_0870"].split())
-    assert word_errors(" ".join([WORDS["librivox_ss_0870"]] * 9), plain(result.transcript)) <= words // 10
+    assert len(settled) >= 2
+    words = 5 * len(WORDS["librivox_ss_0870"].split())
+    assert word_errors(" ".join([WORDS["librivox_ss_0870"]] * 5), plain(result.transcript)) <= words // 10
 
 
 async def test_more_talkers_take_no_more_memory(engine: WhisperEngine) -> None:
-    await spoken(engine, clip_bytes("goforward"))
+    await transcribed(engine, *audio(clip_bytes("goforward")))
     before = resident_mb()
-    await asyncio.gather(*(transcribed(engine, *audio(clip_bytes("librivox_ss_0870"))) for _ in range(2)))
+    await asyncio.gather(*(transcribed(engine, *audio(clip_bytes("goforward"))) for _ in range(2)))
     gc.collect()
     assert resident_mb() - before < 40
 

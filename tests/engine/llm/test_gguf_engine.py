@@ -20,7 +20,7 @@ import orjson
 import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, answered, collect, open_input, request_of, text
-from support.live_server import live_server
+from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
@@ -40,13 +40,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 QUESTION = text("What is the capital of France?")
 GREEDY = {"temperature": 0, "max_tokens": 8}
+#: Of one conversation, in tokens.
+CONTEXT = 256
 #: An answer that does not end by itself for a while.
-LONG = {"temperature": 0, "max_tokens": 600, "seed": 1}
+LONG = {"temperature": 0, "max_tokens": 180, "seed": 1}
 STORY = text("Tell a very long story about a fox.")
 
 
 def settings(**fields: Any) -> GgufSettings:
-    return GgufSettings(file=smollm2_file(), name="SmolLM2", context=1024, parallel=2, threads=1, **fields)
+    return GgufSettings(file=smollm2_file(), name="SmolLM2", context=CONTEXT, parallel=2, threads=1, **fields)
 
 
 @asynccontextmanager
@@ -59,15 +61,24 @@ async def running(wanted: GgufSettings) -> AsyncIterator[GgufEngine]:
         await engine.stop()
 
 
+@pytest.fixture(scope="module")
+def llm() -> GgufEngine:
+    return GgufEngine(settings())
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine() -> AsyncIterator[GgufEngine]:
-    async with running(settings()) as engine:
-        yield engine
+async def server(llm: GgufEngine) -> AsyncIterator[LiveServer]:
+    """A server with the model, which starts again at once where it dies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.01)
+        async with live_server(ComposedEngine(llm), expect_errors=True) as server:
+            yield server
 
 
-@pytest.fixture
-def quick_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.05)
+@pytest.fixture(scope="module")
+def engine(llm: GgufEngine, server: LiveServer) -> GgufEngine:
+    """The model of the server."""
+    return llm
 
 
 def pid(engine: GgufEngine) -> int:
@@ -111,7 +122,7 @@ def sleeps(process: int) -> bool:
 
 async def test_what_it_says_of_itself(engine: GgufEngine) -> None:
     assert engine.describe() == (
-        "SmolLM2 runs on 1 thread, with a context of 1024 tokens for each of 2 conversations at a time; its chat "
+        "SmolLM2 runs on 1 thread, with a context of 256 tokens for each of 2 conversations at a time; its chat "
         "template leaves tools out, so they are refused",
     )
     able = engine.capabilities
@@ -151,7 +162,7 @@ async def test_an_answer_in_json(engine: GgufEngine) -> None:
 
 async def test_a_prompt_is_computed_once(engine: GgufEngine) -> None:
     history = (
-        Message("user", "The sun shines on the garden, where the cat sleeps. " * 10),
+        Message("user", "The sun shines on the garden, where the cat sleeps. " * 6),
         Message("assistant", "How nice."),
     )
     for turn in (QUESTION, text("And of Italy?")):
@@ -163,10 +174,10 @@ async def test_a_prompt_is_computed_once(engine: GgufEngine) -> None:
 
 async def test_a_conversation_longer_than_the_context_of_one(engine: GgufEngine) -> None:
     """The context is divided between conversations, and the oldest turns of a long one are left out."""
-    turn = (Message("user", "The sun is bright today. " * 40), Message("assistant", "Yes."))
-    answer = await answered(engine, QUESTION, sampling=GREEDY, history=turn * 10)
+    turn = (Message("user", "The sun is bright today. " * 20), Message("assistant", "Yes."))
+    answer = await answered(engine, QUESTION, sampling=GREEDY, history=turn * 5)
     assert answer.text
-    assert answer.finished.usage.input_tokens < 1024
+    assert answer.finished.usage.input_tokens < CONTEXT
 
 
 async def test_only_who_has_the_key_may_ask(engine: GgufEngine) -> None:
@@ -191,6 +202,7 @@ async def test_tools_and_thought_are_those_of_the_template() -> None:
             assert engine.capabilities.tools
             assert "tools" not in engine.describe()[0]
             prompts.append((await answered(engine, QUESTION, sampling=GREEDY)).finished.usage.input_tokens)
+            await stopped_in_the_middle_of_an_answer(engine)  # and once more by the block
     assert prompts[0] > prompts[1]  # an empty thought is put before the answer
 
 
@@ -248,88 +260,76 @@ async def begun(engine: GgufEngine) -> Any:
 # Its death, and its end
 
 
-async def test_a_death_in_the_middle_of_an_answer(engine: GgufEngine, quick_restart: None) -> None:
+async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: GgufEngine) -> None:
+    """Each is told, a WebSocket also which part died; another process answers the next ones."""
     before = await answered(engine, QUESTION, sampling=GREEDY)
     assert engine.process is not None
     first, address = pid(engine), engine.process.ready
-    answering = await begun(engine)
-    os.kill(first, signal.SIGKILL)
-    with pytest.raises(EngineFailed, match="the process of the model has died") as failed:
-        async for _ in answering:
-            pass
-    assert failed.value.fatal
-    assert engine.state is EngineState.UNHEALTHY
+    config = {"modalities": ["text"], "sampling": LONG}
+    async with connect(server.websocket_url, config=config, reconnect=False) as session:
+        answering, builder = await begun(engine), AnswerBuilder()
+        await session.send_text("Tell a very long story about a fox.", end=True)
+        async for event in session.response():
+            builder.add(event)
+            if isinstance(event, TextChunk) and not is_gone(first):
+                os.kill(first, signal.SIGKILL)
+                with pytest.raises(EngineFailed, match="the process of the model has died") as failed:
+                    async for _ in answering:
+                        pass
+                assert failed.value.fatal
+                assert engine.state is EngineState.UNHEALTHY
+        answer = builder.build()
+        assert answer.text
+    (error,) = answer.errors
+    assert isinstance(error, EngineFailed)
+    assert (error.param, answer.finish_reason) == ("llm", FinishReason.ERROR)
+    assert error.message.startswith("LLM (gguf): the process of the model has died")
     assert engine.active_requests == 0
-    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    await until(lambda: engine.state is EngineState.OK, seconds=500)
     assert engine.process is not None
     assert (pid(engine), engine.process.ready) != (first, address)
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text == before.text
+    async with connect(server.websocket_url, config={**config, "sampling": GREEDY}) as session:
+        assert (await session.ask_text("What is the capital of France?")).text
+    async with raw_client(server.port) as client:
+        await client.send(http_request("GET", "/health", "Connection: close"))
+        health = (await client.response()).json()
+    assert health["parts"]["llm"] == {"name": "gguf", "model": "SmolLM2"}
 
 
-@pytest.mark.parametrize("gone", ["file", "program"])
 async def test_requests_while_it_is_down(
-    engine: GgufEngine, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: GgufEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is tried again, later and later, also where it cannot be started meanwhile."""
-    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.01)
     there, program = engine.settings, sys.executable
-    if gone == "file":
-        engine.settings = replace(there, file=Path("/nowhere.gguf"))
-    else:
-        monkeypatch.setattr(sys, "executable", "/nowhere")
     try:
+        engine.settings = replace(there, file=Path("/nowhere.gguf"))
         os.kill(pid(engine), signal.SIGKILL)
         await until(lambda: engine.process is None)
         with pytest.raises(EngineFailed, match="is being started again") as failed:
             await answered(engine, QUESTION)
         assert failed.value.fatal
         assert engine.state is EngineState.UNHEALTHY
-        await until(lambda: "llama.cpp does not start again: " in caplog.text)
+        await until(lambda: "llama.cpp does not start again: cannot read /nowhere.gguf" in caplog.text)
+        monkeypatch.setattr(sys, "executable", "/nowhere")
+        engine.settings = there
+        await until(lambda: "No such file or directory: '/nowhere'" in caplog.text)
     finally:
         engine.settings = there
         monkeypatch.setattr(sys, "executable", program)
-    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    await until(lambda: engine.state is EngineState.OK, seconds=500)
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text
 
 
-async def test_the_server_goes_on(quick_restart: None) -> None:
-    """A WebSocket is told which part died; the next session is answered again."""
-    llm = GgufEngine(settings())
-    async with live_server(ComposedEngine(llm), expect_errors=True) as server:
-        config = {"modalities": ["text"], "sampling": LONG}
-        async with connect(server.websocket_url, config=config, reconnect=False) as session:
-            await session.send_text("Tell a very long story about a fox.", end=True)
-            builder, first = AnswerBuilder(), pid(llm)
-            async for event in session.response():
-                builder.add(event)
-                if isinstance(event, TextChunk) and not is_gone(first):
-                    os.kill(first, signal.SIGKILL)
-            answer = builder.build()
-            assert answer.text
-        (error,) = answer.errors
-        assert isinstance(error, EngineFailed)
-        assert (error.param, answer.finish_reason) == ("llm", FinishReason.ERROR)
-        assert error.message.startswith("LLM (gguf): the process of the model has died")
-        await until(lambda: llm.state is EngineState.OK, seconds=60)
-        async with connect(server.websocket_url, config={**config, "sampling": GREEDY}) as session:
-            assert (await session.ask_text("What is the capital of France?")).text
-        async with raw_client(server.port) as client:
-            await client.send(http_request("GET", "/health", "Connection: close"))
-            health = (await client.response()).json()
-        assert health["parts"]["llm"] == {"name": "gguf", "model": "SmolLM2"}
-
-
-async def test_stopping_in_the_middle_of_an_answer() -> None:
-    async with running(settings()) as engine:
-        process = pid(engine)
-        answering = await begun(engine)
-        await engine.stop()
-        with pytest.raises(EngineFailed):
-            async for _ in answering:
-                pass
-        assert is_gone(process)
-        assert engine.state is EngineState.STARTING
-        await engine.stop()
+async def stopped_in_the_middle_of_an_answer(engine: GgufEngine) -> None:
+    process = pid(engine)
+    answering = await begun(engine)
+    await engine.stop()
+    with pytest.raises(EngineFailed):
+        async for _ in answering:
+            pass
+    assert is_gone(process)
+    assert engine.state is EngineState.STARTING
 
 
 async def test_it_ends_with_its_server_also_while_it_loads(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ async def test_a_folder_is_no_model(tmp_path: Path) -> None:
 
 
 async def test_half_a_file(tmp_path: Path) -> None:
-    half = gguf(tmp_path, smollm2_file().read_bytes()[: 20 << 20])
+    half = gguf(tmp_path, smollm2_file().read_bytes()[: 4 << 20])
     assert (await refusal(replace(settings(), file=half))).startswith(f"llama.cpp does not load {half}: ")
 
 
