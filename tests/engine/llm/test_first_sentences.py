@@ -42,7 +42,7 @@ HEARD: list[dict[str, Any]] = [
 #: Those of them that are not heard as they were meant.
 MISHEARD = {"My name is Ann.": ["My name is Anne."]}
 #: Every so manieth of them is really spoken and heard.
-HEARD_AGAIN = 12
+HEARD_AGAIN = 30
 
 
 def reply(said: str) -> str:

@@ -344,27 +344,3 @@ async def test_from_the_command_line() -> None:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "status", "complaint"),
-    [
-        ((), 2, b"needs upstream servers"),
-        (("--remote.upstreams", "nonsense"), 2, b"invalid base URL"),
-        (
-            ("--remote.upstreams", "http://127.0.0.1:1", "--remote.start-timeout-sec", "0"),
-            1,
-            b"no upstream can be used",
-        ),
-    ],
-)
-async def test_a_start_that_fails(arguments: tuple[str, ...], status: int, complaint: bytes) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--engine", "remote", "--port", "0", *arguments),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, errors = await process.communicate()
-    assert process.returncode == status
-    assert complaint in errors
-    assert b"Traceback" not in errors

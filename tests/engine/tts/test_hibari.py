@@ -1,4 +1,7 @@
-"""hibari with its real weights: what it says, when each word is said, and what becomes of odd texts."""
+"""hibari with its real weights: what it says, when each word is said, and what becomes of odd texts.
+
+How well it is understood is in test_read_back.py.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,9 @@ import numpy as np
 import pytest
 from support.odd_texts import ODD_TEXTS
 from support.real_models import fetched
-from support.speech_clips import word_errors
 
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord
 
@@ -31,15 +32,6 @@ SENTENCES = (
 )
 #: -40 dB: what nobody calls silence.
 HEARD = 0.01
-#: Text that a person hears as it is written, with what Whisper may write for it.
-READ_BACK = {
-    "The train to Boston leaves at 7:30 in the evening.": "the train to boston leaves at 730 in the evening",
-    "On March 15, 2024, it rained for 3 hours.": "on march 15th 2024 it rained for three hours",
-    "Dr. Lee paid $20 for the book.": "dr lee paid 20 for the book",
-    "Water boils at 100 degrees, and freezes at 0.": "water boils at 100 degrees and freezes at zero",
-    "I can hear you. What would you like to know?": "i can hear you what would you like to know",
-    "There are twenty-one people in the old library.": "there are 21 people in the old library",
-}
 
 
 @dataclass
@@ -170,17 +162,6 @@ def test_odd_texts_break_nothing(hibari: Hibari, text: str) -> None:
     assert spoken(hibari, SENTENCES[1]).ms > 500
 
 
-def test_it_is_understood(hibari: Hibari, whisper: WhisperModel) -> None:
-    """Read back by the recogniser that does not know what was said."""
-    wrong = count = 0
-    for text, expected in READ_BACK.items():
-        said = "".join(piece.text for piece in spoken_form(text))
-        read = _plain(whisper.transcribe(at_16_khz(spoken(hibari, said)), words=False).text)
-        wrong += word_errors(expected, read)
-        count += len(expected.split())
-    assert wrong <= 0.05 * count
-
-
 def test_a_file_that_tells_no_times_speaks_without_them(file: Path, hibari: Hibari, tmp_path: Path) -> None:
     renamed = tmp_path / "other.onnx"
     renamed.write_bytes(file.read_bytes().replace(b"/CumSum_output_0", b"/CumSum_output_x"))
@@ -208,7 +189,5 @@ def at_16_khz(heard: Listening) -> np.ndarray:
 
 
 def _plain(text: str) -> str:
-    """Small letters and no punctuation, numbers as Whisper writes most of them."""
-    words = re.sub(r"[^a-z0-9' ]", "", text.lower().replace("-", " ")).split()
-    numbers = {"3": "three", "0": "zero"}
-    return " ".join(numbers.get(word, word) for word in words)
+    """Small letters and no punctuation."""
+    return re.sub(r"[^a-z' ]", "", text.lower()).strip()

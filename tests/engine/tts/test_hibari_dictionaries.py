@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Any
+
 import pytest
 
 pytest.importorskip("hibari")
@@ -11,17 +14,28 @@ from omni_ws.engine.tts.hibari_dictionaries import hibari_g2p
 pytestmark = pytest.mark.slow  # dictionaries of 270,000 entries, in both forms
 
 
-@pytest.mark.parametrize("british", [False, True])
-def test_every_entry_and_every_setting_is_the_packages_own(british: bool) -> None:
+#: Of so many entries one is looked at, others for each dialect.
+STRIDE = 7
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["american", "british"])
+def both(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """The package's own, and ours."""
     from hibari.g2p import G2P
 
-    own, ours = G2P(british=british), hibari_g2p(british=british)
+    return G2P(british=request.param), hibari_g2p(british=request.param)
+
+
+def test_the_entries_and_every_setting_are_the_packages_own(both: tuple[Any, Any]) -> None:
+    own, ours = both
+    first = int(own.british)
     for packed, entries in (
         (ours.lexicon.golds.d, own.lexicon.golds.d),
         (ours.lexicon.silvers.d, own.lexicon.silvers.d),
         (ours.tagger.weights, own.tagger.weights),
     ):
-        assert [name for name, value in entries.items() if packed.get(name) != value] == []
+        looked_at = islice(entries.items(), first, None, STRIDE)
+        assert [name for name, value in looked_at if packed.get(name) != value] == []
         assert packed.get("nosuchword") is None
     assert vars(ours).keys() == vars(own).keys()
     assert vars(ours.lexicon).keys() == vars(own.lexicon).keys()
@@ -32,11 +46,8 @@ def test_every_entry_and_every_setting_is_the_packages_own(british: bool) -> Non
     )
 
 
-@pytest.mark.parametrize("british", [False, True])
-def test_sentences_are_pronounced_as_by_the_package(british: bool) -> None:
-    from hibari.g2p import G2P
-
-    own, ours = G2P(british=british), hibari_g2p(british=british)
+def test_sentences_are_pronounced_as_by_the_package(both: tuple[Any, Any]) -> None:
+    own, ours = both
     for text in (
         "I read it, the record, in Reading; 'why?' she used to ask.",
         "Schedule the Wednesday refactoring of zyzzyvas, McDonald's 42nd O'Reilly book costs $3.50.",

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from support.live_server import LiveServer, live_server
 from support.part_engines import RetortEngine
 from support.raw_http import post
 from support.real_models import fetched
 
 from omni_ws.client import AudioChunk, Final, connect
+from omni_ws.config import load
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -25,23 +25,33 @@ from omni_ws.engine.tts.hibari_weights import hibari_file
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine.tts.synthesiser import NoVoice
 from omni_ws.engine.tts.voice import Voice
+from omni_ws.engine_choice import create_engine
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytest.importorskip("hibari")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SENTENCE = "Go forward ten meters, please."
 REPLY = "It costs **$20** today."
 
 
-@pytest.fixture
-def weights() -> Path:
-    return fetched("hibari") / "hibari.onnx"
+@pytest.fixture(scope="module")
+def tts() -> SynthesisEngine:
+    fetched("hibari")
+    return SynthesisEngine(VoiceChoice.HIBARI)
 
 
-@pytest.fixture
-async def server(weights: Path) -> AsyncIterator[LiveServer]:
-    async with live_server(ComposedEngine(RetortEngine(REPLY), tts=SynthesisEngine(VoiceChoice.HIBARI))) as running:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def server(tts: SynthesisEngine) -> AsyncIterator[LiveServer]:
+    async with live_server(ComposedEngine(RetortEngine(REPLY), tts=tts)) as running:
         yield running
+
+
+@pytest.fixture
+def voice(tts: SynthesisEngine, server: LiveServer) -> Voice:
+    """The voice of the server."""
+    return tts.voice
 
 
 async def pcm_of(voice: Voice) -> bytes:
@@ -49,18 +59,13 @@ async def pcm_of(voice: Voice) -> bytes:
 
 
 @pytest.mark.slow
-async def test_the_same_process_says_the_same(weights: Path) -> None:
-    voice = Voice(VoiceChoice.HIBARI)
-    await voice.start()
-    try:
-        assert voice.describe() == "voice: hibari 0.2.1 heart (hibari.onnx, Apache-2.0)"
-        assert await pcm_of(voice) == await pcm_of(voice)
-        for name in ("emma", "rms", "nobody"):
-            with pytest.raises(InvalidValue, match="there are heart"):
-                voice.check(name)
-        assert [voice.check(name) for name in ("heart", "en-us", "en")] == ["heart"] * 3
-    finally:
-        await voice.stop()
+async def test_the_same_process_says_the_same(voice: Voice) -> None:
+    assert voice.describe() == "voice: hibari 0.2.1 heart (hibari.onnx, Apache-2.0)"
+    assert await pcm_of(voice) == await pcm_of(voice)
+    for name in ("emma", "rms", "nobody"):
+        with pytest.raises(InvalidValue, match="there are heart"):
+            voice.check(name)
+    assert [voice.check(name) for name in ("heart", "en-us", "en")] == ["heart"] * 3
 
 
 @pytest.mark.slow
@@ -124,14 +129,8 @@ async def test_a_start_without_the_packages_says_what_to_do(monkeypatch: pytest.
         await Voice(VoiceChoice.HIBARI).start()
 
 
-@pytest.mark.slow
-async def test_a_server_that_was_told_to_use_it_does_not_start_without_its_weights(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "none", "--llm", "rules"),
-        *("--tts", "hibari"),
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-    )
-    _, output = await process.communicate()
-    assert process.returncode == 1
-    assert b"no voice hibari: its weights are not on this machine: " in output.splitlines()[-1]
+async def test_a_server_that_was_told_to_use_it_does_not_start_without_its_weights(no_weights: None) -> None:
+    engine = create_engine(load(["--asr", "none", "--llm", "rules", "--tts", "hibari"]).config)
+    with pytest.raises(EngineFailed, match="no voice hibari: its weights are not on this machine: "):
+        await engine.start()
+    await engine.stop()

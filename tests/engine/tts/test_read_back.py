@@ -31,8 +31,8 @@ async def test_a_recogniser_understands_a_voice() -> None:
     fetched("hibari")
     fetched("whisper-tiny-en")
     async with running(DEFAULT) as ears:
-        said, errors = await read_back(VoiceChoice.HIBARI, ears, sentences()[::12])
+        said, errors = await read_back(VoiceChoice.HIBARI, ears, sentences()[5::20])
     summed = total(errors)
-    assert summed.words > 40
-    assert summed.wrong <= 2, summed.differences
+    assert summed.words > 30
+    assert summed.wrong <= 1, summed.differences
     assert all(spoken.seconds > 1 for spoken in said)

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from support.until import until
 
 from omni_ws.config.model import VoiceChoice
@@ -32,16 +33,39 @@ from omni_ws.engine.tts.voice_pipe import (
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.installing import install_command
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SENTENCE = "Go forward 10 meters, please."
 
 
-@pytest.fixture
-async def voice(voice_choice: VoiceChoice) -> AsyncIterator[Voice]:
-    started = Voice(voice_choice)
+@asynccontextmanager
+async def running(choice: VoiceChoice) -> AsyncIterator[Voice]:
+    started = Voice(choice)
     await started.start()
     yield started
     await started.stop()
     assert started.worker_pid is None
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared(voice_choice: VoiceChoice) -> AsyncIterator[Voice]:
+    async with running(voice_choice) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def voice(shared: Voice) -> AsyncIterator[Voice]:
+    """One for all tests, each of which leaves it as it found it, with a worker that may be another."""
+    yield shared
+    assert shared.healthy
+    assert shared.jobs == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def voice_alone(voice_choice: VoiceChoice) -> AsyncIterator[Voice]:
+    """One that a test may leave in any state."""
+    async with running(voice_choice) as started:
+        yield started
 
 
 async def spoken(voice: Voice, text: str, name: str | None = None) -> list[SpokenAudio]:
@@ -212,17 +236,19 @@ async def test_a_worker_may_take_longer_to_start_than_to_speak(voice: Voice, mon
 
 
 async def test_however_often_a_worker_has_died_another_one_starts(
-    voice: Voice, monkeypatch: pytest.MonkeyPatch
+    voice_alone: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    voice = voice_alone
     monkeypatch.setattr(voice_module, "MAX_BACKOFF", 0.01)
     voice._deaths = 2000
     dead = voice.worker_pid
     assert dead is not None
     os.kill(dead, signal.SIGKILL)
-    await until(lambda: voice.worker_pid not in (None, dead), seconds=20)
+    await until(lambda: voice.worker_pid not in (None, dead))
 
 
-async def test_stopping_fails_who_still_waits(voice: Voice) -> None:
+async def test_stopping_fails_who_still_waits(voice_alone: Voice) -> None:
+    voice = voice_alone
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
     running = asyncio.create_task(spoken(voice, SENTENCE))
