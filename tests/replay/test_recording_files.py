@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
+from support.commands import run_command
 from support.recordings import replay
 
 from omni_ws.replay.recording import RecordingError, read_recording
@@ -77,8 +79,10 @@ def test_what_there_is_can_be_taken_on_demand(tmp_path: Path) -> None:
 
 
 async def test_the_command_ends_with_2_and_the_line(tmp_path: Path) -> None:
+    """In a process, as users start it; other tests run it in a thread."""
     path = write(tmp_path, HEADER + OPEN + b"garbage\n" + END)
-    replayed = await replay(path, tmp_path / "nothing")
+    command = (sys.executable, "-m", "omni_ws", "replay", str(path), str(tmp_path / "nothing"))
+    replayed = await run_command(*command, seconds=300)
     assert replayed.status == 2
     assert replayed.errors.startswith(f"omni-ws replay: error: {path}:3: ")
     assert not replayed.output

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
-import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import orjson
-from support.commands import Ended, run_command
+from support.commands import Ended
+
+from omni_ws.cli import main
 
 
 class Replayed(Ended):
@@ -20,10 +24,18 @@ class Replayed(Ended):
 
 
 async def replay(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Replayed:
-    """The command, in a process of its own."""
-    command = (sys.executable, "-m", "omni_ws", "replay", *map(str, arguments))
-    ended = await run_command(*command, seconds=300, environment={**os.environ, **(environment or {})})
-    return Replayed(ended.status, ended.output, ended.errors)
+    """The command, in a thread of its own: a process takes most of a second to start."""
+    output, errors = io.StringIO(), io.StringIO()
+
+    def command() -> int:
+        try:
+            return main(["replay", *map(str, arguments)], {**os.environ, **(environment or {})})
+        except SystemExit as ended:
+            return int(str(ended.code))
+
+    with redirect_stdout(output), redirect_stderr(errors):
+        status = await asyncio.to_thread(command)
+    return Replayed(status, output.getvalue(), errors.getvalue())
 
 
 def recordings(folder: Path) -> list[Path]:

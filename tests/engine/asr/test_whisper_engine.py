@@ -79,6 +79,8 @@ async def started() -> AsyncIterator[WhisperEngine]:
     await engine.start()
     assert engine.listening is not None
     CLOCK.note_readings(engine.listening.recogniser._workers)  # type: ignore[attr-defined]
+    # What an interim text took decides when the next one comes.
+    engine.listening.recogniser._clock = CLOCK  # type: ignore[attr-defined]
     yield engine
     await engine.stop()
     assert engine.state is EngineState.STARTING
@@ -260,10 +262,10 @@ async def test_a_model_of_many_languages_expects_the_one_that_is_named(monkeypat
     await engine.start()
     try:
         assert {"de", "en", "fr", "zh"} < engine.capabilities.languages
-        clip = audio(clip_bytes("cards_005"))
+        clip = audio(clip_bytes("librivox_ss_0870"))
         found = await transcribed(engine, *clip)
-        assert word_errors(WORDS["cards_005"], plain(found.transcript)) <= 1
+        assert word_errors(WORDS["librivox_ss_0870"], plain(found.transcript)) <= 1
         german = await transcribed(engine, *clip, language="de")
-        assert (plain(found.transcript)[:15], plain(german.transcript)[:12]) == ("eight of spades", "eight spades")
+        assert (found.transcript[:4], german.transcript[:4]) == ("And ", "Und ")
     finally:
         await engine.stop()

@@ -182,7 +182,7 @@ async def feed_many(session: TalkerSession) -> None:
         await session.feed(prompt(*range(60)))
 
 
-async def test_200_cancellations_at_any_moment_leave_nothing(talker: TalkerHost) -> None:
+async def test_60_cancellations_at_any_moment_leave_nothing(talker: TalkerHost) -> None:
     chance = random.Random(7)
 
     async def speak() -> None:
@@ -193,7 +193,7 @@ async def test_200_cancellations_at_any_moment_leave_nothing(talker: TalkerHost)
                 await session.feed(rows(*range(50)))
                 await next_codes(session)
 
-    for _ in range(200):
+    for _ in range(60):
         task = asyncio.create_task(speak())
         for _ in range(chance.randrange(40)):
             await asyncio.sleep(0)
@@ -285,13 +285,9 @@ async def test_stopping_fails_sessions_and_leaves_no_process() -> None:
     await process.stop()
 
 
-@pytest.mark.parametrize(
-    ("fails", "message"),
-    [("unusable", "not for you"), ("defect", "ZeroDivisionError: a defect")],
-)
-async def test_a_model_that_cannot_be_loaded_says_why(fails: str, message: str) -> None:
-    process = StepProcess("Talker", TALKER, {"fails": fails})
-    with pytest.raises(EngineFailed, match=message):
+async def test_a_model_that_cannot_be_loaded_says_why() -> None:
+    process = StepProcess("Talker", TALKER, {"fails": "unusable"})
+    with pytest.raises(EngineFailed, match="not for you"):
         await process.start()
     assert process.pid is None
     await process.stop()
