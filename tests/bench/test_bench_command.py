@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import re
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from support.commands import Ended, run_here
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import clip_bytes
@@ -31,32 +29,9 @@ KEYS = (ApiKey(name="one", key_sha256=digest("secret")),)
 TIMES = {"n", "median", "p90", "p99", "max"}
 
 
-@dataclass(frozen=True)
-class Benched:
-    status: int
-    output: str
-    errors: str
-
-    @property
-    def report(self) -> dict[str, Any]:
-        (line,) = self.output.splitlines()
-        report: dict[str, Any] = orjson.loads(line)
-        return report
-
-
-def run(*arguments: str, environ: Mapping[str, str] | None = None) -> Benched:
-    output, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        try:
-            status = main(arguments, environ or {})
-        except SystemExit as end:
-            status = int(end.code or 0)
-    return Benched(status, output.getvalue(), errors.getvalue())
-
-
-async def bench(url: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Benched:
+async def bench(url: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Ended:
     """The command beside a server of this loop, on a loop of its own."""
-    return await asyncio.to_thread(run, "--url", url, "--stagger", "0.01", *arguments, environ=environ)
+    return await asyncio.to_thread(run_here, main, "--url", url, "--stagger", "0.01", *arguments, environ=environ)
 
 
 @pytest.fixture
@@ -212,7 +187,7 @@ async def test_a_wrong_key_is_refused_and_a_right_one_is_taken() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1:1", "no-such-host.invalid"])
 def test_a_server_that_is_not_there_is_one_line(host: str) -> None:
-    ended = run("--url", f"ws://{host}")
+    ended = run_here(main, "--url", f"ws://{host}")
     assert (ended.status, ended.output) == (2, "")
     assert ended.errors.startswith(f"omni-ws bench: error: cannot reach ws://{host}/v1/streaming_input: ")
     assert ended.errors.count("\n") == 1
@@ -257,7 +232,7 @@ async def test_what_is_no_server_of_this_protocol_is_one_line() -> None:
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], message: str) -> None:
-    ended = run(*arguments)
+    ended = run_here(main, *arguments)
     assert (ended.status, ended.output) == (2, "")
     assert message in ended.errors.splitlines()[-1]
     assert ended.errors.splitlines()[-1].startswith("omni-ws bench: error: ")

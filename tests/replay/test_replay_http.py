@@ -149,8 +149,11 @@ async def test_a_request_that_is_refused_is_refused_again(tmp_path: Path) -> Non
 
 async def test_a_client_that_goes_away_goes_away_again(tmp_path: Path) -> None:
     folder = tmp_path / "r"
-    slow = EchoEngine(EchoSettings(chunk_interval_ms=50))
-    async with live_server(slow, record=folder, expect_errors=True) as server, raw_client(server.port) as client:
+    slow = EchoSettings(chunk_interval_ms=1000)  # the replay leaves when the client left, and must have heard something
+    async with (
+        live_server(EchoEngine(slow), record=folder, expect_errors=True) as server,
+        raw_client(server.port) as client,
+    ):
         body = {"messages": [{"role": "user", "content": "a b c d e f g h i j k l m n o p"}], "stream": True}
         await client.send(request("POST", CHAT, "Content-Type: application/json", body=orjson.dumps(body)))
         await client.head()
@@ -162,7 +165,7 @@ async def test_a_client_that_goes_away_goes_away_again(tmp_path: Path) -> None:
         await server.until(lambda: server.sessions == 0)
     (path,) = recordings(folder)
     assert events(path, "close")[0]["by"] == "lost"
-    async with live_server(EchoEngine(EchoSettings(chunk_interval_ms=50)), expect_errors=True) as server:
+    async with live_server(EchoEngine(slow), expect_errors=True) as server:
         again = await replay(path, "--url", f"ws://127.0.0.1:{server.port}")
     assert again.status == 0, again.output
 

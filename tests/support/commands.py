@@ -1,14 +1,19 @@
-"""Commands in processes of their own."""
+"""Commands, in processes of their own and in this one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,29 @@ class Ended:
     status: int
     output: str
     errors: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What the command printed, if that is one line of JSON."""
+        (line,) = self.output.splitlines()
+        report: dict[str, Any] = orjson.loads(line)
+        return report
+
+
+def run_here(
+    main: Callable[[Sequence[str], Mapping[str, str]], int], *arguments: str, environ: Mapping[str, str] | None = None
+) -> Ended:
+    """What became of a command in this process, which spares the start of another.
+
+    Beside a server of this loop it runs in a thread, on a loop of its own.
+    """
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            status = main(arguments, environ or {})
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return Ended(status, output.getvalue(), errors.getvalue())
 
 
 async def run_command(

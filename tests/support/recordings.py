@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import os
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import orjson
-from support.commands import Ended
+from support.commands import Ended, run_here
 
-from omni_ws.cli import main
-
-
-class Replayed(Ended):
-    @property
-    def report(self) -> dict[str, Any]:
-        report: dict[str, Any] = orjson.loads(self.output)
-        return report
+from omni_ws.replay.command import main
 
 
-async def replay(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Replayed:
-    """The command, in a thread of its own: a process takes most of a second to start."""
-    output, errors = io.StringIO(), io.StringIO()
-
-    def command() -> int:
-        try:
-            return main(["replay", *map(str, arguments)], {**os.environ, **(environment or {})})
-        except SystemExit as ended:
-            return int(str(ended.code))
-
-    with redirect_stdout(output), redirect_stderr(errors):
-        status = await asyncio.to_thread(command)
-    return Replayed(status, output.getvalue(), errors.getvalue())
+async def replay(*arguments: str | Path) -> Ended:
+    """The command beside a server of this loop, on a loop of its own."""
+    return await asyncio.to_thread(run_here, main, *map(str, arguments))
 
 
 def recordings(folder: Path) -> list[Path]:

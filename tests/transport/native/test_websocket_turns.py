@@ -662,8 +662,8 @@ async def test_a_client_that_vanishes_in_the_middle_of_speech() -> None:
 
 @pytest.mark.slow
 @pytest.mark.virtual_clock
-async def test_an_hour_of_turns_grows_no_memory() -> None:
-    """Turns of a second, answers of two, one in seven interrupted."""
+async def test_a_hundred_turns_grow_no_memory() -> None:
+    """Turns of a second, answers of two, one in three interrupted."""
     engine = ScriptedEngine(speech(2))
     audio = quiet(512) + loud(960) + quiet(1536)
     loop = asyncio.get_running_loop()
@@ -678,7 +678,7 @@ async def test_an_hour_of_turns_grows_no_memory() -> None:
                 turn += 1
                 await stream(client, audio, size=100 * MS)
                 while not (frame := await client.until("output_chunk")).get("final"):
-                    if turn % 7 == 0 and frame["modality"] == "audio":
+                    if turn % 3 == 0 and frame["modality"] == "audio":
                         await stream(client, loud(320), size=100 * MS)
                 await asyncio.sleep(10)
                 client.frames.clear()
@@ -688,8 +688,8 @@ async def test_an_hour_of_turns_grows_no_memory() -> None:
             ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
             return ours, server.held_bytes
 
-        objects, held = await talk(until=300)
-        later_objects, later_held = await talk(until=3600)
+        objects, held = await talk(until=120)
+        later_objects, later_held = await talk(until=1500)
         # An interrupted turn is followed by what interrupted it; a turn more or less may just be held.
         assert later_objects <= objects + 20
         assert later_held <= held + 32_000
