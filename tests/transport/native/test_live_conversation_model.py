@@ -122,7 +122,7 @@ async def test_any_conversation_that_is_drained(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.virtual_clock
-async def test_an_hour_of_any_conversation_grows_no_memory() -> None:
+async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
     """Turns, interruptions, gaps and broken connections, all at once."""
     engine = _engine("talks slowly")
     assert isinstance(engine, ScriptedEngine)
@@ -148,10 +148,10 @@ async def test_an_hour_of_any_conversation_grows_no_memory() -> None:
             assert speech <= 8 * 32_000 + 8 * 256  # 200 tokens
             return ours, server.held_bytes - speech
 
-        objects, held = await talk(until=600)
+        objects, held = await talk(until=300)
         assert held == 0
-        later_objects, later_held = await talk(until=3600)
+        later_objects, later_held = await talk(until=1500)
         assert later_objects <= objects + 20
         assert later_held == 0
-        assert client.connections > 50
+        assert client.connections > 20
         await client.end()
