@@ -68,6 +68,14 @@ class WorkerServer:
     def pid_of(self, worker: str) -> int:
         return int(self.line(rf"started worker {worker} \(process (\d+)\)")[1])
 
+    @property
+    def workers(self) -> set[int]:
+        """The numbers of the workers that were started and have not ended. With two, a successor's is higher by two."""
+        said = "".join(self.lines)
+        started = re.findall(r"started worker w(\d+) ", said)
+        ended = re.findall(r"worker w(\d+) \(.* has ended", said)
+        return {*map(int, started)} - {*map(int, ended)}
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from support.native_client import NativeClient, RawWebSocket, native_client
 from support.raw_http import RawClient, raw_client, request, websocket_upgrade
-from support.worker_server import WorkerServer, worker_server
+from support.worker_server import PATIENCE_SEC, WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
@@ -26,6 +26,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerServer]:
     """A server for the tests that leave its workers alone."""
     flags = ("--limits.max-sessions", "4", "--streaming-input.resume-grace-sec", "30")
     with worker_server(*flags, "--profiler.root", str(tmp_path_factory.mktemp("profiles"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def changing() -> Iterator[WorkerServer]:
+    """A server for the tests that end workers, each of which leaves it with two that are ready."""
+    with worker_server("--fake.first-chunk-delay-ms", "50") as server:
+        yield server
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_SEC) == 0
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[WorkerServer]:
+    """The same with a key."""
+    with worker_server("--api-key", "the-key") as server:
         yield server
 
 
@@ -160,49 +176,49 @@ async def says(client: NativeClient, text: str) -> str:
     return (await client.answer()).text
 
 
-async def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back() -> None:
-    with worker_server() as server:
-        async with AsyncExitStack() as clients:
-            sides: dict[str, NativeClient] = {}
-            while len(sides) < 2:
-                client = await clients.enter_async_context(native_client(server))  # type: ignore[arg-type]
-                sides[worker_of(client.created["session_id"])] = client
-            dead, alive = sides["w1"], sides["w2"]
-            assert [await says(one, "one two") for one in (dead, alive)] == ["one two"] * 2
-            counted = await samples(server)
-            os.kill(server.pid_of("w1"), signal.SIGKILL)
-            with pytest.raises(ConnectionClosed):
-                await dead.receive()
-            assert await says(alive, "three") == "three"
-            query = f"?session_id={dead.created['session_id']}&resume_token={dead.created['resume_token']}"
-            async with native_client(server, query=query, greeted=False) as gone:  # type: ignore[arg-type]
-                assert (await gone.error())["code"] == "session_not_found"
-            await server.logged(r"started worker w3 ")
-            await server.logged(r"worker w3 is ready")
-            assert (await server.get("/health")).json()["workers"] == {"ready": 2, "wanted": 2}
-            async with AsyncExitStack() as stack:  # the new worker is as good as the other one
-                more = [await stack.enter_async_context(native_client(server)) for _ in range(3)]  # type: ignore[arg-type]
-                assert "w3" in {worker_of(one.created["session_id"]) for one in more}
-                assert [await says(one, "four") for one in more] == ["four"] * 3
-            ended = 'omni_ws_requests_total{code="",finish_reason="stop",origin="websocket"}'
-            assert (counted[ended], (await samples(server))[ended]) == (2, 6)
-            assert await says(alive, "five") == "five"
-        server.signal(signal.SIGTERM)
-        assert await server.ended() == 0
+async def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back(changing: WorkerServer) -> None:
+    async with AsyncExitStack() as clients:
+        sides: dict[str, NativeClient] = {}
+        while len(sides) < 2:
+            client = await clients.enter_async_context(native_client(changing))  # type: ignore[arg-type]
+            sides[worker_of(client.created["session_id"])] = client
+        (killed, dead), (_, alive) = sides.items()
+        ended = 'omni_ws_requests_total{code="",finish_reason="stop",origin="websocket"}'
+        before = (await samples(changing)).get(ended, 0)
+        assert [await says(one, "one two") for one in (dead, alive)] == ["one two"] * 2
+        assert (await samples(changing))[ended] == before + 2
+        successor = f"w{int(killed[1:]) + 2}"
+        os.kill(changing.pid_of(killed), signal.SIGKILL)
+        with pytest.raises(ConnectionClosed):
+            await dead.receive()
+        assert await says(alive, "three") == "three"
+        query = f"?session_id={dead.created['session_id']}&resume_token={dead.created['resume_token']}"
+        async with native_client(changing, query=query, greeted=False) as gone:  # type: ignore[arg-type]
+            assert (await gone.error())["code"] == "session_not_found"
+        await changing.logged(rf"started worker {successor} ")
+        await changing.logged(rf"worker {successor} is ready")
+        assert (await changing.get("/health")).json()["workers"] == {"ready": 2, "wanted": 2}
+        async with AsyncExitStack() as stack:  # the new worker is as good as the other one
+            more = [await stack.enter_async_context(native_client(changing)) for _ in range(3)]  # type: ignore[arg-type]
+            assert successor in {worker_of(one.created["session_id"]) for one in more}
+            assert [await says(one, "four") for one in more] == ["four"] * 3
+        assert (await samples(changing))[ended] == before + 6
+        assert await says(alive, "five") == "five"
 
 
-async def test_a_connection_that_a_killed_worker_had_not_taken_goes_to_the_other() -> None:
-    with worker_server() as server:
-        async with AsyncExitStack() as clients:
-            os.kill(server.pid_of("w1"), signal.SIGSTOP)
-            asked = [await clients.enter_async_context(raw_client(server.port)) for _ in range(6)]
-            for client in asked:
-                await client.send(request("GET", "/health"))
-            answers = [asyncio.create_task(client.response()) for client in asked]
-            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-            assert not all(one.done() for one in answers), "the stopped worker was given none"
-            os.kill(server.pid_of("w1"), signal.SIGKILL)
-            assert [(await one).status for one in answers] == [200] * 6
+async def test_a_connection_that_a_killed_worker_had_not_taken_goes_to_the_other(changing: WorkerServer) -> None:
+    async with AsyncExitStack() as clients:
+        killed = max(changing.workers)
+        os.kill(changing.pid_of(f"w{killed}"), signal.SIGSTOP)
+        asked = [await clients.enter_async_context(raw_client(changing.port)) for _ in range(6)]
+        for client in asked:
+            await client.send(request("GET", "/health"))
+        answers = [asyncio.create_task(client.response()) for client in asked]
+        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        assert not all(one.done() for one in answers), "the stopped worker was given none"
+        os.kill(changing.pid_of(f"w{killed}"), signal.SIGKILL)
+        assert [(await one).status for one in answers] == [200] * 6
+        await changing.logged(rf"worker w{killed + 2} is ready")
 
 
 class Talker:
@@ -239,52 +255,54 @@ class Talker:
             self.said += 1
 
 
-async def test_a_rolling_restart_under_load_loses_no_word() -> None:
-    with worker_server("--fake.first-chunk-delay-ms", "50") as server:
-        talkers = [Talker(server, name) for name in "abcdef"]
-        tasks = [asyncio.create_task(one.talk()) for one in talkers]
-        server.signal(signal.SIGHUP)
-        await server.logged("all workers have been replaced")
-        for one in talkers:
-            one.stop = True
-        await asyncio.gather(*tasks)
-        assert all(one.said for one in talkers)
-        seen = set().union(*(one.workers for one in talkers))
-        assert seen & {"w1", "w2"}
-        assert seen & {"w3", "w4"}
-        assert {code for one in talkers for code in one.closes} <= {1012}
-        assert not re.search(r"Traceback|ERROR", "".join(server.lines))
-        answer = await server.get("/health")
-        assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
+async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer) -> None:
+    before, logged = changing.workers, len(changing.lines)
+    talkers = [Talker(changing, name) for name in "abcdef"]
+    tasks = [asyncio.create_task(one.talk()) for one in talkers]
+    changing.signal(signal.SIGHUP)
+    await changing.logged("all workers have been replaced")
+    for one in talkers:
+        one.stop = True
+    await asyncio.gather(*tasks)
+    assert all(one.said for one in talkers)
+    seen = {int(worker.removeprefix("w")) for one in talkers for worker in one.workers}
+    assert seen & before
+    assert seen & {worker + 2 for worker in before}
+    assert {code for one in talkers for code in one.closes} <= {1012}
+    assert not re.search(r"Traceback|ERROR", "".join(changing.lines[logged:]))
+    answer = await changing.get("/health")
+    assert (answer.status, json.loads(answer.body)["workers"]) == (200, {"ready": 2, "wanted": 2})
 
 
-async def test_a_client_secret_is_good_at_every_worker() -> None:
-    key = "Authorization: Bearer the-key"
-    with worker_server("--api-key", "the-key") as server:
-        async with raw_client(server.port) as maker:
-            await maker.send(request("POST", "/v1/realtime/client_secrets", key, body=b"{}"))
-            secret = (await maker.response()).json()["value"]
-            async with AsyncExitStack() as stack:
-                for value, status in ((secret, 101), (secret, 101), (secret, 101), (f"{secret}0", 401)):
-                    user = await stack.enter_async_context(raw_client(server.port))
-                    bearer = f"Authorization: Bearer {value}"
-                    await user.send(websocket_upgrade("/v1/realtime?model=local-model", bearer))
-                    assert (await user.head())[1] == status
+async def secret_of(server: WorkerServer) -> str:
+    async with raw_client(server.port) as maker:
+        key = "Authorization: Bearer the-key"
+        await maker.send(request("POST", "/v1/realtime/client_secrets", key, body=b"{}"))
+        secret: str = (await maker.response()).json()["value"]
+    return secret
 
 
-async def test_a_worker_that_was_starting_knows_a_client_secret_too() -> None:
-    key = "Authorization: Bearer the-key"
-    with worker_server("--api-key", "the-key") as server:
-        os.kill(server.pid_of("w1"), signal.SIGKILL)
-        await server.logged(r"started worker w3 ")
-        os.kill(server.pid_of("w3"), signal.SIGSTOP)
-        async with raw_client(server.port) as maker:
-            await maker.send(request("POST", "/v1/realtime/client_secrets", key, body=b"{}"))
-            secret = (await maker.response()).json()["value"]
-        os.kill(server.pid_of("w3"), signal.SIGCONT)
-        await server.logged(r"worker w3 is ready")
-        async with AsyncExitStack() as stack:
-            for _ in range(4):  # each worker gets some
-                user = await stack.enter_async_context(raw_client(server.port))
-                await user.send(websocket_upgrade("/v1/realtime?model=local-model", f"Authorization: Bearer {secret}"))
-                assert (await user.head())[1] == 101
+async def check_secrets(server: WorkerServer, *secrets: tuple[str, int]) -> None:
+    """Each is answered with its status, on connections that are open together, so that each worker gets some."""
+    async with AsyncExitStack() as stack:
+        for value, status in secrets:
+            user = await stack.enter_async_context(raw_client(server.port))
+            bearer = f"Authorization: Bearer {value}"
+            await user.send(websocket_upgrade("/v1/realtime?model=local-model", bearer))
+            assert (await user.head())[1] == status
+
+
+async def test_a_client_secret_is_good_at_every_worker(keyed: WorkerServer) -> None:
+    secret = await secret_of(keyed)
+    await check_secrets(keyed, (secret, 101), (secret, 101), (secret, 101), (f"{secret}0", 401))
+
+
+async def test_a_worker_that_was_starting_knows_a_client_secret_too(keyed: WorkerServer) -> None:
+    killed = max(keyed.workers)
+    os.kill(keyed.pid_of(f"w{killed}"), signal.SIGKILL)
+    await keyed.logged(rf"started worker w{killed + 2} ")
+    os.kill(keyed.pid_of(f"w{killed + 2}"), signal.SIGSTOP)
+    secret = await secret_of(keyed)
+    os.kill(keyed.pid_of(f"w{killed + 2}"), signal.SIGCONT)
+    await keyed.logged(rf"worker w{killed + 2} is ready")
+    await check_secrets(keyed, *[(secret, 101)] * 4)
