@@ -18,7 +18,7 @@ from support.raw_http import chunked, raw_client, request
 
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20
-UPLOAD_MIB = int(os.environ.get("OMNI_WS_TEST_UPLOAD_MIB", "192"))
+UPLOAD_MIB = int(os.environ.get("OMNI_WS_TEST_UPLOAD_MIB", "96"))
 #: Allowance for buffers, queues and the allocator, far below the size of an upload.
 GROWTH_MIB = 24
 PARAMETERS = b'{"stream_options":{"include_usage":true}}\n'
@@ -98,7 +98,7 @@ async def test_an_echo_of_any_length_runs_in_flat_memory() -> None:
     async with server_process() as (pid, port):
         await upload(port, head=PARAMETERS, piece=line, mib=8)
         before = peak_mib(pid)
-        mib = UPLOAD_MIB // 4
+        mib = UPLOAD_MIB // 2
         received, usage = await upload(port, head=PARAMETERS, piece=line, mib=mib)
         assert received > mib * MIB * 0.99
         assert usage["input_after_start_bytes"] > mib * MIB * 0.99
