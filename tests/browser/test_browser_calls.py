@@ -6,16 +6,15 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from support.chromium import IN_BROWSER, DemoPage, demo_page, recording
+from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine
-from support.speech_clips import WORDS, clip_bytes, silence
+from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
@@ -71,10 +70,10 @@ async def choose_call(demo: DemoPage, server: LiveServer) -> None:
     await demo.page.reload()
 
 
-async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
-    microphone = recording(tmp_path / "said.wav", silence(1), clip_bytes("goforward"), silence(30))
-    async with calling_page(server, microphone=microphone) as demo:
+async def test_a_spoken_turn(server: LiveServer) -> None:
+    async with calling_page(server) as demo:
         await demo.page.locator("#talk").click()
+        await demo.say(clip_bytes("goforward"))
         await demo.heard(FORWARD, turn=0)
         await demo.answered(TO_FORWARD, turn=0)
         await demo.in_state("speaking")
@@ -89,30 +88,30 @@ async def test_a_spoken_turn(server: LiveServer, tmp_path: Path) -> None:
     assert played.level > 0.01
 
 
-async def test_the_level_in_the_settings_is_not_sent(server: LiveServer, tmp_path: Path) -> None:
-    microphone = recording(tmp_path / "said.wav", silence(0.5), clip_bytes("goforward"), silence(30))
-    async with calling_page(server, CALL | {"mode": "open"}, microphone=microphone) as demo:
+async def test_the_level_in_the_settings_is_not_sent(server: LiveServer) -> None:
+    async with calling_page(server, CALL | {"mode": "open"}) as demo:
         await demo.page.locator("#open-settings").click()
+        await demo.say(clip_bytes("goforward"))
         await demo.until("() => document.querySelector('#input-level').value > 0.1")
-        await demo.until("() => tapped.context.currentTime > 4")  # what is said takes 3 s
+        await demo.said()
         assert await demo.page.locator(".turn").count() == 0
         await demo.page.locator("#close-settings").click()
-        await demo.page.locator("#talk").click()  # the device begins anew
+        await demo.page.locator("#talk").click()
+        await demo.say(clip_bytes("goforward"))
         await demo.heard(FORWARD, turn=0)
 
 
-async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -> None:
-    microphone = recording(tmp_path / "late.wav", silence(2.5), clip_bytes("goforward"), silence(30))
-    async with calling_page(server, microphone=microphone) as demo:
-        await demo.interrupt_by_speech(FORWARD, TO_FORWARD)
+async def test_speech_interrupts_an_answer(server: LiveServer) -> None:
+    async with calling_page(server) as demo:
+        await demo.interrupt_by_speech(clip_bytes("goforward"), FORWARD, TO_FORWARD)
 
 
-async def test_a_button_that_is_held(server: LiveServer, tmp_path: Path) -> None:
-    microphone = recording(tmp_path / "said.wav", silence(0.5), clip_bytes("goforward"), silence(30))
-    async with calling_page(server, CALL | {"mode": "hold"}, microphone=microphone) as demo:
+async def test_a_button_that_is_held(server: LiveServer) -> None:
+    async with calling_page(server, CALL | {"mode": "hold"}) as demo:
         await demo.page.keyboard.down("Space")
         await demo.in_state("hearing")
-        await demo.until("() => tapped.context.currentTime > 4")  # what is said takes 3 s
+        await demo.say(clip_bytes("goforward"))
+        await demo.said()
         await demo.page.keyboard.up("Space")
         await demo.heard(FORWARD)
         assert await demo.answered() == TO_FORWARD

@@ -1,4 +1,4 @@
-"""A person talks with the page: the real browser, the real engine, a microphone that plays recorded speech."""
+"""A person talks with the page: the real browser, the real engine, recorded speech."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.chromium import IN_BROWSER, DemoPage, Played, demo_page, recording
+from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine
-from support.speech_clips import WORDS, clip_bytes, silence
+from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.client import connect
 from omni_ws.config.model import VoiceChoice
@@ -42,34 +42,29 @@ async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
     await started.check_empty()
 
 
-@pytest.fixture
-def speech(tmp_path: Path) -> Path:
-    return recording(tmp_path / "speech.wav", silence(0.6), clip_bytes("goforward"), silence(2.5))
-
-
 def url(server: LiveServer) -> str:
     return f"http://127.0.0.1:{server.port}/"
 
 
-async def say(demo: DemoPage, words: str) -> None:
+async def say(demo: DemoPage, clip: str) -> None:
     """Hold the space bar until the words stand on the page, then wait for the whole answer."""
     await demo.page.keyboard.down("Space")
-    await demo.heard(words)
+    await demo.say(clip_bytes(clip))
+    await demo.heard(WORDS[clip])
     await demo.page.keyboard.up("Space")
     await demo.answered()
     await demo.in_state("ready")
 
 
-async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path) -> None:
+async def test_two_spoken_turns(server: LiveServer, tmp_path: Path) -> None:
     words = WORDS["goforward"]
-    async with demo_page(microphone=speech, settings={"mode": "hold"}) as demo:
+    async with demo_page(settings={"mode": "hold"}) as demo:
         await demo.open(url(server))
-        await say(demo, words)
+        await say(demo, "goforward")
         first = await demo.played()
-        await say(demo, words)
+        await say(demo, "goforward")
         assert await demo.page.locator(".turn").count() == 2
         for turn in (0, 1):
-            # The recording goes on in a circle: a turn may begin in the middle of it, and end behind its beginning.
             assert words in await demo.page.locator(".turn").nth(turn).locator(".you").inner_text()
             assert await demo.answered(turn=turn) == TO_GOFORWARD[turn]
             note = await demo.note(turn)
@@ -146,14 +141,15 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         assert await demo.page.locator(".turn").count() == 0
 
 
-async def test_speaking_interrupts(server: LiveServer, speech: Path) -> None:
-    async with demo_page(microphone=speech, settings={"mode": "hold"}) as demo:
+async def test_speaking_interrupts(server: LiveServer) -> None:
+    async with demo_page(settings={"mode": "hold"}) as demo:
         await demo.open(url(server))
         await demo.write("Count to twenty.")
         await demo.in_state("speaking")
         await demo.until_played(0.3)  # what is interrupted before it is heard is answered together with what follows
         await demo.page.locator("#talk").press("Enter")  # a tap: the turn goes on until the next one
         await demo.answered(turn=0, state="stopped")
+        await demo.say(clip_bytes("goforward"))
         await demo.heard(WORDS["goforward"])
         await demo.page.locator("#talk").press("Enter")
         assert await demo.answered() == TO_GOFORWARD[0]

@@ -3,13 +3,11 @@ again, switches."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from support.chromium import IN_BROWSER, demo_page, recording
+from support.chromium import IN_BROWSER, demo_page
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
-from support.speech_clips import clip_bytes, silence
+from support.speech_clips import clip_bytes
 
 from omni_ws.config.model import VoiceChoice
 
@@ -28,8 +26,8 @@ navigator.mediaDevices.getUserMedia = async function (wanted) {
 
 
 async def test_the_settings_show_the_level_of_the_microphone() -> None:
-    async with live_server() as server, demo_page() as demo:
-        await demo.page.context.add_init_script(_KEEP_TRACKS)
+    async with live_server() as server, demo_page(device=True) as demo:
+        await demo.page.add_init_script(_KEEP_TRACKS)
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.page.locator("#open-settings").click()
         await demo.until("() => document.querySelector('#input-level').value > 0.1")  # Chromium's own device beeps
@@ -48,7 +46,7 @@ async def test_the_settings_show_the_level_of_the_microphone() -> None:
 
 async def test_no_microphone_is_asked_for_in_the_settings() -> None:
     async with live_server() as server, demo_page(allow=()) as demo:
-        await demo.page.context.add_init_script(_KEEP_TRACKS)
+        await demo.page.add_init_script(_KEEP_TRACKS)
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.page.locator("#open-settings").click()
         await demo.page.locator("#close-settings").click()
@@ -56,13 +54,13 @@ async def test_no_microphone_is_asked_for_in_the_settings() -> None:
         assert await demo.page.locator(".message").count() == 0
 
 
-async def test_what_was_said_can_be_heard_again(tmp_path: Path) -> None:
-    said = recording(tmp_path / "said.wav", silence(0.5), clip_bytes("goforward"), silence(30))
+async def test_what_was_said_can_be_heard_again() -> None:
     engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
-    page = demo_page(microphone=said, settings={"mode": "open", "answerWith": "text"})
+    page = demo_page(settings={"mode": "open", "answerWith": "text"})
     async with live_server(engine) as server, page as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.page.locator("#talk").click()
+        await demo.say(clip_bytes("goforward"))
         await demo.answered()
         assert (await demo.played()).seconds == 0
         await demo.page.get_by_role("button", name="Hear what was said").click()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.capable_engine import TextOnlyEngine
-from support.chromium import IN_BROWSER, demo_page, recording
+from support.chromium import IN_BROWSER, demo_page
 from support.live_server import live_server
 from support.tcp_relay import tcp_relay
 from websockets.asyncio.client import connect
@@ -36,7 +35,7 @@ def url(port: int) -> str:
 
 
 async def test_the_microphone_is_refused() -> None:
-    async with live_server() as server, demo_page("--deny-permission-prompts", allow=()) as demo:
+    async with live_server() as server, demo_page(device=True, allow=()) as demo:
         await demo.open(url(server.port))
         await demo.page.locator("#talk").press("Enter")
         await demo.message("does not let this page use the microphone")
@@ -104,7 +103,7 @@ async def test_the_microphone_is_pulled_out() -> None:
 
 
 async def test_the_browser_takes_the_echo_out() -> None:
-    async with live_server() as server, demo_page(settings=OPEN) as demo:
+    async with live_server() as server, demo_page(device=True, settings=OPEN) as demo:
         await demo.open(url(server.port))
         echo = demo.page.locator("#figure-echo")
         assert await echo.text_content() == "–"
@@ -121,7 +120,7 @@ async def test_a_browser_that_leaves_the_echo_in() -> None:
     """The microphone is one without an echo canceller, and the browser itself says so."""
     plain = """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
     navigator.mediaDevices.getUserMedia = ({ audio }) => ask({ audio: { ...audio, echoCancellation: false } });"""
-    async with live_server() as server, demo_page(settings=OPEN) as demo:
+    async with live_server() as server, demo_page(device=True, settings=OPEN) as demo:
         await demo.page.add_init_script(plain)
         await demo.open(url(server.port))
         talk = demo.page.locator("#talk")
@@ -386,7 +385,8 @@ async def test_where_nothing_was_said_nothing_was_forgotten() -> None:
 
 
 async def test_no_server_for_a_while() -> None:
-    async with live_server() as server, tcp_relay(server.port) as relay, demo_page(expect_problems=True) as demo:
+    page = demo_page(expect_problems=True, own_context=True)
+    async with live_server() as server, tcp_relay(server.port) as relay, page as demo:
         await demo.open(url(relay.port))
         await demo.page.clock.install()
         # The clock of the page stands still: nothing but the button makes it try again.
@@ -410,7 +410,8 @@ async def test_no_server_for_a_while() -> None:
 
 async def test_a_connection_that_is_dead_is_made_again() -> None:
     """A network that says nothing: what a tab finds that was asleep, and a phone that changed its network."""
-    async with live_server() as server, tcp_relay(server.port) as relay, demo_page(expect_problems=True) as demo:
+    page = demo_page(expect_problems=True, own_context=True)
+    async with live_server() as server, tcp_relay(server.port) as relay, page as demo:
         await demo.page.clock.install()
         await demo.open(url(relay.port))
         relay.hold()
@@ -425,11 +426,10 @@ async def test_a_connection_that_is_dead_is_made_again() -> None:
         assert await demo.answered() == "awake again"
 
 
-async def test_a_slow_network_is_told(tmp_path: Path) -> None:
+async def test_a_slow_network_is_told() -> None:
     """Nothing gets through while someone talks: first that is said, then nothing more is recorded."""
     slow = """Object.defineProperty(WebSocket.prototype, "bufferedAmount", { get: () => window.behind ?? 0 });"""
-    speech = recording(tmp_path / "speech.wav", bytes(64_000))
-    async with live_server() as server, demo_page(microphone=speech, settings=HOLD) as demo:
+    async with live_server() as server, demo_page(settings=HOLD) as demo:
         await demo.page.add_init_script(slow)
         await demo.open(url(server.port))
         await demo.page.locator("#talk").press("Enter")

@@ -1,4 +1,4 @@
-"""The distribution's Chromium with a microphone that plays a recording, for tests of the browser demo.
+"""The distribution's Chromium, for tests of the browser demo: its pages, what is said to them and what they play.
 
 Nothing is downloaded. Where there is no Chromium the tests are skipped and say so; under CI that is a failure.
 """
@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.speech_clips import SAMPLE_RATE
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, BrowserContext, Page
 
 #: Where Chromium is, for machines on which it has no usual name.
 VARIABLE: Final = "CHROMIUM"
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: What pages are permitted, unless a test says otherwise.
+_ALLOWED: Final = ("microphone", "camera")
 #: What a page does is waited for so long; machines that test are busy.
 TIMEOUT_MS: Final = 100_000
 #: What tests of a page are marked with: they share an event loop, and on it the browser of tests/browser/conftest.py.
@@ -77,6 +80,48 @@ _READ_TAP: Final = """async () => {
   }
   return { rate, samples: btoa(text) };
 }"""
+#: A microphone that hears what a test says, within the page's own sound. The audio thread makes its samples when it
+#: gets to them: however late a busy machine is, none is lost, while Chromium's own device goes on.
+_EAR: Final = """
+(() => {
+  const { mediaDevices } = navigator;
+  if (!mediaDevices) return;
+  const askDevice = mediaDevices.getUserMedia.bind(mediaDevices);
+  let context, ear;
+  window.AudioContext = class extends AudioContext {
+    constructor(options) { super(options); context = this; }
+  };
+  mediaDevices.getUserMedia = async (wanted) => {
+    if (!wanted.audio || !context) return askDevice(wanted);
+    ear = new MediaStreamAudioDestinationNode(context, { channelCount: 1 });
+    // Silence that flows: without any source there would be no samples.
+    const silence = new ConstantSourceNode(context, { offset: 0 });
+    silence.connect(ear);
+    silence.start();
+    const [track] = ear.stream.getAudioTracks();
+    const settings = track.getSettings.bind(track);
+    track.getSettings = () => ({ ...settings(), ...wanted.audio });
+    return ear.stream;
+  };
+  window.say = async (speech, rate) => {
+    while (ear?.stream.getAudioTracks()[0].readyState !== "live") await new Promise((go) => setTimeout(go, 10));
+    const samples = new Int16Array(Uint8Array.from(atob(speech), (letter) => letter.charCodeAt(0)).buffer);
+    const buffer = new AudioBuffer({ length: samples.length, sampleRate: rate });
+    buffer.copyToChannel(Float32Array.from(samples, (sample) => sample / 32768), 0);
+    const source = new AudioBufferSourceNode(context, { buffer });
+    source.connect(ear);
+    window.said = new Promise((go) => (source.onended = go));
+    source.start();
+  };
+})();
+"""
+#: A tab begins with nothing stored, as if it were the first one.
+_BEGIN_ANEW: Final = """
+try {
+  if (!sessionStorage.getItem("begun")) localStorage.clear();
+  sessionStorage.setItem("begun", "yes");
+} catch { /* about:blank has no storage */ }
+"""
 #: Every AudioContext of the page at this rate, whatever the page wants.
 _FORCE_RATE: Final = """
 window.AudioContext = class extends AudioContext {
@@ -187,16 +232,26 @@ class DemoPage:
         await self.write(text)
         await self.page.locator(".turn", has_text=text).wait_for()
 
-    async def interrupt_by_speech(self, said: str, answer: str) -> None:
-        """Opens the microphone during a long answer. What it plays stops that, and gets an answer of its own."""
+    async def interrupt_by_speech(self, speech: bytes, said: str, answer: str) -> None:
+        """Opens the microphone during a long answer. What is said stops that, and gets an answer of its own."""
         await self.write("Count to twenty.")
         await self.in_state("speaking")
         await self.page.locator("#talk").click()
+        await self.say(speech)
         await self.answered(turn=0, state="stopped")
         await self.heard(said, turn=1)
         await self.answered(answer, turn=1)
         await self.in_state("listening")
         assert "stopped after" in await self.note(turn=0)
+
+    async def say(self, speech: bytes) -> None:
+        """Begins to speak (pcm16, 16 kHz) into the microphone, once that is open."""
+        said = base64.b64encode(speech).decode()
+        await self.page.evaluate("([speech, rate]) => say(speech, rate)", [said, SAMPLE_RATE])
+
+    async def said(self) -> None:
+        """Waits until what was said last has been heard to its end."""
+        await self.page.evaluate("() => said.then(() => null)")
 
     async def message(self, words: str) -> None:
         await self.page.locator(".message", has_text=words).wait_for()
@@ -224,6 +279,17 @@ class DemoPage:
         return Played.within(np.frombuffer(base64.b64decode(found["samples"]), "<f4"), int(found["rate"]))
 
 
+#: Pages of one site and one context share a process, and none is for the graphics card that is not there. Sound is made
+#: in pieces of 43 ms: fewer turns for a busy machine.
+_THRIFTY: Final = (
+    "--process-per-site",
+    "--disable-gpu",
+    "--in-process-gpu",
+    "--audio-buffer-size=2048",
+    "--deny-permission-prompts",
+)
+
+
 @contextlib.asynccontextmanager
 async def chromium(*switches: str, microphone: Path | None = None) -> AsyncIterator[Browser]:
     """A browser of its own. ``microphone`` is a WAV file that is played from the moment the microphone is opened, over
@@ -247,7 +313,9 @@ class _Shared:
     """A browser for many pages, one after the other."""
 
     browser: Browser
-    #: What the microphone plays. The file is read anew each time the microphone is opened.
+    #: Of most pages. One more is always open in it, which keeps the process that knows the page's modules.
+    context: BrowserContext
+    #: What Chromium's own microphone plays. The file is read anew each time the microphone is opened.
     microphone: Path
 
 
@@ -258,8 +326,15 @@ _shared: list[_Shared] = []
 async def shared_chromium(folder: Path) -> AsyncIterator[Browser]:
     """The browser of every ``demo_page`` in the block that needs no switches of its own."""
     microphone = folder / "microphone.wav"
-    async with chromium(microphone=microphone) as browser:
-        _shared.append(_Shared(browser, microphone))
+    async with (
+        chromium(*_THRIFTY, microphone=microphone) as browser,
+        await browser.new_context(permissions=list(_ALLOWED), reduced_motion="reduce") as context,
+    ):
+        context.set_default_timeout(TIMEOUT_MS)
+        keeper = await context.new_page()
+        await keeper.route("**", lambda route: route.fulfill(body="", content_type="text/html"))
+        await keeper.goto("http://127.0.0.1/")
+        _shared.append(_Shared(browser, context, microphone))
         try:
             yield browser
         finally:
@@ -282,35 +357,62 @@ async def _browser(switches: tuple[str, ...], microphone: Path | None) -> AsyncI
 
 
 @contextlib.asynccontextmanager
+async def _tab(browser: Browser, own: bool, allow: tuple[str, ...], options: Mapping[str, Any]) -> AsyncIterator[Page]:
+    """A tab of the context that pages share, unless it needs its ``own``: for other permissions, or a clock that is
+    changed."""
+    # Without a GPU each moving page takes a tenth of a core and more, and many are open at once.
+    options = {"reduced_motion": "reduce", **options}
+    ways = {name: options[name] for name in ("reduced_motion", "color_scheme") if name in options}
+    if (
+        own
+        or allow != _ALLOWED
+        or not options.keys() <= {"viewport", *ways}
+        or not _shared
+        or browser is not _shared[0].browser
+    ):
+        async with await browser.new_context(permissions=list(allow), **options) as context:
+            context.set_default_timeout(TIMEOUT_MS)
+            yield await context.new_page()
+        return
+    async with await _shared[0].context.new_page() as page:
+        await page.add_init_script(_BEGIN_ANEW)
+        await page.emulate_media(**ways)
+        if "viewport" in options:
+            await page.set_viewport_size(options["viewport"])
+        yield page
+
+
+@contextlib.asynccontextmanager
 async def demo_page(
     *switches: str,
+    device: bool = False,
     microphone: Path | None = None,
-    allow: tuple[str, ...] = ("microphone", "camera"),
+    allow: tuple[str, ...] = _ALLOWED,
     sample_rate: int | None = None,
     tapped: bool = True,
     settings: Mapping[str, Any] | None = None,
     expect_problems: bool = False,
+    own_context: bool = False,
     **context_options: Any,
 ) -> AsyncIterator[DemoPage]:
     """A tab for the demo: permissions in ``allow`` are given, others refused; ``settings`` are what the person chose
-    earlier. Without a recording the microphone beeps. ``tapped`` needs a server of this process, whose page has the
-    processor that keeps what is played. When the block was left without an exception the page must have had no
-    error."""
-    # Without a GPU each moving page takes a tenth of a core and more, and many are open at once.
-    context_options.setdefault("reduced_motion", "reduce")
+    earlier. The microphone hears what ``say`` says, and silence else; where it is Chromium's own ``device`` it plays a
+    recording, or beeps. ``tapped`` needs a server of this process, whose page has the processor that keeps what is
+    played. When the block was left without an exception the page must have had no error."""
     async with (
         _browser(switches, microphone) as browser,
-        await browser.new_context(permissions=list(allow), **context_options) as context,
+        _tab(browser, own_context, allow, context_options) as page,
     ):
-        context.set_default_timeout(TIMEOUT_MS)
         if sample_rate is not None:
-            await context.add_init_script(_FORCE_RATE % sample_rate)
+            await page.add_init_script(_FORCE_RATE % sample_rate)
+        if not device and microphone is None:
+            await page.add_init_script(_EAR)
         if tapped:
-            await context.add_init_script(_TAP)
+            await page.add_init_script(_TAP)
         if settings is not None:
             stored = json.dumps(json.dumps(dict(settings)))
-            await context.add_init_script(f"localStorage.setItem('omni_ws.settings', {stored})")
-        demo = DemoPage(await context.new_page())
+            await page.add_init_script(f"localStorage.setItem('omni_ws.settings', {stored})")
+        demo = DemoPage(page)
         demo.page.on("pageerror", lambda error: demo.problems.append(str(error)))
         demo.page.on("console", lambda message: demo.problems.append(message.text) if message.type == "error" else None)
         yield demo
