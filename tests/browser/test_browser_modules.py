@@ -3,6 +3,7 @@ sent again, and the jitter buffer."""
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -184,13 +185,18 @@ _PLAY = """async ({ rate, quanta, script }) => {
     out.push(...output);
   }
   const { underruns, targetMs, queued, fade } = buffer;
-  return { out, events, underruns, targetMs, queued, fade };
+  const bytes = new Uint8Array(Float32Array.from(out).buffer);
+  let text = "";
+  for (let start = 0; start < bytes.length; start += 32768) {
+    text += String.fromCharCode(...bytes.subarray(start, start + 32768));
+  }
+  return { out: btoa(text), events, underruns, targetMs, queued, fade };
 }"""
 
 
 async def play(demo: DemoPage, quanta: int, *script: tuple[Any, ...], rate: int = 16_000) -> dict[str, Any]:
     found: dict[str, Any] = await demo.page.evaluate(_PLAY, {"rate": rate, "quanta": quanta, "script": script})
-    found["out"] = np.array(found["out"])
+    found["out"] = np.frombuffer(base64.b64decode(found["out"]), "<f4")
     return found
 
 

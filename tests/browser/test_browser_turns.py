@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import sys
-from collections.abc import AsyncIterator
 
 import pytest
 from support.chromium import IN_BROWSER, demo_page
+from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import clip_bytes
+from support.tcp_relay import tcp_relay
 
+from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 
@@ -21,54 +20,33 @@ pytestmark = IN_BROWSER
 HOLD = {"mode": "hold"}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
-
-
-@contextlib.asynccontextmanager
-async def server_process(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """``omni-ws serve`` with parts that need no weights, from when it says where it listens until it is killed."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--port", str(port), "--asr", "none", "--tts", "espeak"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    said = b""
-    try:
-        while f"listens on http://127.0.0.1:{port} ".encode() not in said:
-            line = await process.stderr.readline()
-            assert line, said.decode()
-            said += line
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
-
-
 async def test_a_server_that_dies_while_it_speaks() -> None:
     """What the next one answers goes into the turn that it was asked in."""
-    port = free_port()
-    async with demo_page(expect_problems=True, tapped=False) as demo:
-        async with server_process(port):
-            await demo.open(f"http://127.0.0.1:{port}/")
-            await demo.write("Count to two hundred.")
-            await demo.in_state("speaking")
-            await demo.page.locator(".server .words", has_text="1").wait_for()
+    async with (
+        live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as first_server,
+        live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as next_server,
+        tcp_relay(first_server.port) as relay,
+        demo_page(expect_problems=True) as demo,
+    ):
+        await demo.open(f"http://127.0.0.1:{relay.port}/")
+        await demo.write("Count to two hundred.")
+        await demo.in_state("speaking")
+        await demo.page.locator(".server .words", has_text="1").wait_for()
+        relay.refusing = True
+        relay.target_port = next_server.port
+        relay.cut()
         await demo.in_state("away")
         first = demo.page.locator(".turn").first
         before = await first.locator(".server .words").inner_text()
-        async with server_process(port):
-            await demo.message("does not remember what was said before")
-            await demo.write("What is three plus four?")
-            assert await demo.answered(turn=1) == "That makes 7."
-            await demo.in_state("ready")
-            assert before
-            assert await demo.answered(turn=0, state="failed") == before
-            note = await first.locator(".note").inner_text()
-            assert note.endswith("The connection was lost in the middle of this answer."), note
+        relay.refusing = False
+        await demo.message("does not remember what was said before")
+        await demo.write("What is three plus four?")
+        assert await demo.answered(turn=1) == "That makes 7."
+        await demo.in_state("ready")
+        assert before
+        assert await demo.answered(turn=0, state="failed") == before
+        note = await first.locator(".note").inner_text()
+        assert note.endswith("The connection was lost in the middle of this answer."), note
 
 
 async def test_words_that_were_heard_stay_when_one_goes_on_speaking() -> None:
