@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,8 @@ from omni_ws.engine.omni.talker_loading import load_talker
 
 LONGEST = 768
 SLOTS = 8
+#: As the reference computes, on a machine with a GPU too: codes are compared exactly.
+PRECISE: Final[Mapping[str, Any]] = {"device": "cpu", "dtype": "float32"}
 _END_OF_CODES: Final = {Family.QWEN25: "tts_codec_end_token_id", Family.QWEN3: "codec_eos_token_id"}
 
 
@@ -28,7 +30,7 @@ def talker(family: Family, codec_end: int | None = None) -> SlotTalker:
     """The Talker of the tiny checkpoint, with ``codec_end`` as the code that ends an answer; loaded once."""
     folder = omni_checkpoint(family).resolve()
     if codec_end is None:
-        return load_talker(folder, slots=SLOTS, longest=LONGEST)
+        return load_talker(folder, slots=SLOTS, longest=LONGEST, **PRECISE)
     config = json.loads((folder / "config.json").read_text())
     config["talker_config"][_END_OF_CODES[family]] = codec_end
     with TemporaryDirectory() as other:
@@ -36,12 +38,12 @@ def talker(family: Family, codec_end: int | None = None) -> SlotTalker:
             if path.name != "config.json":
                 (Path(other) / path.name).symlink_to(path)
         (Path(other) / "config.json").write_text(json.dumps(config))
-        return load_talker(other, slots=SLOTS, longest=LONGEST)
+        return load_talker(other, slots=SLOTS, longest=LONGEST, **PRECISE)
 
 
 def new_talker(family: Family, **options: Any) -> SlotTalker:
     """Another Talker of the tiny checkpoint."""
-    return load_talker(omni_checkpoint(family), slots=SLOTS, longest=LONGEST, **options)
+    return load_talker(omni_checkpoint(family), slots=SLOTS, longest=LONGEST, **{**PRECISE, **options})
 
 
 def greedy(family: Family, **settings: Any) -> dict[str, Any]:

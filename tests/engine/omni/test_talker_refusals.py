@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (make 
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 from support.omni_reference import spoken  # noqa: E402
-from support.omni_talkers import LONGEST, SLOTS, Driven, greedy, long_prompt, speak, talker  # noqa: E402
+from support.omni_talkers import LONGEST, PRECISE, SLOTS, Driven, greedy, long_prompt, speak, talker  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.config.error import ConfigurationError  # noqa: E402
@@ -255,7 +255,8 @@ def test_the_older_form_of_rotary_settings_is_the_same(tmp_path: Path) -> None:
     changes = {"rope_parameters": None, "rope_scaling": older, "rope_theta": rope["rope_theta"]}
     folder = copied(tmp_path / "older", Family.QWEN3, **{place + name: value for name, value in changes.items()})
     answer = spoken(Family.QWEN3, "image")
-    codes, _ = speak(load_talker(folder, slots=1, longest=512), answer.items(), greedy(Family.QWEN3, max_tokens=6))
+    model = load_talker(folder, slots=1, longest=512, **PRECISE)
+    codes, _ = speak(model, answer.items(), greedy(Family.QWEN3, max_tokens=6))
     assert np.array_equal(codes, answer.codes[:6])
 
 
@@ -270,7 +271,7 @@ def test_a_checkpoint_may_be_in_several_files(tmp_path: Path) -> None:
     (tmp_path / "stray.safetensors").write_bytes(b"not one of the model's files")
     (tmp_path / "config.json").write_bytes((omni_checkpoint(Family.QWEN3) / "config.json").read_bytes())
     answer = spoken(Family.QWEN3, "text")
-    model = load_talker(tmp_path, slots=1, longest=256)
+    model = load_talker(tmp_path, slots=1, longest=256, **PRECISE)
     codes, _ = speak(model, answer.items(), greedy(Family.QWEN3, max_tokens=4))
     assert np.array_equal(codes, answer.codes[:4])
     with pytest.raises(ConfigurationError, match=r"no tensor thinker\.unknown"):
@@ -279,7 +280,7 @@ def test_a_checkpoint_may_be_in_several_files(tmp_path: Path) -> None:
 
 @FAMILIES
 def test_warming_up_leaves_no_trace(family: Family) -> None:
-    model = load_talker(omni_checkpoint(family), slots=3, longest=300)
+    model = load_talker(omni_checkpoint(family), slots=3, longest=300, **PRECISE)
     model.warm_up()
     answer = spoken(family, "text")
     driven = Driven(model)
