@@ -5,10 +5,19 @@ What the server itself does, a fresh interpreter for each model, is what the tes
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import context, forkserver
+import signal
+import socket
+import stat
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing import connection, context, forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +31,70 @@ _MODULES = [
     "vllm.v1.structured_output.backend_xgrammar",
     "vllm.model_executor.models.llama",
 ]
+
+
+class _ForkServer(forkserver.ForkServer):
+    """Python's, but for its start: it is this process at that moment, and nothing is imported twice."""
+
+    def ensure_running(self) -> None:
+        server: Any = self
+        with server._lock:
+            resource_tracker.ensure_running()
+            if server._forkserver_pid is not None:
+                return
+            with socket.socket(socket.AF_UNIX) as listener:
+                address = connection.arbitrary_address("AF_UNIX")
+                listener.bind(address)
+                listener.listen()
+                alive, ours = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    _run_alone(lambda: _serve(listener, alive))
+                os.close(alive)
+            server._forkserver_address = address
+            server._forkserver_alive_fd = ours
+            server._forkserver_pid = pid
+
+
+def _run_alone(work: Callable[[], None]) -> None:
+    """What a child does instead of going on with the tests; it ends with ``work``."""
+    status = 1
+    try:
+        work()
+        status = 0
+    except SystemExit:
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _serve(listener: socket.socket, alive: int) -> None:
+    """Fork whenever the tests ask for it, until they end."""
+    tracker: Any = resource_tracker
+    kept = {listener.fileno(), alive, tracker._resource_tracker._fd}
+    for one in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        # The others are the tests' own connections, whose ends must be seen though this process lives.
+        with suppress(OSError):
+            kind = os.fstat(one).st_mode
+            if one > 2 and one not in kept and (stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind)):
+                os.close(one)
+    gc.freeze()  # nothing of the tests is ever cleared up here
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore")
+    logging.getLogger().handlers.clear()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _put_in_place(forkserver.ForkServer(), lambda name, value: setattr(forkserver, name, value))
+    serving: Any = forkserver
+    serving.main(listener.detach(), alive, [])
+
+
+def _put_in_place(server: forkserver.ForkServer, put: Callable[[str, Any], None]) -> None:
+    """Make it the one that Python asks."""
+    put("_forkserver", server)
+    for name in ("ensure_running", "connect_to_new_process", "get_inherited_fds"):
+        put(name, getattr(server, name))
 
 
 class _Process(context.ForkServerProcess):
@@ -44,14 +117,17 @@ class _Context(context.ForkServerContext):
 @contextmanager
 def models_in_forked_processes() -> Iterator[None]:
     """For every LanguageModel that is started in the block."""
+    prepare_environment()
+    for module in _MODULES:
+        import_module(module)
     creating = LanguageModel._create
     processes = _Context()
-    processes.set_forkserver_preload(_MODULES)
-    forkserver.ensure_running()  # it imports while this process goes on
     with pytest.MonkeyPatch.context() as patch:
+        server: Any = _ForkServer()
+        _put_in_place(server, lambda name, value: patch.setattr(forkserver, name, value))
+        server.ensure_running()
 
         def created(self: LanguageModel) -> Any:
-            prepare_environment()
             from vllm.v1.engine import utils
 
             patch.setattr(utils, "get_mp_context", lambda: processes)
@@ -59,3 +135,4 @@ def models_in_forked_processes() -> Iterator[None]:
 
         patch.setattr(LanguageModel, "_create", created)
         yield
+        server._stop()

@@ -1,6 +1,8 @@
 """A pytest plugin: what all tests marked ``vllm`` have in common. They are skipped where vLLM is not installed.
 
 ``-m vllm`` imports only the files that have such tests. Importing all others would take longer than vLLM itself does.
+Several processes share the work by ``-n 2 --dist loadfile --no-loadscope-reorder``: a process takes a whole file, or
+all files that share an engine, those that take longest first.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,37 @@ ENVIRONMENT: Mapping[str, str] = {
     "TORCH_LOGS": "-all",
     "TOKENIZERS_PARALLELISM": "false",
 }
+#: The files that share an engine of the session (tests/engine/vllm_engine/conftest.py), by the engine.
+_SHARING: Mapping[str, tuple[str, ...]] = {
+    "voice_model": ("test_talker", "test_vllm_speech", "test_vllm_token_sessions_crowded"),
+    "text_model": (
+        "test_vllm_text",
+        "test_vllm_tools",
+        "test_vllm_options",
+        "test_vllm_completions",
+        "test_vllm_http_answers",
+    ),
+    "hearing_model and seeing_model": ("test_vllm_media", "test_vllm_token_sessions", "test_vllm_server"),
+}
+_GROUP: Mapping[str, str] = {file: group for group, files in _SHARING.items() for file in files}
+#: By the processor time that they take, the most first. What is not named takes less.
+_LONGEST: tuple[str, ...] = (
+    "test_vllm_omni",
+    "voice_model",
+    "test_serve_tiny",
+    "test_remote_vllm_serve",
+    "text_model",
+    "hearing_model and seeing_model",
+    "test_vllm_signals",
+    "test_whole_vllm",
+    "test_vllm_spoken_ways",
+    "test_readout_making",
+    "test_vllm_start",
+    "test_real_weights",
+    "test_thinker_rows",
+    "test_vllm_asr",
+    "test_vllm_death",
+)
 
 
 def set_environment() -> None:
@@ -40,7 +74,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if "mark.vllm" not in collection_path.read_text(encoding="utf-8") else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _group(file: Path) -> str:
+    return _GROUP.get(file.stem, file.stem)
+
+
+def _place(item: pytest.Item) -> int:
+    group = _group(item.path)
+    return _LONGEST.index(group) if group in _LONGEST else len(_LONGEST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's own ``loadfile``, with files that share an engine as one."""
+    if config.getoption("markexpr") != "vllm" or config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(Path(super()._split_scope(nodeid)))
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("markexpr") == "vllm":
+        items.sort(key=_place)
     missing = find_spec("vllm") is None
     for item in items:
         if item.get_closest_marker("vllm") is None:
