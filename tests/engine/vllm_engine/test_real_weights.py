@@ -22,6 +22,7 @@ from support.native_client import NativeClient, native_client
 from support.raw_http import post
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes, word_errors
+from support.spoken_ways import WAYS, is_loud
 from support.vllm_engine import request
 
 from omni_ws.config.model import VllmConfig
@@ -141,12 +142,20 @@ async def test_readouts_are_of_the_hidden_states_of_transformers(
         assert apart[0].max() < 0.01 * float(reference.streams[layer][0].norm())
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
     """The embedded parts hear and speak; the model, which is text alone, answers."""
     fetched("whisper-tiny-en")
     async with live_server(ComposedEngine(engine, asr=WhisperEngine(), tts=SynthesisEngine())) as server:
         yield server
+
+
+async def test_a_spoken_question_by_each_way_in(server: LiveServer) -> None:
+    for name, ask in WAYS.items():
+        answer = await ask(server)
+        assert answer.heard is None or "forward" in answer.heard.lower(), (name, answer.heard)
+        assert answer.text, name
+        assert is_loud(answer.audio), name
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
     os.kill(core_process(engine), signal.SIGKILL)
     for failing in (task, waiting):
         with pytest.raises(EngineFailed) as failure:
-            await asyncio.wait_for(failing, 60)
+            await asyncio.wait_for(failing, 300)
         assert failure.value.fatal
     assert engine.state is EngineState.UNHEALTHY
     with pytest.raises(EngineFailed) as failure:
@@ -111,7 +111,7 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
         await until(lambda: unfinished(engine) == 1)
         await engine.stop()
         with pytest.raises(EngineFailed):
-            await asyncio.wait_for(answering, 60)
+            await asyncio.wait_for(answering, 300)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert engine.state is EngineState.STARTING

@@ -45,7 +45,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int | None
     return seen
 
 
-@pytest.mark.parametrize(("turns", "letters"), [(60, "word "), (30, "在")], ids=["words", "no blanks"])
+@pytest.mark.parametrize(("turns", "letters"), [(30, "word "), (24, "在")], ids=["words", "no blanks"])
 async def test_many_turns_at_a_context_of_1024_tokens(
     server: LiveServer, prompts: list[tuple[list[int], int | None]], turns: int, letters: str
 ) -> None:
@@ -71,9 +71,9 @@ async def test_many_turns_at_a_context_of_1024_tokens(
     assert len(prompts) == turns
     assert "user: 0: " in tokenizer.decode(prompts[1][0])
     assert "user: 0: " not in tokenizer.decode(prompts[-1][0])
-    # Where no stride was cut, all of the turn before but its end was found in the cache.
-    helped = [cached or 0 for _, cached in prompts[20:]]
-    assert sum(cached > CONTEXT // 4 for cached in helped) > len(helped) / 2
+    # Where no stride was cut, all of the turn before but its end was found in the cache: that is every second turn.
+    helped = [cached or 0 for _, cached in prompts[10:]]
+    assert sum(cached > CONTEXT // 4 for cached in helped) > len(helped) / 3
 
 
 async def test_only_an_input_that_does_not_fit_alone_is_refused(server: LiveServer) -> None:

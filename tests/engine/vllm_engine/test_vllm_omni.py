@@ -50,7 +50,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 BOTH = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
 AUDIO = frozenset({OutputModality.AUDIO})
 CLIP = Path(__file__).parents[2] / "data" / "goforward.wav"
-GREEDY_VOICE = {"talker": {"temperature": 0.0, "max_tokens": 40}}
+#: What a voice that is left to chance says has no limit.
+BRIEF = {"talker": {"max_tokens": 12}}
+GREEDY_VOICE = {"talker": {"temperature": 0.0, "max_tokens": 12}}
 #: Does not end by itself, which a voice that is left to chance may at once.
 LONG_SPEECH = {"talker": {"temperature": 0.0, "max_tokens": 400}}
 
@@ -204,7 +206,8 @@ async def test_text_alone_leaves_the_voice_alone(engine: VllmEngine) -> None:
 
 async def test_a_text_is_read_the_same_however_it_arrives(engine: VllmEngine) -> None:
     text = "One two three, and a rather long word: Donaudampfschifffahrt."
-    asked = {"task": Task.SPEECH, "modalities": AUDIO, "sampling": {}}
+    voice = {"talker": {"temperature": 0.0, "max_tokens": 40}}
+    asked = {"task": Task.SPEECH, "modalities": AUDIO, "sampling": {}, "stage_sampling": voice}
     whole = sound_of(await outputs_of(engine, Input(text), **asked))
     source = Input(open_end=True)
     reading = asyncio.create_task(outputs_of(engine, source, **asked))
@@ -290,7 +293,7 @@ async def test_without_its_voice_an_answer_goes_on_as_text_or_fails(engine: Vllm
     (failed,) = {output.error.message for output in outputs if isinstance(output, PartFailed)}
     assert failed == f"the {role} died"
     with pytest.raises(EngineFailed) as failure:
-        await asyncio.wait_for(speaking, 60)
+        await asyncio.wait_for(speaking, 300)
     assert failure.value.param == "tts"
     await until_voice(engine)
     assert len(sound_of(await outputs_of(engine, Input("Hello"))))
@@ -301,16 +304,17 @@ async def test_the_death_of_the_thinker_is_mended(engine: VllmEngine) -> None:
     await until(lambda: process_of(engine, "Talker").open_sessions == 1)
     os.kill(core_process(engine), signal.SIGKILL)
     with pytest.raises(EngineFailed, match="the Thinker died"):
-        await asyncio.wait_for(asking, 60)
+        await asyncio.wait_for(asking, 300)
     await until_state(engine, EngineState.OK)
     assert len(sound_of(await outputs_of(engine, Input("Hello"))))
 
 
 async def test_a_trace_of_talker_and_vocoder(engine: VllmEngine, tmp_path: Path) -> None:
     trace = TorchTrace(tmp_path, [], lambda: voice_of(engine).processes)
+    few = {"sampling": {"max_tokens": 2}, "stage_sampling": {"talker": {"temperature": 0.0, "max_tokens": 2}}}
     for run in ("first", "second"):
         await trace.start(tmp_path / run / "trace")
-        await outputs_of(engine, Input("Hello."), sampling={"max_tokens": 4})
+        await outputs_of(engine, Input("Hello."), **few)
         files = await trace.stop()
         assert [path.name for path in files] == [
             f"trace_{role}_rank0.pt.trace.json.gz" for role in ("talker", "vocoder")
@@ -322,7 +326,7 @@ async def test_a_trace_of_talker_and_vocoder(engine: VllmEngine, tmp_path: Path)
     await talker.trace(tmp_path / "nowhere" / "trace.json.gz")
     with pytest.raises(EngineFailed, match="tracing the Talker failed"):
         await talker.trace(None)
-    assert await outputs_of(engine, Input("Hello."), sampling={"max_tokens": 4})
+    assert await outputs_of(engine, Input("Hello."), **few)
 
 
 async def test_a_spoken_turn_over_the_websocket_and_over_http(started: VllmEngine, tmp_path: Path) -> None:
@@ -334,7 +338,7 @@ async def test_a_spoken_turn_over_the_websocket_and_over_http(started: VllmEngin
     async with live_server(started, profiler={"root": tmp_path}) as server:
         await post(server.port, "/start_request_profile", {"run_id": "spoken"})
         async with native_client(server) as client:
-            settings: dict[str, Any] = {"sampling": {"max_tokens": 12}, "stage_sampling": {"talker": {"seed": 4}}}
+            settings: dict[str, Any] = {"sampling": {"max_tokens": 12}, "stage_sampling": GREEDY_VOICE}
             await client.configure(modalities=["text", "audio"], voice="chelsie", **settings)
             for _ in range(2):  # the second has the first in its history
                 for start in range(0, len(spoken_words), 9_600):
@@ -348,14 +352,14 @@ async def test_a_spoken_turn_over_the_websocket_and_over_http(started: VllmEngin
             "modalities": ["text", "audio"],
             "audio": {"voice": "aiden", "format": "wav"},
             "max_tokens": 8,
+            "stage_sampling": BRIEF,
             "messages": [{"role": "user", "content": "Hello"}],
         }
         answered = await post(server.port, "/v1/chat/completions", chat)
         assert answered.status == 200
         assert answered.json()["choices"][0]["message"]["content"]
-        read = await post(
-            server.port, "/v1/audio/speech", {"input": "Hello", "voice": "ethan", "response_format": "pcm"}
-        )
+        reading = {"input": "Hello", "voice": "ethan", "response_format": "pcm", "talker_max_tokens": 12}
+        read = await post(server.port, "/v1/audio/speech", reading)
         # How much it says is left to chance; random weights may end at once.
         assert (read.status, len(read.body) % 2) == (200, 0)
         stopped = (await post(server.port, "/stop_request_profile", {})).json()

@@ -14,6 +14,7 @@ from support.vllm_engine import GREEDY, answer, llm_of, plain_answer, request, u
 
 from omni_ws.core.chunks import FinishReason, InputMode, OutputModality, TokenLogprob
 from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput
+from omni_ws.engine.tokens import TokenGeneration
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.sampling import MAX_SCHEMA_BYTES
 from omni_ws.errors import InvalidValue, UnsupportedParameter
@@ -293,3 +294,11 @@ async def test_keys_do_not_share_what_was_computed(engine: VllmEngine) -> None:
 async def test_without_a_voice_several_answers_are_still_text(engine: VllmEngine) -> None:
     with pytest.raises(UnsupportedParameter):
         await answer(engine, Input("Hello"), modalities=frozenset({OutputModality.AUDIO}))
+
+
+async def test_an_engine_without_readouts_is_not_made_eager(engine: VllmEngine) -> None:
+    config = engine._thinker.llm.vllm_config.parallel_config
+    assert not config.worker_extension_cls
+    asked = TokenGeneration(request_id="any", tokens=[5, 6], images=(), max_tokens=1)
+    events = [event async for event in engine.tokens.generate_tokens(asked)]
+    assert len(events) == 2

@@ -135,7 +135,7 @@ async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
 async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -> None:
     source = Input("This is all.", open_end=True)
     heard = 0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         async for output in engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO)):
             heard += isinstance(output, AudioOutput)
             source.close()
@@ -143,7 +143,7 @@ async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -
 
 
 async def test_many_at_once_do_not_mix(engine: VllmEngine) -> None:
-    texts = [f"This is voice number {number}." for number in range(5)]
+    texts = [f"Voice {number}." for number in range(5)]
     answers = await asyncio.gather(
         *(outputs_of(engine, Input(text), task=Task.SPEECH, modalities=AUDIO) for text in texts)
     )

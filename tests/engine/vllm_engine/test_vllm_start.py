@@ -72,14 +72,14 @@ async def test_what_is_made_for_a_start_that_is_cancelled_is_discarded(passes: i
     await asyncio.sleep(0)
     for thread in threading.enumerate():
         if thread.name == "start of a test":
-            thread.join(5)  # which keeps the loop from its next pass
+            thread.join(300)  # which keeps the loop from its next pass
     assert made.is_set()
     for _ in range(passes):
         await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert await asyncio.to_thread(discarded.wait, 5)
+    assert await asyncio.to_thread(discarded.wait, 300)
     assert results == ["process"]
 
 
@@ -165,7 +165,7 @@ class TestWithVllm:
         assert b"omni-ws serve: error: LLM (vllm): the Thinker failed to start" in errors
         assert b"listens on" not in errors
         # Python's resource tracker ends once all other processes have ended.
-        await until(partial(is_gone, process.pid), seconds=60)
+        await until(partial(is_gone, process.pid), seconds=300)
 
     async def test_the_command_ends_with_status_2_where_a_setting_is_wrong(self, tmp_path: Path) -> None:
         settings = ["--model", str(tmp_path / "nowhere"), "--vllm.chat-template", str(tmp_path / "absent")]

@@ -393,7 +393,7 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(
     await reached.wait()
     call.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await asyncio.wait_for(left_it.wait(), 60)
+    await asyncio.wait_for(left_it.wait(), 300)
     await seeing.idle()
     monkeypatch.setattr(engine.tokens._model, "generate", generate)
     assert await seeing.dump(other) == []

@@ -21,7 +21,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration
+from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
 from omni_ws.engine.vllm.readouts import Readouts
@@ -182,11 +182,3 @@ async def test_vectors_of_another_size_end_the_start(model: Path) -> None:
     engine = VllmEngine(VllmConfig(model=str(model), args=dict(ENGINE_ARGS)), readouts=Readouts(vectors))
     with pytest.raises(ConfigurationError, match="hidden size of 64"):
         await engine.start()
-
-
-async def test_an_engine_without_readouts_is_not_made_eager(text_engine: VllmEngine) -> None:
-    config = text_engine._thinker.llm.vllm_config.parallel_config
-    assert not config.worker_extension_cls
-    asked = TokenGeneration(request_id="any", tokens=[5, 6], images=(), max_tokens=1)
-    events = [event async for event in text_engine.tokens.generate_tokens(asked)]
-    assert len(events) == 2

@@ -11,7 +11,6 @@ from support.native_client import native_client
 from support.speech_clips import clip_bytes
 
 from omni_ws.config import EngineName, ServerConfig, VllmConfig
-from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.engine_choice import create_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("no_weights")]
@@ -55,31 +54,3 @@ async def test_a_model_that_hears_hears_by_itself(tmp_path: Path) -> None:
         answer = await client.answer()
         assert not answer.errors
         assert answer.final["usage"]["input_audio_ms"] > 1000
-
-
-async def test_three_models_on_vllm_are_the_parts(tmp_path: Path) -> None:
-    """As on one GPU, where each is told its share: here each has its cache."""
-    from support.tiny_codec import build_codec, write_talker_profile
-    from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_talker, build_text_model, build_whisper
-
-    profile = write_talker_profile(tmp_path / "tiny.toml", build_codec(tmp_path / "codec"))
-    whisper = build_whisper(tmp_path / "whisper")
-    config = ServerConfig(
-        asr=AsrConfig(use=f"vllm:{whisper}", args={**MULTIMODAL_ARGS, "max_model_len": 448}),
-        llm=LlmConfig(use=f"vllm:{build_text_model(tmp_path / 'text')}"),
-        tts=TtsConfig(use=f"talker:{build_talker(tmp_path / 'talker')}"),
-        vllm=VllmConfig(args=dict(ENGINE_ARGS), talker_profile=str(profile), talker_args=dict(ENGINE_ARGS)),
-    )
-    async with live_server(create_engine(config)) as server, native_client(server) as client:
-        assert client.created["parts"] == {
-            "asr": {"name": "vllm", "model": "whisper"},
-            "llm": {"name": "vllm", "model": "text"},
-            "tts": {"name": "talker", "model": "talker"},
-        }
-        assert server.engine.capabilities.stages == ("asr", "thinker", "talker", "code2wav")
-        await client.configure(task="speech", modalities=["audio"])
-        await client.say("good morning")
-        assert (await client.answer()).audio
-        await client.configure(task="chat", modalities=["text"], sampling={"max_tokens": 4})
-        await client.say("hello")
-        assert not (await client.answer()).errors
