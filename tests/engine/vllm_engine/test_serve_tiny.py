@@ -274,7 +274,7 @@ def test_ctrl_c_lets_the_answer_finish_and_ends_make(process: subprocess.Popen[s
     """The last test of this server. Its models are in the same process group, so they get the signal too."""
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
     hello: Any = [{"role": "user", "content": "Hello!"}]
-    reasons = []
+    reasons: list[str | None] = []
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         for chunk in client.chat.completions.create(
             model="local-model", messages=hello, temperature=0, max_tokens=400, stream=True

@@ -275,7 +275,7 @@ async def test_cancellations_at_any_moment_leave_nothing(engine: VllmEngine) -> 
 @pytest.mark.parametrize("role", ["Talker", "vocoder"])
 async def test_without_its_voice_an_answer_goes_on_as_text_or_fails(engine: VllmEngine, role: str) -> None:
     """One that is written goes on; one that is only spoken fails."""
-    long = {"sampling": {"temperature": 0.0, "max_tokens": 300}, "stage_sampling": LONG_SPEECH}
+    long = {"sampling": {"temperature": 0.0, "max_tokens": 120}, "stage_sampling": LONG_SPEECH}
     expected = said(await outputs_of(engine, Input("Hello"), **long, modalities=frozenset({OutputModality.TEXT})))
     process = process_of(engine, role)
     pid = process.pid
