@@ -64,8 +64,8 @@ async def run_command(
     return Ended(process.returncode, output.decode(), errors.decode())
 
 
-async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Process:
-    """``omni-ws serve`` over a tiny model, configured in ``folder``, in a process group of its own."""
+def vllm_configuration(folder: Path, model: Path) -> Path:
+    """A file in ``folder`` that makes ``omni-ws serve`` serve a tiny model."""
     from support.tiny_models import ENGINE_ARGS
 
     args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
@@ -73,6 +73,12 @@ async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Pr
     configuration.write_text(
         f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
     )
+    return configuration
+
+
+async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Process:
+    """``omni-ws serve`` over a tiny model, configured in ``folder``, in a process group of its own."""
+    configuration = vllm_configuration(folder, model)
     # A test of vLLM in this process may have set the folder of its sockets: the server has its own.
     environ = {name: value for name, value in os.environ.items() if name != "VLLM_RPC_BASE_PATH"}
     return await asyncio.create_subprocess_exec(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import socket
 import stat
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import connection, context, forkserver, resource_tracker
@@ -90,6 +92,8 @@ def _serve(listener: socket.socket, alive: int) -> None:
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
     logging.getLogger().handlers.clear()
+    # Those of pytest belong to the test that runs now.
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _put_in_place(forkserver.ForkServer(), lambda name, value: setattr(forkserver, name, value))
     serving: Any = forkserver
@@ -125,6 +129,21 @@ def forked(work: Callable[..., None], *arguments: Any) -> BaseProcess:
     process = _Context().Process(target=work, args=arguments)
     process.start()
     return process
+
+
+def become_command(arguments: Sequence[str], output: Path) -> None:
+    """Make this forked process a command: with a process group of its own, and ``output`` for what it says.
+
+    A model's process is forked off it.
+    """
+    os.setsid()
+    with output.open("wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.argv = [*arguments]
+    from vllm.v1.engine import utils
+
+    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 class _StepWorker:

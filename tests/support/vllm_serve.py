@@ -6,11 +6,9 @@ Its processes are forked off one that has imported vLLM (``models_in_forked_proc
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.imported_already import forked
+from support.imported_already import become_command, forked
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 from omni_ws.config.model import RemoteConfig
@@ -63,12 +61,7 @@ class VllmServe:
 
 
 def _vllm(arguments: Sequence[str], log: Path) -> None:
-    """The command ``vllm``, in a process group of its own."""
-    os.setsid()
-    with log.open("wb") as output:
-        for number in (1, 2):
-            os.dup2(output.fileno(), number)
-    sys.argv = ["vllm", *arguments]
+    become_command(["vllm", *arguments], log)
     # It asks for the version of the package "vllm", which for the CPU has another name.
     known = metadata.version
 
@@ -77,9 +70,7 @@ def _vllm(arguments: Sequence[str], log: Path) -> None:
 
     metadata.version = version
     from vllm.entrypoints.cli.main import main
-    from vllm.v1.engine import utils
 
-    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     main()
 
 

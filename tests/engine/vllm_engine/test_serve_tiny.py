@@ -143,8 +143,9 @@ def test_the_microphone_client_with_a_recording(address: str, tmp_path: Path) ->
 
 
 def test_the_microphone_client_with_a_text(address: str, tmp_path: Path) -> None:
-    first, second = (mic_client(address, "--text", "Hello!", "--save", str(tmp_path / f"{name}.wav")) for name in "ab")
-    assert text_of(first) == text_of(second) != ""
+    reply = tmp_path / "reply.wav"
+    assert text_of(mic_client(address, "--text", "Hello!", "--save", str(reply)))
+    assert seconds_of(reply) > 0
 
 
 async def test_an_omni_model_hears_and_speaks_with_its_own_voice(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ CLIP = Path(__file__).parents[2] / "data" / "goforward.wav"
 BRIEF = {"talker": {"max_tokens": 12}}
 GREEDY_VOICE = {"talker": {"temperature": 0.0, "max_tokens": 12}}
 #: Does not end by itself, which a voice that is left to chance may at once.
-LONG_SPEECH = {"talker": {"temperature": 0.0, "max_tokens": 400}}
+LONG_SPEECH = {"talker": {"temperature": 0.0, "max_tokens": 150}}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

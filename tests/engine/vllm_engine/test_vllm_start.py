@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import run_command, start_vllm_command
+from support.commands import run_command, vllm_configuration
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
+from omni_ws.cli import main
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.base import EngineState
@@ -149,22 +150,21 @@ class TestWithVllm:
         assert read_chat_template(tmp_path / "chat.jinja") == written
 
     async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path) -> None:
+        from support.imported_already import forked
         from support.tiny_models import build_text_model
 
         model = build_text_model(tmp_path / "model")
         (model / "model.safetensors").write_bytes(b"no weights")
-        process = await start_vllm_command(tmp_path, model)
+        process = forked(serve, vllm_configuration(tmp_path, model), tmp_path / "errors")
         try:
-            async with asyncio.timeout(STARTS_WITHIN_SEC):
-                _, errors = await process.communicate()
+            await asyncio.to_thread(process.join, STARTS_WITHIN_SEC)
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode == 1
-        assert b"omni-ws serve: error: LLM (vllm): the Thinker failed to start" in errors
-        assert b"listens on" not in errors
-        # Python's resource tracker ends once all other processes have ended.
+            process.kill()
+        errors = (tmp_path / "errors").read_text()
+        assert process.exitcode == 1, errors
+        assert "omni-ws serve: error: LLM (vllm): the Thinker failed to start" in errors
+        assert "listens on" not in errors
+        assert process.pid is not None
         await until(partial(is_gone, process.pid), seconds=300)
 
     async def test_the_command_ends_with_status_2_where_a_setting_is_wrong(self, tmp_path: Path) -> None:
@@ -174,6 +174,15 @@ class TestWithVllm:
         assert ended.status == 2
         assert "vllm.chat_template" in ended.errors
         assert "Traceback" not in ended.errors
+
+
+def serve(configuration: Path, errors: Path) -> None:
+    """The command, in a process that has imported vLLM. The processes of its model are in its group."""
+    from support.imported_already import become_command
+
+    arguments = ["serve", "--config", str(configuration)]
+    become_command(["omni-ws", *arguments], errors)
+    sys.exit(main(arguments))
 
 
 def is_gone(group: int) -> bool:
