@@ -42,21 +42,22 @@ _SHARING: Mapping[str, tuple[str, ...]] = {
 _GROUP: Mapping[str, str] = {file: group for group, files in _SHARING.items() for file in files}
 #: By the processor time that they take, the most first. What is not named takes less.
 _LONGEST: tuple[str, ...] = (
-    "test_vllm_omni",
-    "voice_model",
     "test_serve_tiny",
-    "test_remote_vllm_serve",
+    "test_vllm_omni",
+    "test_vllm_signals",
+    "voice_model",
     "text_model",
     "hearing_model and seeing_model",
-    "test_vllm_signals",
-    "test_whole_vllm",
-    "test_vllm_parts",
-    "test_readout_making",
-    "test_vllm_start",
-    "test_real_weights",
     "test_thinker_rows",
-    "test_vllm_asr",
+    "test_real_weights",
+    "test_vllm_parts",
     "test_vllm_death",
+    "test_vllm_asr",
+    "test_remote_vllm_serve",
+    "test_vllm_start",
+    "test_whole_vllm",
+    "test_vllm_profile",
+    "test_readout_making",
 )
 
 
