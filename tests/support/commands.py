@@ -10,10 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from omni_ws.cli import main
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,18 @@ async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Pr
         start_new_session=True,
         env=environ,
     )
+
+
+def forked_vllm_command(folder: Path, model: Path, errors: Path) -> BaseProcess:
+    """The same, forked off a process that has imported vLLM; what it says goes to ``errors``."""
+    from support.imported_already import forked
+
+    return forked(_serve, vllm_configuration(folder, model), errors)
+
+
+def _serve(configuration: Path, errors: Path) -> None:
+    from support.imported_already import become_command
+
+    arguments = ["serve", "--config", str(configuration)]
+    become_command(["omni-ws", *arguments], errors)
+    sys.exit(main(arguments))

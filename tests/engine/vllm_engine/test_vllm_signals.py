@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import signal
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.commands import start_vllm_command
+from support.commands import forked_vllm_command, start_vllm_command
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.until import until
@@ -22,33 +23,38 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 
 #: The CPU time of a stop. It takes 1.1 s; tearing down a process of vLLM by itself takes Python 4 s and more.
 IDLE_STOP_CPU_SEC = 2.5
-#: A server and its port.
-Served = tuple[asyncio.subprocess.Process, int]
+LISTENS = re.compile(rb"listens on http://127\.0\.0\.1:(\d+)")
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Served, ...]]:
-    """Two servers, ``omni-ws serve`` with a tiny model, each in a process group of its own; one for each test."""
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
     from support.tiny_models import build_text_model
 
-    model = build_text_model(tmp_path_factory.mktemp("served") / "model")
-    processes = [await start_vllm_command(tmp_path_factory.mktemp("server"), model) for _ in range(2)]
+    return build_text_model(tmp_path / "model")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(tmp_path: Path, model: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``omni-ws serve`` with a tiny model, in a process group of its own."""
+    process = await start_vllm_command(tmp_path, model)
     try:
-        ports = await asyncio.gather(*(port_of(process) for process in processes))
-        yield tuple(zip(processes, ports, strict=True))
+        yield process
     finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def port_of(process: asyncio.subprocess.Process) -> int:
     assert process.stderr is not None
     async with asyncio.timeout(STARTS_WITHIN_SEC):
-        while b"listens on http://127.0.0.1:" not in (line := await process.stderr.readline()):
+        while (told := LISTENS.search(line := await process.stderr.readline())) is None:
             assert line, "the server did not start"
-    return int(line.split(b"127.0.0.1:")[1].split()[0])
+    return int(told[1])
+
+
+def says(errors: Path) -> re.Match[bytes] | None:
+    return LISTENS.search(errors.read_bytes()) if errors.exists() else None
 
 
 def children(process: int) -> list[int]:
@@ -101,9 +107,9 @@ def ended_cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def test_sigterm_lets_the_answer_finish_and_nothing_else(servers: tuple[Served, ...]) -> None:
+async def test_sigterm_lets_the_answer_finish_and_nothing_else(server: asyncio.subprocess.Process) -> None:
     """As a container is stopped. An idle server stops at once. Ctrl-C is that of test_serve_tiny.py."""
-    process, port = servers[0]
+    process, port = server, await port_of(server)
     left = children(process.pid)
     sockets = folder_of_sockets(process.pid)
     assert sockets.stat().st_mode & 0o777 == 0o700
@@ -124,13 +130,17 @@ async def test_sigterm_lets_the_answer_finish_and_nothing_else(servers: tuple[Se
     assert not sockets.exists()
 
 
-async def test_a_server_that_is_killed_takes_its_models_along(servers: tuple[Served, ...]) -> None:
-    process, port = servers[1]
-    async with long_answer(port) as answer:
+async def test_a_server_that_is_killed_takes_its_models_along(tmp_path: Path, model: Path) -> None:
+    process, errors = forked_vllm_command(tmp_path, model, tmp_path / "errors"), tmp_path / "errors"
+    await until(lambda: not process.is_alive() or says(errors) is not None, seconds=STARTS_WITHIN_SEC)
+    told = says(errors)
+    assert told is not None, errors.read_text()
+    assert process.pid is not None
+    async with long_answer(int(told[1])) as answer:
         left = children(process.pid)
         assert left
         process.kill()
-        await process.wait()
+        await asyncio.to_thread(process.join)
         await asyncio.gather(answer, return_exceptions=True)
         async with asyncio.timeout(300):
             while any(Path(f"/proc/{child}").exists() for child in left):  # noqa: ASYNC110, ASYNC240 - not ours

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import run_command, vllm_configuration
+from support.commands import forked_vllm_command, run_command
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
-from omni_ws.cli import main
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.base import EngineState
@@ -150,12 +149,11 @@ class TestWithVllm:
         assert read_chat_template(tmp_path / "chat.jinja") == written
 
     async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path) -> None:
-        from support.imported_already import forked
         from support.tiny_models import build_text_model
 
         model = build_text_model(tmp_path / "model")
         (model / "model.safetensors").write_bytes(b"no weights")
-        process = forked(serve, vllm_configuration(tmp_path, model), tmp_path / "errors")
+        process = forked_vllm_command(tmp_path, model, tmp_path / "errors")
         try:
             await asyncio.to_thread(process.join, STARTS_WITHIN_SEC)
         finally:
@@ -174,15 +172,6 @@ class TestWithVllm:
         assert ended.status == 2
         assert "vllm.chat_template" in ended.errors
         assert "Traceback" not in ended.errors
-
-
-def serve(configuration: Path, errors: Path) -> None:
-    """The command, in a process that has imported vLLM. The processes of its model are in its group."""
-    from support.imported_already import become_command
-
-    arguments = ["serve", "--config", str(configuration)]
-    become_command(["omni-ws", *arguments], errors)
-    sys.exit(main(arguments))
 
 
 def is_gone(group: int) -> bool:
