@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "virtual_clock: runs on an event loop whose clock jumps over idle time")
+    # A shell without job control has what it starts in the background ignore ^C, and children of the tests inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
