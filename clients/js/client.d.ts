@@ -138,7 +138,8 @@ export interface VoiceClientEvents {
   audio: { turn: Turn; samples: Int16Array };
   firstsound: { turn: Turn; ms: number };
   locked: undefined;
-  error: { error: ServerError };
+  /* `cause`: there is no sound or no microphone, and `error.code` is its name. */
+  error: { error: ServerError; cause?: Error };
 }
 
 export interface VoiceClient extends Listening<VoiceClientEvents> {}
@@ -170,6 +171,7 @@ export class VoiceClient {
 
 export interface SessionEvents {
   state: { state: string; again?: boolean; seconds?: number; reason?: string; notice?: { error?: ServerError } | null };
+  undelivered: { turn: number; code: string };
   created: { session_id: string; model: string; capabilities: Capabilities; lost: boolean; resent: Set<number>; [name: string]: unknown };
   resumed: { session_id: string; next_sequence_id: number; replayed: number };
   frame: Frame;
@@ -183,6 +185,7 @@ export class Session {
   readonly starting: boolean;
   readonly ready: boolean;
   readonly bufferedBytes: number;
+  readonly maxChunkBytes: number;
   readonly unacknowledged: number;
   onwire: ((direction: "sent" | "received", frame: Frame) => void) | null;
   open(): void;
@@ -223,6 +226,7 @@ export class Conversation {
   cut(turn: Turn, heardMs: number): void;
   heard(turn: Turn, found: { firstSoundMs?: number; heardMs?: number }): void;
   answerCall(turn: Turn, call: ToolCall, result: string): void;
+  missResults(): void;
   drop(turn: Turn): void;
   clear(): void;
   settled(): Promise<void>;
@@ -237,6 +241,7 @@ export interface TalkEvents {
   change: undefined;
   turn: { turn: Turn };
   level: { peak: number };
+  silent: undefined;
   problem: { error: Error };
   network: { state: "slow" | "paused" | "well" };
 }
@@ -247,10 +252,12 @@ export class Talk {
   mode: "open" | "hold";
   devices: MicrophoneChoice;
   readonly phase: "off" | "opening" | "talking" | "listening";
+  readonly opening: boolean;
   readonly muted: boolean;
-  press(at: number): Promise<void> | void;
+  press(at: number): Promise<Error | undefined>;
   release(at: number): void;
   stop(): void;
+  leave(turn: number): void;
   mute(muted: boolean): void;
   reopen(): Promise<void>;
   forgetPlaces(): void;
@@ -287,6 +294,7 @@ export interface SoundEvents {
 
 export interface Sound extends Listening<SoundEvents> {}
 export class Sound {
+  constructor(server?: string | URL);
   readonly rate: number | null;
   readonly context: AudioContext | null;
   readonly locked: boolean;
@@ -334,13 +342,22 @@ export class Outgoing {
   constructor(maxBytes?: number);
   readonly keptBytes: number;
   readonly unacknowledged: number;
+  readonly stuckAt: number | null | undefined;
   hasRoom(bytes: number): boolean;
+  isGone(turn: number | null): boolean;
   add(chunk: InputChunk): Uint8Array | string;
   hasBegun(turn: number | null): boolean;
-  acknowledge(next: number): void;
+  /* Whether the server had never had all of that before. */
+  acknowledge(next: number): boolean;
   answered(turn: number | null): void;
   resume(next: number): (Uint8Array | string)[];
-  restart(): { frames: (Uint8Array | string)[]; turns: Set<number> };
+  restart(maxChunkBytes?: number): {
+    frames: (Uint8Array | string)[];
+    turns: Set<number>;
+    lost: Set<number | null>;
+    tooLarge: Set<number | null>;
+  };
+  giveUp(turn: number): void;
 }
 
 export class FrameError extends Error {

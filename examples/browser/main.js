@@ -22,6 +22,7 @@ const NEXT_DOWNLOAD_MS = 500;
 /* How long it is said that an answer was interrupted, if nothing else happens. */
 const INTERRUPTED_MS = 1200;
 const STARTING = "The server is starting.";
+const NO_SOUND = "SoundUnavailable";
 
 const settings = loadSettings();
 const messages = new Messages(element("messages"));
@@ -135,8 +136,9 @@ session.addEventListener("frame", ({ detail: frame }) => {
   }
 });
 
-client.addEventListener("error", ({ detail }) => {
-  messages.show("server", plainWords.ofServer(detail.error), { seconds: 12 });
+client.addEventListener("error", ({ detail: { error, cause } }) => {
+  if (!cause) return messages.show("server", plainWords.ofServer(error), { seconds: 12 });
+  messages.show(cause.name === NO_SOUND ? "sound" : "microphone", plainWords.ofMicrophone(cause));
 });
 
 async function servedModels() {
@@ -234,12 +236,10 @@ speaker.addEventListener("flushed", () => {
   setTimeout(showState, INTERRUPTED_MS);
 });
 for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => view.speak(null));
-speaker.addEventListener("overflow", () => {
-  messages.show("server", "The server sends faster than anybody can listen; some of it is not played.");
-});
 client.addEventListener("locked", showLocked);
 sound.addEventListener("change", () => {
   sound.chooseOutput(settings.speaker).catch(() => {});
+  messages.hide("sound");
   if (!sound.locked) messages.hide("locked");
 });
 
@@ -255,12 +255,13 @@ talk.addEventListener("level", ({ detail: { peak } }) => {
 });
 talk.addEventListener("change", () => {
   if (talk.phase !== "opening") messages.hide("microphone");
+  if (!talk.opening) messages.hide("silent");
   if (talk.phase === "listening") keepAwake();
   else letSleep();
   tellEcho();
 });
-talk.addEventListener("problem", ({ detail: { error } }) => {
-  messages.show("microphone", plainWords.ofMicrophone(error));
+talk.addEventListener("silent", () => {
+  messages.show("silent", "Nothing comes out of the microphone. Say something, or look whether it is switched off.");
 });
 talk.addEventListener("network", ({ detail: { state } }) => {
   if (state === "well") return messages.hide("network");
@@ -382,7 +383,8 @@ function showState() {
   for (const id of ["talk", "mute", "modes", "keys-of-talk"]) element(id).hidden = !hears();
   element("no-ears").hidden = hears();
   element("text").placeholder = hears() ? "Or write" : "Write";
-  const invitation = active ? "Say something." : "Press the button and speak.";
+  const speak = talk.opening ? "One moment." : "Say something.";
+  const invitation = active ? speak : "Press the button and speak.";
   element("invitation").textContent = hears() ? invitation : "Write something.";
   element("mute").disabled = !canMute();
   element("mute").setAttribute("aria-pressed", String(talk.muted));

@@ -26,6 +26,8 @@ const SERVER = {
   payload_too_large: "That was too much at once.",
   model_not_found: "The server does not have this model.",
   slow_consumer: "The network was too slow for what the server had to say.",
+  too_much_sound: "The server sends faster than anybody can listen: this answer is not played to its end.",
+  undeliverable: "This could not be sent: the connection broke each time. Please say it again.",
   unreachable: "No packets get through by WebRTC. Choose the WebSocket in the settings.",
   unsupported_modality: "The server cannot take this kind of input.",
   unsupported_format: "The server cannot read this format.",

@@ -18,6 +18,8 @@ const SETUP_MS = 15_000;
 const AWAY_MS = 5000;
 /* What was said is still on its way when the button is let go; the server waits for late packets up to 250 ms. */
 const SPEECH_TAIL_MS = 300;
+/* What the server says only when it has taken something in: then the next call that breaks is made again soon. */
+const TAKEN_IN = /^(input_audio_buffer\.(committed|speech_started)|conversation\.item\.(added|created)|response\.created)$/;
 const UNREACHABLE = { code: "unreachable", message: "no packets get through by WebRTC" };
 
 /* A VoiceClient whose session is a call. */
@@ -83,6 +85,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   /** @type {"connecting" | "open" | "waiting" | "refused" | "ended"} */
   state = "ended";
   unacknowledged = 0;
+  maxChunkBytes = Infinity;
 
   /** @param {Declared.VoiceClient} client @param {CallSpeaker} speaker @param {Declared.VoiceClientOptions} options */
   constructor(client, speaker, { url, key = () => "", ...options }) {
@@ -248,7 +251,6 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     const takes = capabilities.input_modalities.filter((one) => one === "text" || one === "audio");
     const lost = this.#hadSession;
     this.#hadSession = true;
-    this.#attempt = 0;
     this.#countedMs = this.#listenedMs = 0;
     this.#statistics = setInterval(() => this.#measure(), STATISTICS_MS);
     this.#measure();
@@ -375,6 +377,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   #read(event) {
     this.onwire?.("received", event);
     if (event.type === "session.created") return this.#begin(event.session.id ?? "");
+    if (TAKEN_IN.test(event.type)) this.#attempt = 0;
     this.#lastError = event.type === "error" ? event.error : null; // the last event of a call says why it ends
     this.#events.read(event);
   }

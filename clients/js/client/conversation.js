@@ -124,6 +124,11 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     this.#changed(turn);
   }
 
+  /* What would follow on the results of tools does not come: the session that asked for them is gone. */
+  missResults() {
+    this.fail(this.begin("tool"), UNANSWERED);
+  }
+
   /* Playing was stopped: so much was heard. */
   /** @param {Turn} turn @param {number} heardMs */
   cut(turn, heardMs) {

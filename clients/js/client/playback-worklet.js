@@ -9,8 +9,9 @@ const MAX_MS = 480;
 const FADE_MS = 4;
 /* So long without a hole, and the target shrinks by a step. */
 const CALM_SECONDS = 30;
-/* What is held at most; a server that sends more than it is heard in this time is told to be wrong by silence. */
-const MAX_SECONDS = 300;
+/* What is held at most: far more than a server sends that is asked not to run ahead. Where that is not enough, an answer ends
+   early, as a whole: pieces out of its middle would make other words of it. */
+const MAX_SECONDS = 1800;
 
 /** What is known of one answer. `place` is where the first of its chunks goes on.
  @typedef {{ id: number, chunks: Int16Array[], place: number, queued: number, played: number, ended: boolean, begun: boolean }} Segment */
@@ -24,6 +25,9 @@ export class PlayoutBuffer {
   /** @type {Float32Array | null} */
   #tail = null;
   #calm = 0;
+  /* The answer that ends early. */
+  /** @type {number | null} */
+  #cut = null;
 
   /* `report` is called with { type: started | ended | flushed | underrun | overflow, id, played, offset }: `played`
      samples of the answer `id` were given out, and it happened `offset` samples into the current pull. */
@@ -45,16 +49,19 @@ export class PlayoutBuffer {
   /* `place` is where the samples begin in the answer, in samples: an answer that was flushed may go on. */
   /** @param {number} id @param {Int16Array} samples @param {number} [place] */
   push(id, samples, place = 0) {
-    if (this.queued + samples.length > MAX_SECONDS * this.rate) {
-      this.report({ type: "overflow", id });
-      return;
-    }
+    if (id === this.#cut) return;
     let segment = this.#segments.find((one) => one.id === id);
     if (!segment) {
       segment = { id, chunks: [], place: 0, queued: 0, played: place, ended: false, begun: false };
       this.#segments.push(segment);
     }
     if (samples.length === 0) return;
+    if (this.queued + samples.length > MAX_SECONDS * this.rate) {
+      this.#cut = id;
+      segment.ended = true;
+      this.report({ type: "overflow", id });
+      return;
+    }
     segment.chunks.push(samples);
     segment.queued += samples.length;
     this.queued += samples.length;

@@ -2,9 +2,10 @@
    resumed where the server still has it, and begun anew where not. Events, with their `detail`:
 
    state     { state, ... }  connecting | open | waiting (`seconds` to the next try; `notice`, what the server said) |
-                             refused (a key is needed) | ended
+                             refused (a key is needed) | ended. The delays grow until the server takes something in.
    created   the frame       a new session, to be configured at once; `lost`: an earlier one was lost, `resent`: turns that
                              are asked again
+   undelivered { turn, code } nothing more is sent of a turn, for this code of the protocol or "undeliverable"
    resumed   the frame       the session was resumed; what the server lacks is sent again
    frame     the frame       any other frame of the server, output once; audio as { type: "audio", samples, startMs, words }
    rtt       milliseconds    of a ping
@@ -16,27 +17,46 @@
 
 import { bytesOfBase64, decodeOutput, MODALITIES, parseFrame, samplesOf } from "./frames.js";
 import { Outgoing } from "./outgoing.js";
+import { cut, PIECE_BYTES, Uplink } from "./uplink.js";
 
 /* Audio with the times of its words is JSON; bare audio is smaller. */
 const PROTOCOLS = { words: "omni.v1+json", bare: "omni.v1+binary" };
 const KEY_ENTRY = "omni-api-key.";
 const RETRY_MS = [250, 500, 1000, 2000, 4000];
 const PING_MS = 4000;
-/* Silence behind a ping after which the connection is taken for dead; browsers notice only after minutes. */
+/* Silence behind a ping after which the connection is taken for dead; browsers notice only after minutes. Behind what is
+   being sent up the ping waits: so much a millisecond passes on the slowest network. */
 const DEAD_MS = 8000;
+const SLOWEST_BYTES_PER_MS = 16;
+/* From the first packet to a server's first word. */
+const OPENING_MS = 15_000;
+/* Connections that end at the same turn without having brought anything further. */
+const MAX_TRIES = 3;
 const REPLACED = 4409;
+const TOO_LARGE = 1009;
+/* No error explains these closes: the network or the server went away. */
+const UNEXPLAINED = [1000, 1001, 1005, 1006];
+/* Such an error comes again whenever the same is sent again, and so does such a close without an error: a violation of
+   the WebSocket protocol, text that is not UTF-8. */
+const OF_THE_INPUT = ["payload_too_large", "reorder_window_exceeded", "invalid_frame"];
+const OF_THE_FRAME = [1002, 1003, 1007, TOO_LARGE];
+/* The server has no time or no room: what was sent is not to blame. */
+const OF_THE_MOMENT = ["engine_overloaded", "rate_limited", "shutting_down"];
 /* A close by the page that is no end of the session: it is coming back. */
 const COMING_BACK = 4000;
 const NORMAL = 1000;
+const ORIGIN_NOT_ALLOWED = "origin_not_allowed";
 
 /** What the server says of a new session, and of one that goes on.
- @typedef {Pick<SessionEvents["created"], "session_id" | "model" | "capabilities"> & { resume_token?: string }} Created
+ @typedef {Pick<SessionEvents["created"], "session_id" | "model" | "capabilities"> & { resume_token?: string,
+   limits?: { max_chunk_bytes: number } }} Created
  @typedef {SessionEvents["resumed"] & { resume_token: string }} Resumed */
 
 export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget) {
   /** @type {WebSocket | null} */
   #socket = null;
   #outgoing = new Outgoing();
+  #uplink = new Uplink((frame) => this.#sendNow(frame));
   /* Of a session that can be resumed. */
   /** @type {{ id: string, token: string } | null} */
   #identity = null;
@@ -44,12 +64,16 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   #lastOutput = -1;
   #toldOutput = "";
   #ready = false; // the server has told which session this is
-  #attempt = 0;
+  #attempt = 0; // how many connections have been tried since the server took something in
+  /* The turn at which connections end, and how many have. */
+  /** @type {{ turn: number | null, tries: number }} */
+  #stuck = { turn: null, tries: 0 };
+  #maxChunkBytes = Infinity; // before the server has said
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
   /** @type {ReturnType<typeof setInterval> | undefined} */
   #pinger;
-  /* Runs from the first ping since something was heard. */
+  /* Runs until the first word of the server, and then from the first ping since something was heard. */
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #deadline;
   /** @type {SessionConfig} */
@@ -82,9 +106,14 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     return this.#ready;
   }
 
-  /* Bytes that the browser could not hand to the network yet. */
+  /* Bytes that could not be handed to the network yet. */
   get bufferedBytes() {
-    return this.#socket?.bufferedAmount ?? 0;
+    return (this.#socket?.bufferedAmount ?? 0) + this.#uplink.waitingBytes;
+  }
+
+  /* A chunk that cannot be cut, which is a picture or the result of a tool, may be so large; Infinity before the first session. */
+  get maxChunkBytes() {
+    return this.#maxChunkBytes;
   }
 
   get unacknowledged() {
@@ -110,11 +139,12 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
       return;
     }
     socket.binaryType = "arraybuffer";
-    socket.onopen = () => (this.#attempt = 0);
+    socket.onopen = () => this.#giveTime(DEAD_MS, { anew: true }); // the network is there: now the server has to say something
     socket.onmessage = ({ data }) => this.#read(data);
     socket.onclose = ({ code }) => this.#closed(code);
     this.#socket = socket;
     this.#lastNotice = null;
+    this.#giveTime(OPENING_MS);
   }
 
   /* End the session. `open` begins a new one. */
@@ -151,12 +181,15 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     if (this.#ready) this.#sendConfiguration();
   }
 
-  /* Send a chunk, or keep it until there is a connection again. False where no more can be kept. */
+  /* Send a chunk, in pieces where it is large, or keep it until there is a connection again. False, and nothing is sent, where no
+     more can be kept, where it is too large and cannot be cut, and where a part of its turn is lost. */
   /** @param {InputChunk} chunk */
   sendChunk(chunk) {
-    if (!this.#outgoing.hasRoom(chunk.payload.byteLength)) return false;
-    const frame = this.#outgoing.add(chunk);
-    this.#sendFrame(frame);
+    const outgoing = this.#outgoing;
+    if (!outgoing.hasRoom(chunk.payload.byteLength) || outgoing.isGone(chunk.turn ?? null)) return false;
+    const pieces = cut(chunk, Math.min(PIECE_BYTES, this.#maxChunkBytes));
+    if (pieces[0].payload.byteLength > this.#maxChunkBytes) return false;
+    for (const piece of pieces) this.#sendUp(outgoing.add(piece));
     return true;
   }
 
@@ -175,14 +208,14 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   /* Stop the answer of the moment, or that of one request. */
   /** @param {string} [requestId] */
   cancel(requestId) {
-    this.#send({ type: "cancel", request_id: requestId });
+    this.#sendInOrder({ type: "cancel", request_id: requestId });
   }
 
   /* Drop a request and all later ones from the history: `history_truncated` replies, or an error with the parameter
      request_id. False where there is no connection. */
   /** @param {string} requestId */
   truncate(requestId) {
-    this.#send({ type: "history_truncate", request_id: requestId });
+    this.#sendInOrder({ type: "history_truncate", request_id: requestId });
     return this.#ready;
   }
 
@@ -203,8 +236,19 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.onwire?.("sent", frame);
   }
 
+  /* A frame that has its place between chunks. */
+  /** @param {Frame} frame */
+  #sendInOrder(frame) {
+    if (this.#ready) this.#uplink.control(JSON.stringify(frame));
+  }
+
   /** @param {string | Uint8Array<ArrayBuffer>} frame */
-  #sendFrame(frame) {
+  #sendUp(frame) {
+    if (this.#ready) this.#uplink.chunk(frame);
+  }
+
+  /** @param {string | Uint8Array<ArrayBuffer>} frame */
+  #sendNow(frame) {
     if (!this.#ready) return;
     this.#socket?.send(frame);
     if (this.onwire) this.onwire("sent", typeof frame === "string" ? JSON.parse(frame) : described("input_chunk", frame));
@@ -212,12 +256,14 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   #sendConfiguration() {
     const fields = Object.entries(this.#configuration).filter(([name]) => !this.#refusedFields.has(name));
-    this.#send({ type: "session_config", ...Object.fromEntries(fields) });
+    this.#sendInOrder({ type: "session_config", ...Object.fromEntries(fields) });
   }
 
   /** @param {string | ArrayBuffer} data */
   #read(data) {
     this.#endDeadline();
+    // An error explains a close that follows it at once, and no later one.
+    if (this.#lastNotice?.error) this.#lastNotice = null;
     if (data instanceof ArrayBuffer) {
       const { sequenceId, modality, startMs, payload } = decodeOutput(data);
       if (this.onwire) this.onwire("received", described("output_chunk", data));
@@ -235,7 +281,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
       case "session_resumed":
         return this.#resume(frame);
       case "input_ack":
-        return this.#outgoing.acknowledge(frame.next_sequence_id);
+        return this.#acknowledged(frame);
       case "pong":
         return typeof frame.t === "number" && this.#emit("rtt", performance.now() - frame.t);
       case "error":
@@ -258,25 +304,46 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     return true;
   }
 
+  /* Only what the server never had before is a reason to hope: a connection that opens may end at the same chunk again. */
+  /** @param {number} next */
+  #taken(next) {
+    if (!this.#outgoing.acknowledge(next)) return;
+    this.#attempt = 0;
+    this.#stuck = { turn: null, tries: 0 };
+  }
+
+  /** @param {Frame} frame */
+  #acknowledged({ next_sequence_id: next, credit_bytes: credit }) {
+    this.#taken(next);
+    this.#uplink.acknowledge(next, credit);
+  }
+
   /** @param {Created} frame */
   #begin(frame) {
     const lost = this.#hadSession;
     this.#identity = frame.resume_token ? { id: frame.session_id, token: frame.resume_token } : null;
     this.#hadSession = true;
     this.#lastOutput = -1;
-    const { frames, turns } = this.#outgoing.restart();
+    this.#maxChunkBytes = frame.limits?.max_chunk_bytes ?? Infinity;
+    const { frames, turns, lost: incomplete, tooLarge } = this.#outgoing.restart(this.#maxChunkBytes);
+    this.#uplink.open();
     this.#nowReady();
     this.#emit("created", { ...frame, lost, resent: turns }); // who hears it configures the session
-    for (const kept of frames) this.#sendFrame(kept);
+    for (const turn of incomplete) {
+      if (turn !== null) this.#emit("undelivered", { turn, code: tooLarge.has(turn) ? "payload_too_large" : "undeliverable" });
+    }
+    for (const kept of frames) this.#sendUp(kept);
   }
 
   /** @param {Resumed} frame */
   #resume(frame) {
     this.#identity = { id: frame.session_id, token: frame.resume_token };
+    this.#taken(frame.next_sequence_id);
     const frames = this.#outgoing.resume(frame.next_sequence_id);
+    this.#uplink.open(frame.next_sequence_id);
     this.#nowReady({ measured: false }); // its pong comes behind all that is told again
     this.#sendConfiguration(); // it may have been lost on the way
-    for (const kept of frames) this.#sendFrame(kept);
+    for (const kept of frames) this.#sendUp(kept);
     this.#emit("resumed", frame);
   }
 
@@ -291,7 +358,13 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   #ping({ measured = true } = {}) {
     this.#send({ type: "ping", t: measured ? performance.now() : null });
-    this.#deadline ??= setTimeout(() => this.#closed(1006), DEAD_MS);
+    this.#giveTime(DEAD_MS + Math.ceil(this.#uplink.largestInFlight / SLOWEST_BYTES_PER_MS));
+  }
+
+  /** @param {number} milliseconds */
+  #giveTime(milliseconds, { anew = false } = {}) {
+    if (anew) this.#endDeadline();
+    this.#deadline ??= setTimeout(() => this.#closed(1006), milliseconds);
   }
 
   #endDeadline() {
@@ -319,7 +392,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   /** @param {number} code */
   async #closed(code) {
     const wasReady = this.#ready;
-    const notice = this.#lastNotice;
+    const notice = this.#explanation(code);
     this.#abandon();
     if (code === REPLACED) {
       this.#identity = null;
@@ -329,18 +402,84 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
       this.#identity = null;
       return this.#tell("ended", { reason: "session_timeout" });
     }
-    const refused = !wasReady && !notice && (await this.#keyIsRefused());
+    if (wasReady) this.#blame(code, notice?.error);
+    const refusal = wasReady || notice ? null : await this.#refusal();
     const starting = !wasReady && notice?.error?.code === "engine_overloaded" && (await this.#isStarting());
-    if (this.#socket) return; // opened anew meanwhile
+    if (this.#socket || this.state === "ended") return; // opened anew, or closed, meanwhile
     this.starting = starting;
-    if (refused) return this.#tell("refused", { reason: "key" });
+    if (refusal?.key) return this.#tell("refused", { reason: "key" });
     const wanted = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
     const delay = Math.max(wanted, notice?.error?.retry_after_ms ?? 0);
-    this.#tell("waiting", { seconds: delay / 1000, notice, again: this.#hadSession });
+    this.#tell("waiting", { seconds: delay / 1000, notice: notice ?? refusal, again: this.#hadSession });
     this.#timer = setTimeout(() => this.open(), delay);
   }
 
-  /* A browser does not tell why a handshake was refused; an ordinary request with the same key does. */
+  /* What the server said of this close. */
+  /** @param {number} code @returns {{ error?: ServerError, closing?: Frame } | null} */
+  #explanation(code) {
+    const notice = this.#lastNotice;
+    this.#lastNotice = null;
+    if (!notice?.error) return notice;
+    return !this.#ready || !UNEXPLAINED.includes(code) ? notice : null;
+  }
+
+  /* A connection has ended. What was sent last is given up where it is to blame: it would end the next one, too. */
+  /** @param {number} code @param {ServerError} [error] */
+  #blame(code, error) {
+    if (error) this.#identity = null; // a session that failed is over
+    if (error && OF_THE_MOMENT.includes(error.code)) return;
+    const turn = this.#outgoing.stuckAt;
+    if (turn === undefined) return;
+    this.#stuck = this.#stuck.turn === turn ? { turn, tries: this.#stuck.tries + 1 } : { turn, tries: 1 };
+    const isToBlame = error ? OF_THE_INPUT.includes(error.code) : OF_THE_FRAME.includes(code);
+    if (!isToBlame && this.#stuck.tries < MAX_TRIES) return;
+    // An open microphone goes on where it is: what it said is of no other session.
+    if (turn === null) {
+      if (isToBlame) this.#identity = null;
+      return;
+    }
+    this.#identity = null; // the session waits for this chunk
+    this.#stuck = { turn: null, tries: 0 };
+    this.#outgoing.giveUp(turn);
+    this.#emit("undelivered", { turn, code: error?.code ?? (code === TOO_LARGE ? "payload_too_large" : "undeliverable") });
+  }
+
+  /* A browser does not tell why a handshake was refused; ordinary requests do. */
+  /** @returns {Promise<{ key?: true, error?: ServerError } | null>} */
+  async #refusal() {
+    if (await this.#keyIsRefused()) return { key: true };
+    const error = await this.#originIsRefused();
+    return error && { error };
+  }
+
+  /* Browsers say with a request that may change something of which page it comes. Where the page of another origin may not
+     read what is replied, there is a reply all the same. */
+  /** @returns {Promise<ServerError | null>} */
+  async #originIsRefused() {
+    const origin = globalThis.location?.origin;
+    if (!origin) return null;
+    let reply;
+    try {
+      reply = await fetch(this.healthUrl, { method: "POST", cache: "no-store" });
+    } catch {
+      if (origin === this.healthUrl.origin) return null; // it does not reply
+      try {
+        await fetch(this.healthUrl, { mode: "no-cors", cache: "no-store" });
+      } catch {
+        return null;
+      }
+      const message = `the server does not take pages of ${origin}: start it with --allow-origin ${origin}`;
+      return { code: ORIGIN_NOT_ALLOWED, message };
+    }
+    try {
+      const { error } = await reply.json();
+      return error.code === ORIGIN_NOT_ALLOWED ? error : null;
+    } catch {
+      return null; // a proxy's own page
+    }
+  }
+
+  /* Whether the key is: an ordinary request with the same one is told so. */
   async #keyIsRefused() {
     const key = this.key();
     try {
@@ -366,12 +505,15 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.#hadSession = false;
     this.#outgoing = new Outgoing();
     this.#attempt = 0;
+    this.#stuck = { turn: null, tries: 0 };
+    this.#lastNotice = null;
   }
 
   #abandon(code = COMING_BACK) {
     const socket = this.#socket;
     this.#socket = null;
     this.#ready = false;
+    this.#uplink.close();
     clearInterval(this.#pinger);
     this.#endDeadline();
     if (!socket) return;

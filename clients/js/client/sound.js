@@ -2,6 +2,8 @@
 
 /** @import { SoundEvents, Telling } from "../client.js" */
 
+import { SOURCES } from "./worklet-sources.js";
+
 /* What the protocol takes as a sample rate. */
 const LOWEST_RATE = 8000;
 const HIGHEST_RATE = 192000;
@@ -13,7 +15,12 @@ const START_MS = 10_000;
 const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(globalThis.navigator?.userAgent ?? "");
 const USUAL_LATENCY_SECONDS = 0.04;
 
-const WORKLETS = ["capture-worklet.js", "playback-worklet.js"];
+/* Bundlers look for exactly this form, with the name written out: some copy the file and put its new address here, others leave
+   an address at which there is nothing. */
+const WORKLETS = [
+  { file: "capture-worklet.js", address: () => new URL("./capture-worklet.js", import.meta.url).href },
+  { file: "playback-worklet.js", address: () => new URL("./playback-worklet.js", import.meta.url).href },
+];
 
 /** Browsers that can play elsewhere have more than the standard library knows.
  @typedef {AudioContext & { sinkId?: string, setSinkId?: (id: string) => Promise<void> }} OutputContext */
@@ -25,6 +32,14 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
   #loading = null;
   #missing = [...WORKLETS];
   #failures = 0;
+  #server;
+
+  /* `server` is the address of one that gives its own page these files: the last place where they are looked for. */
+  /** @param {string | URL} [server] */
+  constructor(server) {
+    super();
+    this.#server = server;
+  }
 
   /* The context's rate; null before the first gesture. */
   get rate() {
@@ -65,25 +80,42 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
   }
 
   async #load() {
-    this.#loading ??= Promise.allSettled(this.#missing.map((name) => this.#add(name)));
+    this.#loading ??= Promise.allSettled(this.#missing.map((worklet) => this.#add(worklet)));
     const loading = this.#loading;
     await loading;
     if (this.#missing.length === 0) return;
     if (this.#loading === loading) this.#loading = null;
-    throw Object.assign(new Error("the server does not give the page its sound"), { name: "SoundUnavailable" });
+    throw Object.assign(new Error("what the page needs for sound cannot be loaded"), { name: "SoundUnavailable" });
   }
 
-  /** @param {string} name */
-  async #add(name) {
-    // A worklet remembers that an address failed.
-    const again = this.#failures ? `?again=${this.#failures}` : "";
+  /* From beside this module; where a bundler has lost it, from the package's own text; where the page's policy forbids that,
+     from the server. */
+  /** @param {WORKLETS[number]} worklet */
+  async #add(worklet) {
+    const { audioWorklet } = this.#awake;
+    const own = URL.createObjectURL(new Blob([SOURCES[worklet.file]], { type: "text/javascript" }));
+    const places = [worklet.address, () => own, () => new URL(`client/${worklet.file}`, this.#server).href];
     try {
-      await this.#awake.audioWorklet.addModule(new URL(name + again, import.meta.url));
-    } catch (error) {
-      this.#failures += 1;
-      throw error;
+      for (const place of places) {
+        try {
+          await within(audioWorklet.addModule(this.#retried(place())), START_MS);
+          this.#missing = this.#missing.filter((one) => one !== worklet);
+          return;
+        } catch {
+          // the next place
+        }
+      }
+    } finally {
+      URL.revokeObjectURL(own);
     }
-    this.#missing = this.#missing.filter((one) => one !== name);
+    this.#failures += 1;
+    throw new Error(worklet.file);
+  }
+
+  /* A worklet remembers that an address failed. */
+  /** @param {string} address */
+  #retried(address) {
+    return this.#failures && address.startsWith("http") ? `${address}?again=${this.#failures}` : address;
   }
 
   /* Resolves when sound flows, as it may once there is a microphone. Raises an Error named SoundLocked where it does not:
@@ -130,4 +162,13 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
   #tell() {
     this.dispatchEvent(new Event("change"));
   }
+}
+
+/* What a promise brings, if it does so in time. */
+/** @param {Promise<unknown>} promise @param {number} milliseconds */
+function within(promise, milliseconds) {
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  const late = new Promise((_resolve, reject) => (timer = setTimeout(() => reject(new Error("too late")), milliseconds)));
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }

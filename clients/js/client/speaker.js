@@ -4,7 +4,7 @@
    ended    { id, playedMs }         its last
    flushed  { id, playedMs }         an answer was cut short: so much of it was heard
    level    { peak, queuedMs, underruns, targetMs }   every 20 ms or so while something sounds
-   overflow { id } */
+   overflow { id }                   more came than can be held: the answer ends early */
 
 /** @import { Sound, SpeakerEvents, Telling } from "../client.js" */
 

@@ -4,6 +4,7 @@
    change                        something that the page shows is different: `phase`, `muted`
    turn    { turn }              a turn of the button began
    level   { peak }              every 20 ms
+   silent                        the microphone has given no sound for some seconds since it was opened
    problem { error }             the microphone cannot be had
    network { state }             "slow": what is said arrives late; "paused": it is not sent; "well" */
 
@@ -19,6 +20,8 @@ const TAIL_CHUNKS = 3;
 const TAIL_MS = 1000;
 const SLOW_SECONDS = 1.5;
 const PAUSED_SECONDS = 15;
+/* A microphone that gives nothing so long, or zeros, is switched off, or has been given to another program. */
+const SILENT_MS = 3000;
 /* Of what was sent, so much is remembered to find what the server means by a place in the audio. */
 const REMEMBERED_CHUNKS = 3000;
 
@@ -39,6 +42,11 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   #starts = 0;
   /** @type {TalkEvents["network"]["state"]} */
   #network = "well";
+  /* Whether samples with a level have come out of the microphone since it was opened: devices give zeros, or nothing, before
+     they have woken up, and what is said meanwhile is lost. */
+  #awake = false;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #silence;
   /** @type {{ endMs: number, capturedAt: number, samples: Int16Array }[]} */
   #remembered = [];
   #sentMs = 0;
@@ -54,14 +62,21 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     microphone.addEventListener("lost", () => this.#fail(new DOMException("the microphone went away", "LostError")));
   }
 
+  /* Whether somebody wants to be heard and is not yet: the microphone is being opened, or has given no sound so far. */
+  get opening() {
+    return this.phase === "opening" || (this.phase !== "off" && !this.#awake && !this.muted);
+  }
+
   /* The button goes down, `at` the event's own time: opening a microphone can keep the page from the next event for a
-     while, and a tap is one all the same. */
-  /** @param {number} at */
-  press(at) {
-    if (this.mode === "open") return this.phase === "off" ? this.#start("listening") : this.stop();
-    if (this.phase !== "off") return this.#endTurn(); // the second tap
-    this.#pressedAt = at;
-    return this.#start("talking");
+     while, and a tap is one all the same. Resolves to the Error for which there is no microphone, if there is one. */
+  /** @param {number} at @returns {Promise<Error | undefined>} */
+  async press(at) {
+    if (this.phase === "off") {
+      if (this.mode !== "open") this.#pressedAt = at;
+      return this.#start(this.mode === "open" ? "listening" : "talking");
+    }
+    if (this.mode === "open") this.stop();
+    else this.#endTurn(); // the second tap
   }
 
   /* The button goes up. */
@@ -83,10 +98,21 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.#become("off");
   }
 
+  /* No session takes any more of this turn. */
+  /** @param {number} turn */
+  leave(turn) {
+    if (this.#turn?.number !== turn) return;
+    this.#turn = null;
+    this.#tail = 0;
+    this.#pressedAt = null;
+    this.#become("off");
+  }
+
   /** @param {boolean} muted */
   mute(muted) {
     this.muted = muted;
     this.microphone.muted = muted;
+    this.#watchSilence();
     this.#tell("change");
   }
 
@@ -95,8 +121,9 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     const { context } = this.sound;
     if (!this.microphone.isOpen || !context) return;
     try {
-      await this.microphone.open(context, this.devices);
+      await this.#open(context);
       this.microphone.muted = this.muted;
+      this.#watchSilence();
       this.#tell("change");
     } catch (error) {
       this.#fail(/** @type {Error} */ (error));
@@ -122,16 +149,24 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     return this.#remembered.filter((one) => one.endMs > startMs && one.endMs <= endMs).map(({ samples }) => samples);
   }
 
-  /** @param {"talking" | "listening"} phase */
+  /** @param {AudioContext} context */
+  async #open(context) {
+    this.#awake = false;
+    await this.microphone.open(context, this.devices);
+  }
+
+  /** @param {"talking" | "listening"} phase @returns {Promise<Error | undefined>} */
   async #start(phase) {
     const start = ++this.#starts;
     this.#become("opening");
     try {
       const context = await this.sound.wake();
-      if (!this.microphone.isOpen) await this.microphone.open(context, this.devices);
+      if (!this.microphone.isOpen) await this.#open(context);
       await this.sound.running();
     } catch (error) {
-      return start === this.#starts ? this.#fail(/** @type {Error} */ (error)) : undefined;
+      if (start !== this.#starts) return;
+      this.#fail(/** @type {Error} */ (error));
+      return /** @type {Error} */ (error);
     }
     if (start !== this.#starts) return; // let go, and pressed again, while the browser asked
     if (this.phase !== "opening") {
@@ -165,12 +200,25 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.#turn = null;
     this.#tail = 0;
     if (payload.length === 0 && !this.session.hasBegun(turn.number)) this.conversation.fail(turn, "empty_input");
-    else this.session.sendChunk({ modality: "audio", payload, endOfInput: true, turn: turn.number });
+    else this.#sendEnd(payload, turn);
     this.#become("off");
+  }
+
+  /* The end says nothing, and so it has room where the last of the sound has none. */
+  /** @param {Uint8Array} payload @param {Turn} turn */
+  #sendEnd(payload, turn) {
+    const end = { modality: /** @type {const} */ ("audio"), endOfInput: true, turn: turn.number };
+    if (this.session.sendChunk({ ...end, payload }) || this.session.sendChunk({ ...end, payload: new Uint8Array(0) })) return;
+    this.conversation.fail(turn, "undeliverable");
   }
 
   /** @param {MicrophoneEvents["chunk"]} chunk */
   #chunk({ samples, peak, capturedAt }) {
+    if (!this.#awake && peak > 0) {
+      this.#awake = true;
+      this.#watchSilence();
+      this.#tell("change");
+    }
     const sending = this.phase === "talking" || this.phase === "listening";
     this.dispatchEvent(new CustomEvent("level", { detail: { peak: this.muted || !sending ? 0 : peak } }));
     const { rate } = this.sound;
@@ -219,9 +267,16 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.dispatchEvent(new CustomEvent("problem", { detail: { error } }));
   }
 
+  #watchSilence() {
+    clearTimeout(this.#silence);
+    if (this.phase === "opening" || !this.opening) return; // a browser may ask the person for long
+    this.#silence = setTimeout(() => this.#tell("silent"), SILENT_MS);
+  }
+
   /** @param {Talk["phase"]} phase */
   #become(phase) {
     this.phase = phase;
+    this.#watchSilence();
     this.#tell("change");
   }
 

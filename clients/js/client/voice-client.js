@@ -9,9 +9,12 @@
    audio    { turn, samples } sound of an answer (Int16Array), to be read at once
    firstsound { turn, ms }    how long an answer took, from the end of speech to the ear
    locked                     there is something to hear, and the browser wants to be touched first
-   error    { error }         what the server says of no turn in particular */
+   error    { error, cause }  what went wrong with no turn in particular: what the server says, that it does not take pages of
+                              this origin, that it sends more than can be kept to be played; where there is no sound or no
+                              microphone, `cause` is the Error, and its name the code */
 
-/** @import { Capabilities, ClientState, Frame, Modality, SessionConfig, Telling, Tool, ToolCall, Turn } from "../client.js" */
+/** @import { Capabilities, ClientState, Frame, InputChunk, Modality, SessionConfig, SessionEvents } from "../client.js" */
+/** @import { Telling, Tool, ToolCall, Turn } from "../client.js" */
 /** @import { VoiceClientEvents, VoiceClientOptions, VoiceClientParts } from "../client.js" */
 /** @import { KeptTurn } from "./conversation.js" */
 
@@ -27,6 +30,11 @@ const ACKNOWLEDGE_MS = 250;
 const MAY_LISTEN = typeof AudioContext !== "undefined";
 /* A model that calls tools without end gets no more results after so many. */
 const MAX_TOOL_TURNS = 5;
+/* Sound that a server makes faster than it is heard is asked for as it is needed; behind an open microphone the server's own
+   choice is shorter. */
+const MAX_LEAD_MS = 120_000;
+const TOO_MUCH = "Too much waits to be sent. Wait until the connection is back.";
+const TOO_LARGE = "payload_too_large";
 
 export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (EventTarget) {
   /** @type {VoiceClientParts["session"]} */
@@ -49,6 +57,10 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   #truncating = null;
   /** @type {ReturnType<typeof setInterval> | undefined} */
   #acknowledger;
+  /* Sessions so far: the results of a tool belong to the one that asked. */
+  #sessions = 0;
+  /* The code of the error for which there is no session, said once. */
+  #refusal = "";
 
   /* `url` is the server's address, http or https. `key` gives the key of the moment, or "". `config` is the
      session_config, or gives it for the server's capabilities. `tools` are functions by name, each with a `description`
@@ -63,7 +75,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.tools = tools;
     this.wantedMode = mode;
     this.conversation = new Conversation();
-    this.sound = new Sound();
+    this.sound = new Sound(url);
     this.microphone = new Microphone();
     const { session, speaker } = connect?.(this) ?? {};
     this.session = session ?? new Session(url, key, options);
@@ -81,7 +93,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   get state() {
     const { session, talk } = this;
     if (session.state !== "open") return session.starting ? "starting" : session.state;
-    if (talk.phase === "opening") return "opening";
+    if (talk.opening) return "opening";
     if (talk.phase === "talking" || this.heardTurn) return "hearing";
     if (this.speaker.playing) return "speaking";
     if (this.conversation.current) return "thinking";
@@ -103,9 +115,11 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.session.close();
   }
 
-  /* Open the microphone (mode "open"), or begin a turn (mode "hold"): call it from a gesture. */
+  /* Open the microphone (mode "open"), or begin a turn (mode "hold"): call it from a gesture. Raises the Error for which there
+     is no sound or no microphone. */
   async listen() {
-    await this.talk.press(0);
+    const error = await this.talk.press(0);
+    if (error) throw error;
   }
 
   /* Say the configuration again: `config` gives something else now. */
@@ -123,7 +137,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /* Write instead of talking. Returns the turn. */
   /** @param {string} text */
   async write(text) {
-    await this.sound.wake().catch(() => {}); // an answer that is not heard can still be read
+    // An answer that is not heard can still be read.
+    await this.sound.wake().catch((error) => MAY_LISTEN && this.#soundFailed(error));
     // What is written does not join what is being said: that is at its end, and this takes its place.
     if (this.talk.phase === "talking") this.talk.stop();
     this.#endHeardTurn();
@@ -134,9 +149,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.#emit("turnend");
     const payload = new TextEncoder().encode(text);
     turn.speechEndedAt = performance.now();
-    if (!this.session.sendChunk({ modality: "text", payload, endOfInput: true, turn: turn.number })) {
-      this.conversation.fail(turn, "Too much waits to be sent. Wait until the connection is back.");
-    }
+    this.#send(turn, { modality: "text", payload, endOfInput: true });
     this.#pageTurn = null;
     this.conversation.heard(turn, {});
     this.#changed();
@@ -151,15 +164,26 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.#emit("turnstart", { turn });
     this.#emit("turnend");
     const payload = new Uint8Array(samples.buffer.slice(samples.byteOffset, samples.byteOffset + samples.byteLength));
-    this.session.sendChunk({ modality: "audio", payload, endOfInput: true, turn: turn.number });
-    this.conversation.endSpeech(turn, performance.now());
+    if (this.#send(turn, { modality: "audio", payload, endOfInput: true })) {
+      this.conversation.endSpeech(turn, performance.now());
+    }
     return turn;
   }
 
   /* A picture that belongs to the turn of the moment: `payload` is the file's bytes. */
   /** @param {Modality} modality @param {Uint8Array} payload */
   show(modality, payload) {
-    this.session.sendChunk({ modality, payload, turn: this.#pageTurn });
+    if (this.session.sendChunk({ modality, payload, turn: this.#pageTurn })) return;
+    const isLarge = payload.byteLength > this.session.maxChunkBytes;
+    this.#emit("error", { error: { code: isLarge ? TOO_LARGE : "undeliverable", message: isLarge ? "" : TOO_MUCH } });
+  }
+
+  /* Send a chunk of a turn, which fails where that cannot be. */
+  /** @param {KeptTurn} turn @param {InputChunk} chunk */
+  #send(turn, chunk) {
+    const sent = this.session.sendChunk({ ...chunk, turn: turn.number });
+    if (!sent) this.conversation.fail(turn, TOO_MUCH);
+    return sent;
   }
 
   /* Stop playing, and cancel the answers on the server. */
@@ -224,6 +248,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       tools: capabilities.tools && described.length ? described : null,
       overlap: "interrupt",
       turn_detection: talk.mode === "open" && capabilities.turn_detection ? detection : null,
+      max_lead_ms: MAY_LISTEN && talk.mode === "hold" ? MAX_LEAD_MS : null,
       input_audio: { format: "pcm16", channels: 1, ...rate },
       output_audio: { format: "pcm16", ...rate },
     };
@@ -238,15 +263,21 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
         this.#openSince = performance.now();
         if (this.sound.context) this.sound.wake().catch(() => {}); // it could not be loaded while the server was away
       }
+      this.#tellRefusal(detail);
       this.#changed();
     });
     session.addEventListener("created", ({ detail }) => {
       this.capabilities = detail.capabilities;
+      this.#sessions += 1;
       this.speaker.flush();
       this.#forget();
       this.#emit("turnend");
       this.conversation.lose(detail.resent);
       this.configure();
+    });
+    session.addEventListener("undelivered", ({ detail: { turn, code } }) => {
+      this.talk.leave(turn);
+      this.conversation.fail(this.conversation.turns[turn], code);
     });
     session.addEventListener("resumed", () => {
       // What was stopped meanwhile could not be said.
@@ -256,6 +287,16 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       if (this.#truncating) session.truncate(this.#truncating.requestId);
     });
     session.addEventListener("frame", ({ detail }) => this.#frame(detail));
+  }
+
+  /* Why there is no session, where only the server's operator can help. */
+  /** @param {SessionEvents["state"]} state */
+  #tellRefusal({ state, notice }) {
+    if (state === "connecting") return;
+    const error = state === "waiting" ? notice?.error : undefined;
+    const code = error?.code === "origin_not_allowed" ? error.code : "";
+    if (error && code && code !== this.#refusal) this.#emit("error", { error });
+    this.#refusal = code;
   }
 
   #forget() {
@@ -344,15 +385,19 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     const { calls } = asking.answer;
     const { conversation, session, talk } = this;
     if (conversation.turns.slice(-MAX_TOOL_TURNS).filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
+    const asked = this.#sessions;
     const results = await Promise.all(calls.map((call) => this.#run(call)));
-    if (asking.unwanted) return;
+    if (asking.unwanted || asking.dropped) return;
+    if (asked !== this.#sessions) return conversation.missResults(); // no other session knows of this call
     const alone = !this.heardTurn && talk.phase !== "talking";
     const turn = alone ? conversation.begin("tool").number : this.#pageTurn;
     calls.forEach((call, place) => {
       conversation.answerCall(asking, call, results[place]);
       const endOfInput = alone && place === calls.length - 1;
-      const payload = new TextEncoder().encode(results[place]);
-      session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
+      let payload = new TextEncoder().encode(results[place]);
+      if (payload.byteLength > session.maxChunkBytes) payload = new TextEncoder().encode(failure("the result is too long"));
+      const sent = session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
+      if (!sent && turn !== null) conversation.fail(conversation.turns[turn], TOO_MUCH);
     });
     this.#changed();
   }
@@ -365,7 +410,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       const result = await this.tools[name].run(JSON.parse(given || "{}") ?? {});
       return typeof result === "string" ? result : JSON.stringify(result ?? null);
     } catch (error) {
-      return `This did not work: ${/** @type {Error} */ (error).message}`;
+      return failure(/** @type {Error} */ (error).message);
     }
   }
 
@@ -405,6 +450,11 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       if (turn) record(turn, playedMs);
       this.#changed();
     };
+    speaker.addEventListener("overflow", ({ detail: { id } }) => {
+      const turn = conversation.turns[id];
+      if (turn?.requestId && turn.answer.finishReason === null) session.cancel(turn.requestId);
+      this.#emit("error", { error: { code: "too_much_sound", message: "the server sends faster than anybody can listen" } });
+    });
     speaker.addEventListener("ended", told((turn, heardMs) => conversation.heard(turn, { heardMs })));
     speaker.addEventListener("flushed", told((turn, heardMs) => conversation.cut(turn, heardMs)));
   }
@@ -415,7 +465,11 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       // Also while the context is suspended: audio that arrives meanwhile is queued, and has to have this rate.
       this.#configuredRate = sound.rate;
       this.configure();
-      speaker.attach(sound.context);
+      try {
+        speaker.attach(sound.context);
+      } catch (error) {
+        this.#soundFailed(/** @type {Error} */ (error));
+      }
     }
     if (sound.locked && (speaker.playing || talk.phase === "talking" || talk.phase === "listening")) this.#emit("locked");
   }
@@ -430,6 +484,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       this.#emit("turnstart", { turn });
       this.conversation.heard(turn, {});
     });
+    talk.addEventListener("problem", ({ detail: { error } }) => this.#soundFailed(error));
     talk.addEventListener("change", () => {
       if (talk.phase !== "talking" && this.#pageTurn !== null) {
         this.#pageTurn = null;
@@ -440,6 +495,11 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     });
   }
 
+  /** @param {Error} cause */
+  #soundFailed(cause) {
+    this.#emit("error", { error: { code: cause.name, message: cause.message }, cause });
+  }
+
   #changed() {
     this.#emit("change");
   }
@@ -448,4 +508,10 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+/* What a model is told in place of a result. */
+/** @param {string} why */
+function failure(why) {
+  return `This did not work: ${why}`;
 }

@@ -65,6 +65,16 @@ test("speech is answered with sound", options, async () => {
   client.close();
 });
 
+test("more sound at once than the server takes in one chunk is answered, over one connection", options, async () => {
+  const before = sockets.length;
+  const { client } = await connected();
+  const answered = told(client, "answered");
+  client.say(new Int16Array((4 << 19) + 1)); // the limit is 4 MiB
+  assert.equal((await answered).turn.answer.state, "done");
+  assert.equal(sockets.length - before, 1);
+  client.close();
+});
+
 test("a connection that is cut is resumed, and what was said meanwhile arrives", options, async () => {
   const { client } = await connected();
   await ask(client, "one");
