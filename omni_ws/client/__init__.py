@@ -22,6 +22,7 @@ from omni_ws.client.events import (
     ToolCallChunk,
     TranscriptChunk,
     TranscriptView,
+    Waiting,
 )
 from omni_ws.client.failures import ConnectionFailed, ConnectionLost, ServerError
 from omni_ws.client.link import ClientLimits
@@ -51,5 +52,6 @@ __all__ = [
     "ToolCallChunk",
     "TranscriptChunk",
     "TranscriptView",
+    "Waiting",
     "connect",
 ]

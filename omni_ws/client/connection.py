@@ -165,6 +165,7 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
             subprotocols=[BINARY, JSON] if endpoint.binary else [JSON],
             compression=None,  # audio does not compress
             open_timeout=None,
+            ping_interval=None,  # the session knows what a pong may have to wait for
             max_size=MAX_FRAME_BYTES,
             **options,
         )

@@ -176,6 +176,14 @@ class Resumed:
     replayed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The connection is lost for ``error``, and the next attempt is made in ``seconds``; told from a second on."""
+
+    seconds: float
+    error: Exception
+
+
 Event: TypeAlias = (
     ResponseStarted
     | TextChunk
@@ -190,6 +198,7 @@ Event: TypeAlias = (
     | Closing
     | Reconnected
     | Resumed
+    | Waiting
 )
 
 #: Approximate memory of an event besides its content.

@@ -72,8 +72,6 @@ class IncomingFrames:
     ) -> None:
         self.config = updated
         self.last_output_sequence_id = -1
-        #: Whether this connection has delivered a frame.
-        self.received_any = False
         self.closing: Closing | None = None
         #: The last message, if it was an error: it explains a closure that follows.
         self.last_error: ErrorEvent | None = None
@@ -157,7 +155,6 @@ class IncomingFrames:
     def resumed(self) -> None:
         """Prepares for a resumed connection, on which the server repeats what followed the last output."""
         self._repeated = self._since_output
-        self.received_any = False
         self.closing = self.last_error = None
 
     def receive(self, message: str | bytes) -> Event | None:
@@ -165,7 +162,6 @@ class IncomingFrames:
 
         Raises InvalidFrame if it is not a frame of this protocol.
         """
-        self.received_any = True
         self.last_error = None
         if isinstance(message, bytes):
             self._since_output = self._repeated = 0

@@ -17,7 +17,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.client.connection import Endpoint, OpenedConnection, ResumedConnection, open_session, resume_session
 from omni_ws.client.event_queue import EventQueue
-from omni_ws.client.events import Closing, ErrorEvent, Final, Reconnected, Resumed
+from omni_ws.client.events import Closing, ErrorEvent, Final, Reconnected, Resumed, Waiting
 from omni_ws.client.failures import ConnectionLost, is_retryable
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
@@ -37,6 +37,8 @@ _UNEXPLAINED = frozenset(
 )
 #: Outputs between two acknowledgements; until then the server keeps them for a resume.
 OUTPUTS_PER_ACK = 32
+#: Shorter waits for the next attempt are not worth a word.
+TOLD_WAIT_SEC = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,13 @@ class ClientLimits:
     #: Without credit: the interval of probes for it, and the time after which input is sent without.
     credit_probe_sec: float = 0.25
     credit_patience_sec: float = 5
-    #: Delay before each attempt to reconnect; starts over once a connection has delivered a frame.
+    #: Silence after which the server is pinged, and silence behind the ping after which the connection counts as lost.
+    #: The ping may wait behind a chunk that is sent up, for which the slowest network is given its time.
+    keepalive_sec: float = 20
+    slowest_bytes_per_sec: int = 16_000
+    #: Delay before each attempt to reconnect. It starts over once the server has acknowledged something new: input that
+    #: it never had, output of a resumed session, or a ping after a time of silence. An open connection is no reason:
+    #: what ended the last one may end the next.
     reconnect_delays: tuple[float, ...] = (0, 0.25, 0.5, 1, 2, 4, 8, 8)
     close_timeout: float = 5
 
@@ -108,6 +116,13 @@ class Link:
         self._outbox_bytes = 0
         self._outbox_changed = asyncio.Event()
         self._progress = asyncio.Event()
+        #: Messages and pongs so far, and an event that each sets.
+        self._signs = 0
+        self._sign = asyncio.Event()
+        #: The reader waits for the consumer of the events, and so it hears nothing.
+        self._delivering = False
+        self._kept_alive = 0
+        self._is_resumed = False
         self._attach(opened)
         self._task = asyncio.create_task(self._run(), name=f"client of {opened.created.session_id}")
 
@@ -115,6 +130,7 @@ class Link:
         self.websocket: ClientConnection = opened.websocket
         self.created = opened.created
         self._resume_token = opened.created.resume_token
+        self._is_resumed = False
         self._acknowledged_output = -1
         self._sent.clear()
         self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
@@ -222,11 +238,12 @@ class Link:
         delays = iter(self.limits.reconnect_delays)
         try:
             while True:
+                before = self._advances
                 ending = await self._run_connection()
                 self._progress.set()
                 if self.ending is not None or not (self._reconnect and ending.retryable):
                     return
-                if self.incoming.received_any:
+                if self._advances != before:
                     delays = iter(self.limits.reconnect_delays)
                 self.incoming.fail_pings(ending.error)
                 match await self._reopen(delays, ending):
@@ -246,14 +263,59 @@ class Link:
         self.incoming.fail(self.ending.error)
         self._progress.set()
 
+    @property
+    def _advances(self) -> tuple[int, int, int]:
+        """Changes when the server has acknowledged something new."""
+        output = self.incoming.last_output_sequence_id if self._is_resumed else -1
+        return self.outgoing.advances, self._kept_alive, output
+
     async def _run_connection(self) -> Ending:
         """Reads and writes until the connection is closed."""
-        writer = asyncio.create_task(self._write(), name=f"{self._task.get_name()}, writing")
+        name = self._task.get_name()
+        writer = asyncio.create_task(self._write(), name=f"{name}, writing")
+        watch = asyncio.create_task(self._watch(), name=f"{name}, keeping alive")
         try:
-            return await self._read()
+            ending = await self._read()
         finally:
             writer.cancel()
-            await asyncio.wait([writer])
+            watch.cancel()
+            await asyncio.wait([writer, watch])
+        if not watch.cancelled() and watch.result():
+            silent = ConnectionLost("the connection was lost: the server does not answer")
+            return Ending(silent, orderly=False, retryable=True)
+        return ending
+
+    async def _watch(self) -> bool:
+        """Pings a server that has become silent; drops the connection and returns True when no sign of life follows."""
+        while True:
+            signs = self._signs
+            await asyncio.sleep(self.limits.keepalive_sec)
+            if self._signs != signs or self._delivering:
+                continue
+            try:
+                alive = await self._answers_ping()
+            except ConnectionClosed:
+                return False
+            if not alive and not self._delivering:
+                self.websocket.transport.abort()
+                return True
+
+    async def _answers_ping(self) -> bool:
+        upload_sec = self.outgoing.largest_unacknowledged / self.limits.slowest_bytes_per_sec
+        self._sign.clear()
+        sign = asyncio.create_task(self._sign.wait())
+        try:
+            async with asyncio.timeout(self.limits.keepalive_sec + upload_sec):
+                pong = asyncio.ensure_future(await self.websocket.ping())
+                await asyncio.wait([pong, sign], return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            return False
+        finally:
+            sign.cancel()
+        if pong.done():
+            pong.result()
+            self._kept_alive += 1
+        return True
 
     async def _write(self) -> None:
         with suppress(ConnectionClosed):  # the reader handles it
@@ -271,12 +333,16 @@ class Link:
         incoming = self.incoming
         try:
             async for message in self.websocket:
+                self._signs += 1
+                self._sign.set()
                 event = incoming.receive(message)
                 self._sent.accepted(self.outgoing.acknowledged_sequence_id)
                 self._acknowledge_output()
                 self._progress.set()
                 if event is not None:
+                    self._delivering = True
                     await self.events.put(event)
+                    self._delivering = False
         except ConnectionClosed:
             pass
         except InvalidFrame as error:
@@ -302,7 +368,10 @@ class Link:
             if resume_token is None and self.outgoing.not_kept:
                 raise _input_not_kept() from ending.error
             asked_for = getattr(last, "retry_after_ms", None) or 0
-            await asyncio.sleep(max(delay * random.uniform(0.5, 1), asked_for / 1000))
+            seconds = max(delay * random.uniform(0.5, 1), asked_for / 1000)
+            if seconds >= TOLD_WAIT_SEC:
+                self.events.put_nowait(Waiting(seconds, last))
+            await asyncio.sleep(seconds)
             try:
                 if resume_token is not None:
                     return await resume_session(
@@ -342,7 +411,8 @@ class Link:
         self._attach(opened)
         self._outbox.clear()
         self._outbox_bytes = 0
-        chunks, cancelled = self.outgoing.restart()
+        limit = opened.created.limits.max_chunk_bytes
+        chunks, cancelled = self.outgoing.restart(max_chunk_bytes=limit)
         for request in cancelled:
             if not request.muted:
                 self.events.put_nowait(Final(request.request_id or "", None, FinishReason.CANCELLED, None))
@@ -359,6 +429,7 @@ class Link:
         resumed = connection.resumed
         self.websocket = connection.websocket
         self._resume_token = resumed.resume_token
+        self._is_resumed = True
         self.incoming.resumed()
         frames = self._sent.to_resend(resumed.next_sequence_id, self._may_resend)
         self.events.put_nowait(Resumed(resumed.session_id, len(frames), resumed.replayed))

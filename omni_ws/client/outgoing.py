@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from omni_ws.client.cutting import pieces_of
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import EmptyInput
 from omni_ws.wire.session_config import OutputAudioConfig
@@ -62,9 +63,13 @@ class OutgoingInput:
         self.greeted = False
         #: With turn detection the server assigns audio to requests; here it opens none.
         self.open_microphone = False
+        #: Chunks acknowledged that the server never had before: what is sent again is no progress.
+        self.advances = 0
         #: Requests that the server opened.
         self._opened_by_server: set[str] = set()
         self._unacknowledged: deque[tuple[int, int]] = deque()
+        #: Numbers of chunks that an earlier session had acknowledged.
+        self._known: set[int] = set()
 
     # flow control
 
@@ -78,6 +83,11 @@ class OutgoingInput:
     def starved(self) -> bool:
         """Whether no acknowledgement is due that could bring new credit."""
         return not self._unacknowledged
+
+    @property
+    def largest_unacknowledged(self) -> int:
+        """Bytes of the largest chunk that is under way: so many have to arrive before the server says something."""
+        return max((size for _, size in self._unacknowledged), default=0)
 
     # sending
 
@@ -166,7 +176,9 @@ class OutgoingInput:
     def acknowledge(self, next_sequence_id: int, credit_bytes: int) -> None:
         """Applies an ``input_ack``. ``credit_bytes`` counts from ``next_sequence_id``."""
         while self._unacknowledged and self._unacknowledged[0][0] < next_sequence_id:
-            self.unacknowledged_bytes -= self._unacknowledged.popleft()[1]
+            number, size = self._unacknowledged.popleft()
+            self.unacknowledged_bytes -= size
+            self.advances += number not in self._known
         self.acknowledged_sequence_id = max(self.acknowledged_sequence_id, next_sequence_id)
         self.credit_bytes = credit_bytes
 
@@ -240,11 +252,13 @@ class OutgoingInput:
         """Requests that a fresh session cannot be given again, since their input was too large to keep."""
         return [request for request in self.requests if request.kept is None and not request.cancelled]
 
-    def restart(self) -> tuple[list[InputChunk], list[OutgoingRequest]]:
-        """Renumbers the input of unfinished requests from 0, for a fresh session.
+    def restart(self, *, max_chunk_bytes: int) -> tuple[list[InputChunk], list[OutgoingRequest]]:
+        """Renumbers the input of unfinished requests from 0, for a fresh session that takes so much in a chunk.
 
         Returns the chunks to send, and the requests that end here because they were cancelled.
         """
+        acknowledged, known_before = self.acknowledged_sequence_id, self._known
+        self._known = set()
         self.next_sequence_id = self.acknowledged_sequence_id = self.unacknowledged_bytes = 0
         self.credit_bytes = None
         self._unacknowledged.clear()
@@ -260,7 +274,12 @@ class OutgoingInput:
             request.kept, request.kept_bytes, request.live_chunks = {}, 0, 0
             request.first_sequence_id, request.request_id = self.next_sequence_id, None
             for chunk in kept:
-                numbered = replace(chunk, sequence_id=self.next_sequence_id)
-                self._place(request, numbered)
-                chunks.append(numbered)
+                number = chunk.sequence_id
+                was_known = number is not None and (number < acknowledged or number in known_before)
+                for piece in pieces_of(chunk, max_chunk_bytes):
+                    if was_known:
+                        self._known.add(self.next_sequence_id)
+                    numbered = replace(piece, sequence_id=self.next_sequence_id)
+                    self._place(request, numbered)
+                    chunks.append(numbered)
         return chunks, cancelled

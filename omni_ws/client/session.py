@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from omni_ws.client.connection import DEFAULT_URL, Endpoint, open_session
+from omni_ws.client.cutting import PIECE_BYTES, pieces_of
 from omni_ws.client.events import Answer, AnswerBuilder, ErrorEvent, Event, Final
 from omni_ws.client.failures import ServerError
 from omni_ws.client.frames import chunk_encoder, encode_config
@@ -139,7 +140,8 @@ class ClientSession:
     async def send_audio(self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None) -> int:
         """Sends audio in the format of ``input_audio``; returns its sequence number.
 
-        Chunks may be cut anywhere. ``end`` ends the input of the request.
+        Chunks may be cut anywhere; large ones are sent in pieces, and the number is that of the last. ``end`` ends the
+        input of the request.
 
         With ``turn_detection`` configured it opens no request: the server opens one when it detects speech. Such
         audio is not sent again after a Reconnected.
@@ -147,7 +149,7 @@ class ClientSession:
         return await self.send_chunk(InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms, end_of_input=end))
 
     async def send_text(self, text: str, *, end: bool = False) -> int:
-        """Sends text; returns its sequence number. ``end`` ends the input of the request."""
+        """Sends text, in pieces if it is long; returns the last number. ``end`` ends the input of the request."""
         return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end))
 
     async def send_tool_result(self, call_id: str, result: str, *, end: bool = False) -> int:
@@ -169,20 +171,31 @@ class ClientSession:
         """Numbers and sends a chunk of any modality; returns its sequence number.
 
         Numbers start over in a fresh session. -1 means that the request had already ended and the chunk was dropped.
+        A large chunk of audio, text or a video file is sent in pieces, all with its timestamp; the number is that of
+        the last.
 
         Waits for the send buffer, the window and, for a limited time, credit. If it is cancelled while it waits,
-        nothing was sent. Raises PayloadTooLarge if the payload exceeds the server's limit, and the error that ended
-        the session if it has ended.
+        nothing was sent, or only the first pieces. Raises PayloadTooLarge if a picture or the result of a tool exceeds
+        the server's limit, and the error that ended the session if it has ended.
         """
-        size = len(chunk.payload)
-        limit = self.created.limits.max_chunk_bytes
-        if size > limit:
-            raise PayloadTooLarge(f"a chunk may hold {limit} bytes, this one has {size}", param="payload")
         if chunk.timestamp_ms is not None and chunk.timestamp_ms < 0:
             raise ValueError("timestamp_ms must not be negative")
+        self._check_size(chunk)
+        number = -1
         async with self._sending:
-            await self._link.wait_for_room(size)
-            return self._link.send(chunk)
+            for piece in pieces_of(chunk, min(PIECE_BYTES, self.created.limits.max_chunk_bytes)):
+                await self._link.wait_for_room(len(piece.payload))
+                for part in pieces_of(piece, self.created.limits.max_chunk_bytes):  # a fresh session may take less
+                    self._check_size(part)
+                    number = self._link.send(part)
+        return number
+
+    def _check_size(self, chunk: InputChunk) -> None:
+        """Raises PayloadTooLarge for a chunk that the server does not take and that cannot be cut."""
+        limit = self.created.limits.max_chunk_bytes
+        largest = max(len(piece.payload) for piece in pieces_of(chunk, limit))
+        if largest > limit:
+            raise PayloadTooLarge(f"a chunk may hold {limit} bytes, this one has {largest}", param="payload")
 
     async def finish(self) -> None:
         """Ends the input of the open request. Does nothing if none is open.

@@ -87,7 +87,7 @@ def test_a_fresh_session_numbers_from_zero_without_refused_chunks(outgoing: Outg
     for size in (2, 3, 4):
         outgoing.put(audio(size))
     assert outgoing.refused(2) is False
-    chunks, cancelled = outgoing.restart()
+    chunks, cancelled = outgoing.restart(max_chunk_bytes=100)
     assert [(chunk.sequence_id, len(chunk.payload)) for chunk in chunks] == [(0, 2), (1, 4)]
     assert cancelled == []
     assert outgoing.put(audio(5, end=True)) == 2
@@ -97,7 +97,7 @@ def test_a_fresh_session_numbers_from_zero_without_refused_chunks(outgoing: Outg
 def test_the_rest_of_a_request_that_ended_early_opens_no_other(outgoing: Outgoing) -> None:
     outgoing.put(audio(1))
     outgoing.final("req_a")
-    outgoing.restart()
+    outgoing.restart(max_chunk_bytes=100)
     assert outgoing.put(audio(1)) is None
     assert outgoing.put(audio(1, end=True)) is None
     assert outgoing.put(audio(1, end=True)) == 0

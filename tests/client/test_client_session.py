@@ -633,9 +633,11 @@ async def test_a_chunk_at_the_limit_and_one_past_it() -> None:
         await peer.until_closed()
 
     async with scripted_server(server) as url, connect(url) as session:
-        await session.send_audio(bytes(10))
-        with pytest.raises(PayloadTooLarge, match="10 bytes"):
-            await session.send_audio(bytes(11))
+        await session.send_image(bytes(10))
+        with pytest.raises(PayloadTooLarge, match="10 bytes, this one has 11"):
+            await session.send_image(bytes(11))
+        with pytest.raises(PayloadTooLarge, match="10 bytes, this one has 11"):
+            await session.send_tool_result("call", "r" * 11)
 
 
 async def test_a_user_who_takes_no_events_stops_the_server() -> None:

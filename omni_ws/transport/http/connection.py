@@ -43,7 +43,7 @@ from typing import Final, cast
 import h11
 
 from omni_ws.core.addresses import Addresses
-from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout, http_status
+from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, SessionTimeout, http_status
 from omni_ws.service.failure import unexpected
 from omni_ws.transport.http import cors
 from omni_ws.transport.http.access_log import AccessRecord, LogAccess
@@ -276,7 +276,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
                 event, client=self._client, secure=self._secure, addresses=self._addresses
             )
             if not self._application.allows_host(request):
-                raise OriginNotAllowed("Host not allowed on a server without API keys; allow it with --allow-host")
+                raise cors.host_refused(request)
             cors.check_origin(request)
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:
@@ -284,7 +284,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             elif origin_allowed:
                 self.upgrade(event, request)
             else:
-                raise OriginNotAllowed("origin not allowed")
+                raise cors.origin_refused(request)
         except OmniError as error:
             self._refuse(error)
         except Exception as error:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
+from functools import cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from omni_ws.errors import InvalidFrame
+from omni_ws.errors import InvalidFrame, OriginNotAllowed
 from omni_ws.transport.http.error_response import HeaderList
 from omni_ws.transport.http.request import HttpRequest
 
 #: Methods without side effects: without CORS fields, a page of another origin cannot read the response.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
+logger = logging.getLogger(__name__)
+
 _PREFLIGHT_LIFETIME_SEC: Final = 600
+#: What an error repeats of an ``Origin`` or ``Host``; no name is longer.
+_SHOWN_CHARACTERS: Final = 300
 _EXPOSED: Final = "Retry-After, WWW-Authenticate, Location"
 
 
@@ -35,6 +41,28 @@ def is_allowed_origin(request: HttpRequest, allowed: Collection[str]) -> bool:
     """Whether pages of ``Origin`` may use this server: those of the server itself and of ``allowed``; ``*`` is any."""
     origin = request.headers.get("origin")
     return origin is None or "*" in allowed or origin in allowed or _is_own_origin(request)
+
+
+def origin_refused(request: HttpRequest) -> OriginNotAllowed:
+    """The error for a page that may not use this server; the log says once a process how pages are allowed."""
+    _warn_of_refused_origins()
+    origin = (request.headers.get("origin") or "")[:_SHOWN_CHARACTERS]
+    return OriginNotAllowed(f"pages of {origin} are not allowed; allow them with --allow-origin {origin}")
+
+
+def host_refused(request: HttpRequest) -> OriginNotAllowed:
+    """The error for a name that a server without keys does not answer to."""
+    host = (request.headers.get("host") or "")[:_SHOWN_CHARACTERS]
+    return OriginNotAllowed(f"Host {host} not allowed on a server without API keys; allow it with --allow-host")
+
+
+@cache
+def _warn_of_refused_origins() -> None:
+    # Which it was is told to the client alone: the log has no text of clients.
+    logger.warning(
+        "refused a page of another origin; --allow-origin names those that may connect, and the page's error says "
+        "which it is (behind a proxy that ends TLS, also the server's own page)"
+    )
 
 
 def _is_own_origin(request: HttpRequest) -> bool:

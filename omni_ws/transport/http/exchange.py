@@ -20,7 +20,7 @@ import h11
 import orjson
 
 from omni_ws.core.quota import Share
-from omni_ws.errors import OmniError, OriginNotAllowed, PayloadTooLarge, UnsupportedFormat, http_status
+from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat, http_status
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.trace_context import take_trace
 from omni_ws.transport.http import cors
@@ -415,7 +415,7 @@ async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awai
     request = exchange.request
     try:
         if not exchange.origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
-            raise OriginNotAllowed("origin not allowed")
+            raise cors.origin_refused(request)
         await handle(exchange)
         if not exchange.head_sent:
             raise RuntimeError(f"the handler of {_where(exchange)} returned without a response")

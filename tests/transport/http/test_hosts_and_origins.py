@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, raw_client
 from support.routes import routes_of
 
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.transport.http import cors
 
 WEBSOCKET = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -79,3 +82,48 @@ async def test_the_own_origin_has_the_own_scheme(scheme: str, status: int) -> No
     ) as server:
         origin = f"Origin: {scheme.lower()}://voice.example\r\n"
         assert (await ask(server, "voice.example", "GET /v1/streaming_input", WEBSOCKET + origin)).status == 101
+
+
+async def test_a_page_that_is_refused_is_told_why_and_the_log_how_to_allow_it(caplog: pytest.LogCaptureFixture) -> None:
+    """One line of the log, however often and whichever it is; the origin is in the errors alone."""
+    cors._warn_of_refused_origins.cache_clear()
+    caplog.set_level(logging.WARNING)
+    async with live_server() as server:
+        host = f"localhost:{server.port}"
+        for origin in ("https://one.example", "https://two.example:8443", "null"):
+            field = f"Origin: {origin}\r\n"
+            for line, more in (("GET /v1/streaming_input", WEBSOCKET), ("POST /v1/chat/completions", "")):
+                response = await ask(server, host, line, field + more)
+                assert (response.status, response.error["code"]) == (403, "origin_not_allowed")
+                assert response.error["message"] == (
+                    f"pages of {origin} are not allowed; allow them with --allow-origin {origin}"
+                )
+        warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert len(warned) == 1
+        assert "--allow-origin" in warned[0]
+        assert "example" not in warned[0]
+
+
+async def test_a_page_that_only_reads_is_warned_of_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cors._warn_of_refused_origins.cache_clear()
+    async with live_server() as server:
+        response = await ask(server, f"localhost:{server.port}", "GET /health", "Origin: https://one.example\r\n")
+        assert response.status == 200
+    assert "--allow-origin" not in caplog.text
+
+
+@pytest.mark.parametrize(("length", "shown"), [(300, 300), (301, 300)])
+async def test_no_more_of_an_origin_is_repeated_than_a_name_has(length: int, shown: int) -> None:
+    origin = "https://" + "a" * (length - 8)
+    async with live_server() as server:
+        field = f"Origin: {origin}\r\n"
+        response = await ask(server, f"localhost:{server.port}", "GET /v1/streaming_input", WEBSOCKET + field)
+        assert response.error["message"].endswith(f"--allow-origin {origin[:shown]}")
+
+
+async def test_the_host_that_is_refused_is_named() -> None:
+    async with live_server() as server:
+        response = await ask(server, "evil.example", "GET /health")
+        assert "Host evil.example not allowed" in response.error["message"]
