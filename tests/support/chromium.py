@@ -94,8 +94,8 @@ _EAR: Final = """
   mediaDevices.getUserMedia = async (wanted) => {
     if (!wanted.audio || !context) return askDevice(wanted);
     ear = new MediaStreamAudioDestinationNode(context, { channelCount: 1 });
-    // Silence that flows: without any source there would be no samples.
-    const silence = new ConstantSourceNode(context, { offset: 0 });
+    // Silence that flows, and has a level as that of a real microphone has: one that gives zeros counts as switched off.
+    const silence = new ConstantSourceNode(context, { offset: 1e-4 });
     silence.connect(ear);
     silence.start();
     const [track] = ear.stream.getAudioTracks();
