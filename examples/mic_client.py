@@ -44,6 +44,8 @@ FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
 #: Interval of playback reports.
 REPORT_SEC = 0.2
 EXIT_STATUSES = "exits with: 0 answered, 1 failed, 2 usage, 3 sound, 4 server, 5 key, 130 ^C"
+#: So many pieces without a level, and the microphone is probably switched off.
+SILENT_PIECES = 3000 // PIECE_MS
 #: Interval of levels on a terminal.
 LEVELS_SEC = 1 / 15
 
@@ -316,6 +318,31 @@ async def receive(session: ClientSession, listener: Listener, tools: ToolRunner)
     raise ConnectionLost("the server has closed the session")
 
 
+async def recorded(
+    microphone: Microphone, display: JsonDisplay, state: str, *, idle: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Yields what the microphone records.
+
+    Shows ``state`` when the first samples with a level have come: devices give zeros before they have woken up, and
+    what is said meanwhile is lost. Tells it where there are none, and where audio was dropped because too much waited.
+    """
+    display.state("opening the microphone", idle=idle)
+    silent_pieces, is_open, dropped = 0, False, microphone.dropped_pieces
+    async for piece in microphone.pieces():
+        if not is_open and any(piece):
+            is_open = True
+            display.state(state, idle=idle)
+        elif not is_open:
+            silent_pieces += 1
+            if silent_pieces == SILENT_PIECES:
+                display.show("note", message="nothing comes out of the microphone; is it switched off?")
+        if microphone.dropped_pieces != dropped:
+            lost_sec = (microphone.dropped_pieces - dropped) * PIECE_MS / 1000
+            dropped = microphone.dropped_pieces
+            display.show("note", message=f"the network does not keep up: {lost_sec:.1f} s of speech were not sent")
+        yield piece
+
+
 async def show_levels(microphone: Microphone, listener: Listener) -> None:
     """Shows the levels of both sides as they change, on a terminal."""
     while listener.display.live:
@@ -329,8 +356,9 @@ async def talk(session: ClientSession, microphone: Microphone, listener: Listene
     """Push-to-talk, until q or the end of standard input."""
 
     async def speak() -> None:
-        async for piece in microphone.pieces():
-            await session.send_audio(piece)
+        async with aclosing(recorded(microphone, listener.display, "hearing you")) as stream:
+            async for piece in stream:
+                await session.send_audio(piece)
         listener.input_ended()
         await session.finish()
 
@@ -345,7 +373,6 @@ async def talk(session: ClientSession, microphone: Microphone, listener: Listene
                 if speaking is None:
                     await interrupt(session, listener)
                     microphone.start()
-                    listener.display.state("hearing you")
                     speaking = group.create_task(speak())
                 else:
                     microphone.stop()
@@ -371,8 +398,9 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
 
     async def speak() -> None:
         microphone.start()
-        async for piece in microphone.pieces():
-            await session.send_audio(piece)
+        async with aclosing(recorded(microphone, listener.display, "listening", idle=True)) as stream:
+            async for piece in stream:
+                await session.send_audio(piece)
 
     async def report() -> None:
         """Reports playback, by which the server paces audio and knows where a barge-in cut the answer."""
@@ -383,7 +411,6 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
 
     async def follow_keys() -> None:
         listener.display.show("note", message="speak; q and Enter: leave")
-        listener.display.state("listening", idle=True)
         async with aclosing(read_ahead()) as lines:
             async for line in lines:
                 if line.strip().lower() == b"q":

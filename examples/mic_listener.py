@@ -20,6 +20,7 @@ from omni_ws.client import (
     TextChunk,
     TranscriptChunk,
     TranscriptView,
+    Waiting,
 )
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
@@ -103,13 +104,21 @@ class Listener:
             case ErrorEvent(error=error):
                 self.error = error
                 self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
-            case Reconnected(resent_chunks=count):
-                self.start_over()
-                self.display.show("note", message=f"the connection was lost; a new one has {count} chunks again")
-            case Resumed():
-                self.display.show("note", message="the connection was lost and is back; nothing is missing")
+            case Reconnected() | Resumed() | Waiting():
+                self.take_connection(event)
             case Final():
                 self.take_final(event)
+
+    def take_connection(self, event: Reconnected | Resumed | Waiting) -> None:
+        match event:
+            case Reconnected(resent_chunks=count):
+                self.start_over()
+                message = f"the connection was lost; a new one has {count} chunks again"
+            case Resumed():
+                message = "the connection was lost and is back; nothing is missing"
+            case Waiting(seconds=seconds, error=error):
+                message = f"no connection ({error}); the next attempt is in {seconds:.0f} s"
+        self.display.show("note", message=message)
 
     def take_audio(self, event: AudioChunk) -> None:
         if event.request_id == self.silenced:
