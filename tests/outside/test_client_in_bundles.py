@@ -7,11 +7,7 @@ or writes the small ones into the bundle; esbuild loses them.
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import pytest
 from support.chromium import TIMEOUT_MS, chromium
 from support.live_server import live_server
 from support.outside import run_outside, tool
+from support.page_server import page_server
 
 from omni_ws.engine.fake import EchoEngine
 
@@ -75,39 +72,6 @@ async def by_esbuild(project: Path) -> Path:
     return folder
 
 
-class Site(ThreadingHTTPServer):
-    """A page's own server. A browser lets no page that came from elsewhere connect to this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.headers: dict[str, str] = {}
-        super().__init__(("127.0.0.1", 0), partial(Files, directory=str(folder)))
-        self.origin = f"http://localhost:{self.server_port}"
-
-
-class Files(SimpleHTTPRequestHandler):
-    server: Site
-
-    def end_headers(self) -> None:
-        for header in self.server.headers.items():
-            self.send_header(*header)
-        super().end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[Site]:
-    with Site(folder) as site:
-        thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield site
-        finally:
-            site.shutdown()
-            thread.join()
-
-
 async def in_page(project: Path, build: Callable[[Path], Awaitable[Path]], script: str, policy: str = "") -> Any:
     """What a function returns in a page that was built with the package; ``{server}`` of its policy is the server."""
     (project / "node_modules").mkdir()
@@ -115,7 +79,7 @@ async def in_page(project: Path, build: Callable[[Path], Awaitable[Path]], scrip
     (project / "package.json").write_text('{"type": "module", "private": true}')
     (project / "index.html").write_text(PAGE)
     (project / "main.js").write_text(MAIN)
-    with served(await build(project)) as site:
+    with page_server(await build(project)) as site:
         async with (
             live_server(EchoEngine(), allow_origin=(site.origin,)) as server,
             chromium("--use-fake-ui-for-media-stream", "--autoplay-policy=no-user-gesture-required") as browser,
