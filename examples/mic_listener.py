@@ -13,6 +13,7 @@ from omni_ws.client import (
     Event,
     Final,
     Reconnected,
+    Reconnecting,
     ResponseStarted,
     Resumed,
     SpeechStarted,
@@ -20,7 +21,6 @@ from omni_ws.client import (
     TextChunk,
     TranscriptChunk,
     TranscriptView,
-    Waiting,
 )
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
@@ -104,19 +104,19 @@ class Listener:
             case ErrorEvent(error=error):
                 self.error = error
                 self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
-            case Reconnected() | Resumed() | Waiting():
+            case Reconnected() | Resumed() | Reconnecting():
                 self.take_connection(event)
             case Final():
                 self.take_final(event)
 
-    def take_connection(self, event: Reconnected | Resumed | Waiting) -> None:
+    def take_connection(self, event: Reconnected | Resumed | Reconnecting) -> None:
         match event:
             case Reconnected(resent_chunks=count):
                 self.start_over()
                 message = f"the connection was lost; a new one has {count} chunks again"
             case Resumed():
                 message = "the connection was lost and is back; nothing is missing"
-            case Waiting(seconds=seconds, error=error):
+            case Reconnecting(seconds=seconds, error=error):
                 message = f"no connection ({error}); the next attempt is in {seconds:.0f} s"
         self.display.show("note", message=message)
 

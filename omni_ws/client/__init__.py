@@ -14,6 +14,7 @@ from omni_ws.client.events import (
     Final,
     InputAck,
     Reconnected,
+    Reconnecting,
     ResponseStarted,
     Resumed,
     SpeechStarted,
@@ -22,7 +23,6 @@ from omni_ws.client.events import (
     ToolCallChunk,
     TranscriptChunk,
     TranscriptView,
-    Waiting,
 )
 from omni_ws.client.failures import ConnectionFailed, ConnectionLost, ServerError
 from omni_ws.client.link import ClientLimits
@@ -43,6 +43,7 @@ __all__ = [
     "Final",
     "InputAck",
     "Reconnected",
+    "Reconnecting",
     "ResponseStarted",
     "Resumed",
     "ServerError",
@@ -52,6 +53,5 @@ __all__ = [
     "ToolCallChunk",
     "TranscriptChunk",
     "TranscriptView",
-    "Waiting",
     "connect",
 ]

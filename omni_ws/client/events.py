@@ -177,7 +177,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Reconnecting:
     """The connection is lost for ``error``, and the next attempt is made in ``seconds``; told from a second on."""
 
     seconds: float
@@ -198,7 +198,7 @@ Event: TypeAlias = (
     | Closing
     | Reconnected
     | Resumed
-    | Waiting
+    | Reconnecting
 )
 
 #: Approximate memory of an event besides its content.

@@ -17,7 +17,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.client.connection import Endpoint, OpenedConnection, ResumedConnection, open_session, resume_session
 from omni_ws.client.event_queue import EventQueue
-from omni_ws.client.events import Closing, ErrorEvent, Final, Reconnected, Resumed, Waiting
+from omni_ws.client.events import Closing, ErrorEvent, Final, Reconnected, Reconnecting, Resumed
 from omni_ws.client.failures import ConnectionLost, is_retryable
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
@@ -370,7 +370,7 @@ class Link:
             asked_for = getattr(last, "retry_after_ms", None) or 0
             seconds = max(delay * random.uniform(0.5, 1), asked_for / 1000)
             if seconds >= TOLD_WAIT_SEC:
-                self.events.put_nowait(Waiting(seconds, last))
+                self.events.put_nowait(Reconnecting(seconds, last))
             await asyncio.sleep(seconds)
             try:
                 if resume_token is not None:

@@ -16,8 +16,8 @@ from omni_ws.client import (
     ClientSession,
     ConnectionLost,
     Reconnected,
+    Reconnecting,
     TextChunk,
-    Waiting,
     connect,
 )
 from omni_ws.client.cutting import PIECE_BYTES, pieces_of
@@ -261,7 +261,7 @@ async def test_a_longer_wait_is_told_with_its_reason() -> None:
         async for event in session.events():
             if isinstance(event, Reconnected):
                 break
-            assert isinstance(event, Waiting)
+            assert isinstance(event, Reconnecting)
             waits.append((event.seconds, str(event.error)))
         assert waits == [(1.0, "full"), (60.0, "full")]
         assert (await session.ask_text("x")).text == "there"

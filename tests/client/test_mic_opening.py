@@ -10,7 +10,7 @@ from mic_client import SILENT_PIECES, recorded
 from mic_display import JsonDisplay
 from mic_listener import Listener
 
-from omni_ws.client import Waiting
+from omni_ws.client import Reconnecting
 
 SILENT = "nothing comes out of the microphone; is it switched off?"
 ZEROS, SOUND = bytes(640), bytes(639) + b"\1"
@@ -73,5 +73,5 @@ async def test_speech_that_could_not_be_sent_is_told() -> None:
 
 def test_a_wait_for_a_connection_is_told() -> None:
     display = Told()
-    Listener(display, None).take(Waiting(59.6, ConnectionError("the server is full")))
+    Listener(display, None).take(Reconnecting(59.6, ConnectionError("the server is full")))
     assert display.told == ["no connection (the server is full); the next attempt is in 60 s"]
