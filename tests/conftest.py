@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "virtual_clock: runs on an event loop whose clock jumps over idle time")
-    # A shell without job control has what it starts in the background ignore ^C, and children of the tests inherit that.
+    # What a shell without job control starts in the background ignores ^C, and so would the children of the tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -94,7 +94,7 @@ _EAR: Final = """
   mediaDevices.getUserMedia = async (wanted) => {
     if (!wanted.audio || !context) return askDevice(wanted);
     ear = new MediaStreamAudioDestinationNode(context, { channelCount: 1 });
-    // Silence that flows, and has a level as that of a real microphone has: one that gives zeros counts as switched off.
+    // Silence that flows, and has a level as a real microphone has: zeros count as switched off.
     const silence = new ConstantSourceNode(context, { offset: 1e-4 });
     silence.connect(ear);
     silence.start();
