@@ -125,10 +125,11 @@ async def test_a_person_interrupts_a_loudspeaker_that_does_not_interrupt_itself(
     pytest.importorskip("pywebrtc_audio")
     speech = soxr.resample(np.resize(clip_samples("librivox_ss_0870"), 12 * 16_000), 16_000, 24_000)
     engine = ScriptedEngine([TextOutput("Chapter one."), AudioOutput(speech, 24_000)])
-    before = silence(0.5) + clip_bytes("cards_001") + silence(4)
-    seen = await talked(engine, before + clip_bytes("goforward"), tmp_path, echo=0.7)
+    before, interruption = silence(0.5) + clip_bytes("cards_001") + silence(4), clip_bytes("goforward")
+    seen = await talked(engine, before + interruption, tmp_path, echo=0.7)
     _, place_ms = (entry["audio_ms"] for entry in seen if entry["type"] == "speech_started")
-    assert -100 <= place_ms - len(before) / 32 <= 1000
+    # On a busy machine echo and loudspeaker are matched later, and what is said is heard from its middle.
+    assert -100 <= place_ms - len(before) / 32 <= len(interruption) / 32
 
 
 async def test_the_library_with_an_open_microphone() -> None:
