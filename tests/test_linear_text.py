@@ -18,9 +18,9 @@ from support.made_requests import make_request
 from support.word_prompts import form
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.messages import Message
 from omni_ws.core.output import OutputChunk
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
-from omni_ws.engine.base import Message
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.llm.rules import answer

@@ -33,11 +33,11 @@ from omni_ws.core.chunks import (
     OutputModality,
     Task,
     TokenLogprob,
-    ToolCall,
     ToolCallFragment,
     Usage,
     Word,
 )
+from omni_ws.core.messages import Message
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
 
@@ -113,36 +113,6 @@ class EngineCapabilities:
     def transcripts(self) -> bool:
         """Whether speech input is transcribed. The transcript is then complete: without one, nothing was said."""
         return OutputModality.TRANSCRIPT in self.output_modalities
-
-
-#: The text in the history for speech that has no transcript and cannot be passed on as audio either.
-WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Speech:
-    """Audio of an earlier user message, as the chunks that the client sent. Compared by identity."""
-
-    chunks: tuple[InputChunk, ...]
-    #: The format of chunks whose own ``format`` is None.
-    format: AudioFormat
-    #: The duration; for compressed audio possibly an estimate.
-    audio_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An earlier message of the conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
-
-    ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
-    message has ``speech``, after its text, if that has no transcript and the capabilities allow it.
-    """
-
-    role: str
-    text: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    speech: Speech | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

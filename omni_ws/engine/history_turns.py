@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_ws.engine.base import Message
+from omni_ws.core.messages import Message
 
 
 def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:

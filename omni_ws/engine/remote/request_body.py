@@ -18,8 +18,9 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.image_type import sniff_image
+from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
+from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.decoded_parts import AudioPart
 from omni_ws.engine.decoding import Chunks, decode_input, decode_speech
 from omni_ws.engine.media_room import MediaShare

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, InputMode, Modality
-from omni_ws.engine.base import EngineOutput, GenerationRequest, Speech, TextOutput
+from omni_ws.core.messages import Speech
+from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart
 from omni_ws.engine.decoding import decode_speech

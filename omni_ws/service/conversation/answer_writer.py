@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+from omni_ws.core.messages import Message
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import (
@@ -15,7 +16,6 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
-    Message,
     PartFailed,
     TextOutput,
     ThoughtOutput,

@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.messages import WORDS_UNKNOWN, Message
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
 from omni_ws.service.conversation.kept_speech import MAX_SPEECH_BYTES, KeptSpeech, held_bytes, tokens_of
 from omni_ws.service.identifiers import new_id

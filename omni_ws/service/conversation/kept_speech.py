@@ -8,8 +8,8 @@ from typing import Final
 from omni_ws.audio.mime import parse_audio_format
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.messages import Speech
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import Speech
 
 #: What a second of speech counts in a history. Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
 TOKENS_PER_SEC: Final = 25

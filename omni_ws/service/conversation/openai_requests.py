@@ -15,7 +15,8 @@ from functools import lru_cache
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputMode
-from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
+from omni_ws.core.messages import Message
+from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id

@@ -11,19 +11,11 @@ from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage, Word
+from omni_ws.core.messages import WORDS_UNKNOWN, Message
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import (
-    NO_SINK,
-    WORDS_UNKNOWN,
-    AnswerOptions,
-    GenerationRequest,
-    Message,
-    OutputSink,
-    TranscriptOutput,
-    UsageMeter,
-)
+from omni_ws.engine.base import NO_SINK, AnswerOptions, GenerationRequest, OutputSink, TranscriptOutput, UsageMeter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError, PayloadTooLarge

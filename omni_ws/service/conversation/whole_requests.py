@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_ws.core.chunks import InputChunk, InputMode
+from omni_ws.core.messages import Message
 from omni_ws.core.request_input import GenerationStarted, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
-from omni_ws.engine.base import Message
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.wire.session_config import SessionConfig

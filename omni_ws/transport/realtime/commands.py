@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.core.messages import Message
 from omni_ws.core.quota import Share
-from omni_ws.engine.base import Message
 from omni_ws.errors import InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond

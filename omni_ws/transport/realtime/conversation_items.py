@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
+from omni_ws.core.messages import Message
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.engine.base import Message
 from omni_ws.errors import PayloadTooLarge
 from omni_ws.service.conversation.history import ALL_ROLES, History
 from omni_ws.wire.realtime_items import Item

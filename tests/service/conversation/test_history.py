@@ -9,8 +9,8 @@ import pytest
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
+from omni_ws.core.messages import WORDS_UNKNOWN, Message
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
 from omni_ws.service.conversation.history import MAX_COUNTED_TEXT, History, HistoryItem, estimate_tokens
 from omni_ws.service.conversation.kept_speech import CHUNK_OVERHEAD_BYTES, RUN_OVERHEAD_BYTES, KeptSpeech, held_bytes

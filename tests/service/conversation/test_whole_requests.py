@@ -13,8 +13,8 @@ from support.live_server import live_server
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.messages import Message
 from omni_ws.core.output import FinalChunk
-from omni_ws.engine.base import Message
 from omni_ws.errors import EmptyInput, OmniError, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond

@@ -13,14 +13,8 @@ from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
-from omni_ws.engine.base import (
-    WORDS_UNKNOWN,
-    EngineCapabilities,
-    Finished,
-    Message,
-    TextOutput,
-    TranscriptOutput,
-)
+from omni_ws.core.messages import WORDS_UNKNOWN, Message
+from omni_ws.engine.base import EngineCapabilities, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
 
 SPOKEN = clip_bytes("cards_001")

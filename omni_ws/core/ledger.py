@@ -1,0 +1,807 @@
+"""Ledger: what was said and what was heard in one session. Nobody else computes either.
+
+**Exchanges.** An Exchange is one request with its answer: what the user typed and said, results of tools, the answer's
+text as the engine said it, its tool calls, and its audio as it was made, sent and played. ``Ledger.open`` begins one,
+``finish`` puts it into the history, and later facts (a late transcript, a cut, a report) revise it there.
+
+**One loudspeaker.** The client plays answers one after the other, in the order in which their first audio was sent.
+``_line`` has them in this order, and ``_at`` is the one that plays now, or played last. Its position moves with ``now``
+from ``_origin`` on, up to the audio that was sent; a report sets it. The next answer starts where the one before ends.
+
+**Heard.** An answer that is never cut counts as heard whole. ``cut`` fixes where one was: at its latest report; without
+one by the line, where the client reports at all or is ``clocked``, and else at the end of what was sent. Until a
+request has read the history, a report may still say where that was. ``heard_text`` maps the position to the text.
+
+**Bounds.** Text is kept up to MAX_KEPT_TEXT characters an exchange; words and clauses up to MAX_MARKS, of which older
+ones are summed up; exchanges with all of this up to MAX_EXCHANGES and MAX_DETAIL. What is dropped stays in the history,
+which has bounds of its own, as it stands there.
+
+Times are seconds on the caller's clock. ``to_bytes`` writes all of it, and ``from_bytes`` restores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from omni_ws.core.audio_format import SAMPLE_BYTES
+from omni_ws.core.chunks import OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_of_words, read_all
+from omni_ws.core.history_items import ALL_ROLES, HistoryItem, HistoryItems, HistoryState
+from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.output import OutputChunk
+from omni_ws.core.quota import ByteBudget
+
+#: Text of an exchange that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
+MAX_KEPT_TEXT: Final = 1 << 18
+#: Words, and clauses, of an answer with their times: an hour of speech.
+MAX_MARKS: Final = 1 << 14
+#: Exchanges that are over and played, of which more is known than the history has.
+MAX_EXCHANGES: Final = 16
+#: What exchanges that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
+MAX_DETAIL: Final = 1 << 20
+MARK_SIZE: Final = 16
+#: Audio of one answer that is kept to be sent again: five seconds at 24 kHz.
+MAX_UNHEARD_BYTES: Final = 256 * 1024
+#: The least sound from which a voice's pace is measured, and the sound beyond which older sound counts half.
+_LEAST_PACE_MS: Final = 1000
+_MOST_PACE_MS: Final = 600_000
+_PLAYED_KEPT: Final = 8
+
+
+class BoundedText(msgspec.Struct):
+    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is counted, and dropped."""
+
+    pieces: list[str] = []
+    length: int = 0
+
+    def append(self, piece: str) -> None:
+        kept = piece[: max(0, MAX_KEPT_TEXT - self.length)]
+        if kept:
+            self.pieces.append(kept)
+        self.length += len(piece)
+
+    def joined(self, separator: str = "") -> str:
+        return separator.join(self.pieces)
+
+
+class SentCall(msgspec.Struct):
+    """What was sent of a tool call, and in how many fragments."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = []
+    length: int = 0
+
+    def append(self, fragment: ToolCallFragment) -> None:
+        self.id, self.name = fragment.id or self.id, fragment.name or self.name
+        self.arguments.append(fragment.arguments[: max(0, MAX_KEPT_TEXT - self.length)])
+        self.length += len(fragment.arguments)
+
+
+class SentAudio(msgspec.Struct, frozen=True):
+    """Audio that was sent, its place on the answer's time line, and what it is charged with."""
+
+    chunk: OutputChunk
+    start_ms: float
+    end_ms: float
+    cost: int
+
+
+class Unheard(msgspec.Struct):
+    """What the client has not heard of an answer, to be sent again where its playback goes on.
+
+    The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
+    the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
+    what it may.
+    """
+
+    kept: list[SentAudio] = []
+    charged: int = 0
+    #: The end of the newest audio that was dropped unheard.
+    missing_ms: float = 0
+    aside: list[OutputChunk] = []
+    aside_cost: int = 0
+
+
+class Exchange(msgspec.Struct, kw_only=True, eq=False):
+    """One request and its answer. Changed by its own methods and by those of the ledger only."""
+
+    request_id: str
+    #: Whether the answer is to be spoken, and whether its text is sent.
+    speaks: bool = False
+    #: Text of the input, and the results of tools by the id of the call; bytes of both that may still be kept.
+    typed: bytearray = msgspec.field(default_factory=bytearray)
+    results: dict[str, bytearray] = {}
+    input_room: int = MAX_KEPT_TEXT
+    #: Settled transcripts of the input.
+    heard: BoundedText = msgspec.field(default_factory=BoundedText)
+    #: The answer as the engine said it, and how many characters of it were sent as text.
+    said: BoundedText = msgspec.field(default_factory=BoundedText)
+    shown: int = 0
+    calls: dict[int, SentCall] = {}
+    #: The words of the audio, or the clauses where it has none; up to ``base_ms``, where the text is heard up to
+    #: ``base_end``, they are summed up.
+    words: list[Word] = []
+    clauses: list[Clause] = []
+    base_ms: float = 0
+    base_end: int = 0
+    #: The number of the first audio, and when it was sent; None before.
+    first_number: int | None = None
+    first_sent: float = 0
+    #: The end of the audio that was made, and of that which was sent.
+    made_ms: float = 0
+    sent_ms: float = 0
+    #: The latest report of the client; None without any.
+    reported_ms: float | None = None
+    #: Where the client stopped to play; None while it has not.
+    cut_ms: float | None = None
+    #: Whether the speaker went on before there was anything to hear of the answer.
+    unheard: bool = False
+    #: Whether a request has read the history since the cut.
+    read: bool = False
+    #: Where the answer stands while it is held, and what had been sent by then; None while it is not.
+    held_ms: float | None = None
+    sent_before_hold_ms: float = 0
+    kept: Unheard | None = None
+    #: Whether its final is out; whether the engine came to its own end; whether it was cancelled.
+    finished: bool = False
+    whole: bool = False
+    cancelled: bool = False
+    #: What the history keeps of it.
+    input_kept: bool = True
+    answer_kept: bool = True
+    speech: Speech | None = None
+    words_unknown: bool = False
+    #: How often a client that reports had played everything before more was sent, and for how long together.
+    underruns: int = 0
+    underrun_sec: float = 0
+    #: The smallest lead at any report: audio that was sent and not played. None without reports.
+    least_lead_ms: float | None = None
+
+    # what was said
+
+    def take_text(self, payload: bytes, call_id: str | None = None) -> None:
+        """Text of the input, or of the result of a tool."""
+        kept = self.typed if call_id is None else self.results.setdefault(call_id, bytearray())
+        piece = payload[: self.input_room]
+        kept += piece
+        self.input_room -= len(piece)
+
+    def hear(self, transcript: str) -> None:
+        """A settled transcript of the input."""
+        self.heard.append(transcript)
+
+    def say(self, text: str, *, shown: bool) -> None:
+        """Text of the answer; ``shown`` says whether it is sent."""
+        self.said.append(text)
+        if shown:
+            self.shown = self.said.length
+
+    def call(self, fragment: ToolCallFragment) -> None:
+        """A fragment of a tool call is sent."""
+        self.calls.setdefault(fragment.index, SentCall()).append(fragment)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that were sent, in the order in which they began. One that was cut off is not whole."""
+        return tuple(ToolCall(one.id, one.name, "".join(one.arguments)) for one in self.calls.values())
+
+    @property
+    def user_text(self) -> str:
+        """The words of the user, typed and spoken."""
+        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
+
+    @property
+    def answer_text(self) -> str:
+        """The text of the answer as far as it was sent; what was only spoken, as far as it was made."""
+        text = self.said.joined()
+        return text[: self.shown] if self.shown else text if self.speaks else ""
+
+    def pronounce(self, words: Sequence[Word], clause: Clause | None) -> None:
+        """What audio is of the text: its words with their times, or the clause that it belongs to."""
+        if words:
+            self.words += words
+        elif clause is not None and self.clauses and self.clauses[-1][2:] == clause[2:]:
+            self.clauses[-1] = Clause(self.clauses[-1].start_ms, clause.end_ms, clause.start, clause.end)
+        elif clause is not None:
+            self.clauses.append(clause)
+        if len(self.words) > MAX_MARKS or len(self.clauses) > MAX_MARKS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Keep the newer half of the words and clauses."""
+        old = self.words[: MAX_MARKS // 2]
+        if old and len(self.words) > MAX_MARKS:
+            self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)
+            self.base_ms = old[-1].start_ms
+            del self.words[: MAX_MARKS // 2]
+        else:
+            last = self.clauses[MAX_MARKS // 2 - 1]
+            self.base_ms, self.base_end = last.end_ms, last.end
+            del self.clauses[: MAX_MARKS // 2]
+
+    @property
+    def size(self) -> int:
+        """What is kept of it, in characters."""
+        return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
+
+    def forget(self) -> None:
+        """The history has all that is still known of it."""
+        self.said, self.heard = BoundedText(), BoundedText()
+        self.typed, self.results, self.calls, self.speech = bytearray(), {}, {}, None
+        self.words, self.clauses = [], []
+
+
+class _State(msgspec.Struct, kw_only=True):
+    """A ledger in a form that can be written to bytes; behind the ``known`` exchanges are those on the line alone."""
+
+    history: HistoryState
+    exchanges: list[Exchange]
+    known: int
+    line: list[str]
+    at: int
+    origin: float
+    clocked: bool
+    reporting: bool
+    pace_characters: float
+    pace_ms: float
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_State)
+
+
+class Ledger:
+    """What was said and heard in one session: see above.
+
+    ``max_tokens`` and ``budget`` bound the history, see HistoryItems. ``read`` tells which pieces of a text a voice
+    reads, where a voice tells neither times of words nor clauses.
+    """
+
+    def __init__(self, max_tokens: int, budget: ByteBudget, *, read: Read = read_all) -> None:
+        self.history = HistoryItems(max_tokens, budget)
+        #: Whether a client that reports nothing plays what it is sent, without a pause.
+        self.clocked = False
+        #: Whether the client has ever reported its playback.
+        self.reporting = False
+        self._budget = budget
+        self._read = read
+        self._exchanges: dict[str, Exchange] = {}
+        self._line: list[Exchange] = []
+        self._at = 0
+        #: When the answer at ``_at`` began to play, shifted by every pause since.
+        self._origin = 0.0
+        #: Characters of text whose sound was whole, and the length of that.
+        self._pace_characters = 0.0
+        self._pace_ms = 0.0
+
+    # exchanges
+
+    def open(self, request_id: str, *, speaks: bool = False, resumable: bool = False) -> Exchange:
+        """A request opens. What it leaves in the history stands behind what earlier ones leave, whichever ends first.
+
+        ``speaks``: its answer is to be spoken. ``resumable``: what was not heard of it is kept, to be sent again.
+        """
+        exchange = Exchange(request_id=request_id, speaks=speaks, kept=Unheard() if resumable else None)
+        self._exchanges[request_id] = exchange
+        self.history.open(request_id)
+        return exchange
+
+    def find(self, request_id: str) -> Exchange | None:
+        """An exchange of which more is known than the history has."""
+        return self._exchanges.get(request_id)
+
+    def finish(
+        self,
+        exchange: Exchange,
+        *,
+        whole: bool,
+        cancelled: bool = False,
+        remembered: bool = True,
+        speech: Speech | None = None,
+        words_unknown: bool = False,
+    ) -> None:
+        """The final of a request is out: it enters the history, where it is ``remembered``.
+
+        ``whole``: the engine came to its own end. ``speech`` is what was said where its words are not known, charged to
+        the budget, and ``words_unknown`` says that it could not be kept.
+        """
+        exchange.finished, exchange.whole, exchange.cancelled = True, whole, cancelled
+        exchange.speech, exchange.words_unknown = speech, words_unknown
+        self._release(exchange)
+        if remembered:
+            self.history.add(self._messages(exchange), request_id=exchange.request_id)
+        else:
+            exchange.input_kept = exchange.answer_kept = False
+        if whole and exchange.made_ms >= _LEAST_PACE_MS:
+            self._measure(exchange)
+        self._drop_details()
+
+    def late_transcript(self, request_id: str, text: str) -> bool:
+        """A transcript that comes behind the final of its request. Returns False where it is not kept any more."""
+        exchange = self._exchanges.get(request_id)
+        if exchange is None or not exchange.finished or not exchange.input_kept:
+            return False
+        exchange.hear(text)
+        exchange.speech, exchange.words_unknown = None, False
+        return self.history.revise(request_id, self._question(exchange))
+
+    def _messages(self, exchange: Exchange) -> Iterator[Message]:
+        if exchange.input_kept:
+            yield from _results(exchange)
+            yield self._question(exchange)
+        if exchange.answer_kept:
+            yield self.answer(exchange)
+
+    def _question(self, exchange: Exchange) -> Message:
+        unknown = WORDS_UNKNOWN if exchange.words_unknown else ""
+        text = " ".join(filter(None, [exchange.user_text, unknown]))
+        return Message("user", text, speech=exchange.speech)
+
+    def answer(self, exchange: Exchange) -> Message:
+        """The answer for the history: where it was cut, only the part that was heard."""
+        text = self.heard_text(exchange)
+        # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
+        calls = tuple(call for call in exchange.tool_calls if call.is_whole or not exchange.cancelled)
+        return Message("assistant", text, tool_calls=calls)
+
+    def heard_text(self, exchange: Exchange) -> str:
+        """The part of the answer's text that was heard, or will be where it was not cut."""
+        return self._heard_text(exchange, exchange.cut_ms)
+
+    def _heard_text(self, exchange: Exchange, cut_ms: float | None) -> str:
+        text = exchange.said.joined()
+        if cut_ms is None:
+            return text if exchange.shown or audible(text) else ""
+        if not exchange.sent_ms:  # text without sound is heard when it is sent
+            return "" if exchange.unheard else text[: exchange.shown].rstrip()
+        if exchange.whole and cut_ms >= exchange.made_ms:
+            return text
+        if cut_ms <= 0:
+            return ""
+        if exchange.words or exchange.base_ms:
+            return self._heard_words(exchange, text, cut_ms)
+        clauses = exchange.clauses or [Clause(0, exchange.made_ms, 0, len(text))]
+        pace = self._pace(exchange)
+        end = end_of_clauses(text, clauses, cut_ms, whole=exchange.whole, pace=pace, read=self._read)
+        return audible(text[:end])
+
+    def _heard_words(self, exchange: Exchange, text: str, cut_ms: float) -> str:
+        if cut_ms < exchange.base_ms:  # before the words that are known one by one
+            clause = [Clause(0, exchange.base_ms, 0, exchange.base_end)]
+            end = end_of_clauses(text, clause, cut_ms, whole=True, pace=None, read=self._read)
+        elif exchange.words:
+            begun = (word for word in exchange.words if word.start_ms < cut_ms)
+            end = end_of_words(text, begun, begin=exchange.base_end)
+        else:
+            summed = Clause(0, exchange.base_ms, 0, exchange.base_end)
+            clauses = [summed, *exchange.clauses]
+            pace = self._pace(exchange)
+            end = end_of_clauses(text, clauses, cut_ms, whole=exchange.whole, pace=pace, read=self._read)
+        return audible(text[:end])
+
+    def _pace(self, exchange: Exchange) -> float | None:
+        """Characters a second of the answer's voice; None where that is not known."""
+        known = exchange.clauses[:-1]
+        lasted = sum(clause.end_ms - clause.start_ms for clause in known)
+        if lasted >= _LEAST_PACE_MS:
+            return sum(clause.end - clause.start for clause in known) * 1000 / lasted
+        return self._pace_characters * 1000 / self._pace_ms if self._pace_ms else None
+
+    def _measure(self, exchange: Exchange) -> None:
+        self._pace_characters += exchange.said.length
+        self._pace_ms += exchange.made_ms
+        if self._pace_ms > _MOST_PACE_MS:
+            self._pace_characters /= 2
+            self._pace_ms /= 2
+
+    # the loudspeaker
+
+    def send(self, exchange: Exchange, number: int, start_ms: float, end_ms: float, now: float) -> None:
+        """Audio from ``start_ms`` to ``end_ms`` is made and sent, as output ``number``.
+
+        After an underrun the position continues from there.
+        """
+        self._advance(now)
+        if exchange.first_number is None:
+            exchange.first_number, exchange.first_sent = number, now
+            self._line.append(exchange)
+            if len(self._line) == 1:
+                self._at, self._origin = 0, now
+            self._advance(now)
+        exchange.sent_ms = end_ms
+        exchange.made_ms = max(exchange.made_ms, end_ms)
+        if self._line[self._at] is exchange:
+            late_sec = now - self._origin - start_ms / 1000
+            if late_sec > 0:
+                if exchange.reported_ms is not None:
+                    exchange.underruns += 1
+                    exchange.underrun_sec += late_sec
+                self._origin = now - start_ms / 1000
+
+    def position_ms(self, exchange: Exchange, now: float) -> float:
+        """How much of the answer was played, by the line."""
+        if exchange.held_ms is not None:
+            return exchange.held_ms
+        if exchange.cut_ms is not None:
+            return exchange.cut_ms
+        self._advance(now)
+        if exchange.first_number is None:
+            return 0
+        if self._line[self._at] is exchange:
+            # Clocks count binary fractions of seconds: without rounding, a word would have begun at its first instant.
+            return min(exchange.sent_ms, round(max(0.0, now - self._origin) * 1000, 3))
+        return 0 if exchange in self._line[self._at :] else exchange.sent_ms
+
+    def due_ms(self, exchange: Exchange, start_ms: float, now: float) -> float:
+        """Milliseconds until the audio at ``start_ms`` of the answer is played, behind all that is before it."""
+        position = self.position_ms(exchange, now)
+        before = 0.0
+        for other in self._line[self._at :]:
+            if other is exchange:
+                break
+            if other.cut_ms is None:
+                before += other.sent_ms - self.position_ms(other, now)
+        return start_ms - position + before
+
+    def playing(self, now: float) -> bool:
+        """Whether any audio that was sent is not played yet."""
+        self._advance(now)
+        return any(self._unplayed(exchange, now) for exchange in self._line[self._at :])
+
+    def resume_ms(self, exchange: Exchange, now: float) -> float:
+        """Where an answer that is held goes on: at its latest report, or without one where it is by the line."""
+        if exchange.reported_ms is None:
+            return self.position_ms(exchange, now)
+        return min(exchange.reported_ms, exchange.sent_ms)
+
+    def report(
+        self, played_ms: float, *, now: float, request_id: str | None = None, sequence_id: int | None = None
+    ) -> None:
+        """The client has played so much of an answer.
+
+        Without ``request_id``, of the one that plays by the line, or played last, whose first audio is not numbered
+        above ``sequence_id``. All before it were heard as far as they were not cut, and nothing was of those behind. A
+        report of less than was reported before, or about an answer that is not known, changes nothing.
+        """
+        self._advance(now)
+        index = self._reported_index(request_id, sequence_id)
+        if index is None:
+            return
+        exchange = self._line[index]
+        if any(one.reported_ms is not None for one in self._line[index + 1 :]):
+            return
+        played_ms = min(played_ms, exchange.sent_ms)
+        if exchange.reported_ms is not None and played_ms < exchange.reported_ms:
+            return
+        if exchange.cut_ms is not None:
+            self._say_where_cut(exchange, played_ms)
+            return
+        self.reporting = True
+        for earlier in self._line[:index]:
+            if earlier.reported_ms is not None and earlier.cut_ms is None:
+                earlier.reported_ms = earlier.sent_ms
+        exchange.reported_ms = played_ms
+        lead_ms = exchange.sent_ms - played_ms
+        exchange.least_lead_ms = lead_ms if exchange.least_lead_ms is None else min(lead_ms, exchange.least_lead_ms)
+        if exchange.held_ms is None:
+            self._at, self._origin = index, now - played_ms / 1000
+
+    def _reported_index(self, request_id: str | None, sequence_id: int | None) -> int | None:
+        if request_id is not None:
+            places = (index for index, one in enumerate(self._line) if one.request_id == request_id)
+            return next(places, None)
+        for index in range(min(self._at, len(self._line) - 1), -1, -1):
+            first = self._line[index].first_number
+            if sequence_id is None or (first is not None and first <= sequence_id):
+                return index
+        return None
+
+    def _say_where_cut(self, exchange: Exchange, played_ms: float) -> None:
+        self.reporting = True
+        if not exchange.read:
+            exchange.reported_ms = exchange.cut_ms = played_ms
+            self._revise(exchange)
+
+    def cut(self, exchange: Exchange, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
+        """The client plays nothing more of this answer; ``at_ms`` says where it stopped, where that is known.
+
+        ``unheard``: the speaker went on; if no audio was sent, nothing was heard. Idempotent.
+        """
+        self._advance(now)
+        if exchange.cut_ms is not None:
+            if at_ms is not None:
+                exchange.cut_ms = min(at_ms, exchange.sent_ms)
+                self._revise(exchange)
+            return
+        where = self._heard_ms(exchange, now) if at_ms is None else at_ms
+        exchange.held_ms = None
+        exchange.cut_ms = min(where, exchange.sent_ms)
+        exchange.unheard = unheard and exchange.speaks and not exchange.sent_ms
+        if exchange.first_number is not None and self._line[self._at] is exchange:
+            self._origin = now  # when the next one begins
+            self._advance(now)
+        self._revise(exchange)
+
+    def silence(self, now: float, *, spared: Exchange | None = None) -> None:
+        """The client drops all audio that it has not played, but for that of ``spared``."""
+        self._advance(now)
+        for exchange in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
+            self.cut(exchange, now)
+
+    def _unplayed(self, exchange: Exchange, now: float) -> bool:
+        if exchange.cut_ms is not None or exchange.held_ms is not None:
+            return False
+        return self.position_ms(exchange, now) < exchange.sent_ms
+
+    def _heard_ms(self, exchange: Exchange, now: float) -> float:
+        if exchange.reported_ms is not None:
+            return exchange.reported_ms
+        if self.clocked or self.reporting:
+            return self.position_ms(exchange, now)
+        return exchange.sent_ms
+
+    def _advance(self, now: float) -> None:
+        """Let answers that were played through be followed by the next ones."""
+        line = self._line
+        while self._at + 1 < len(line):
+            playing, following = line[self._at], line[self._at + 1]
+            if playing.held_ms is not None:
+                return
+            ends = self._origin if playing.cut_ms is not None else self._origin + playing.sent_ms / 1000
+            if now < ends:
+                return
+            self._at += 1
+            self._origin = max(following.first_sent, min(ends, now))
+        if self._at > 2 * _PLAYED_KEPT:
+            del line[: self._at - _PLAYED_KEPT]
+            self._at = _PLAYED_KEPT
+
+    def _revise(self, exchange: Exchange) -> None:
+        if exchange.finished and exchange.answer_kept and exchange.request_id in self._exchanges:
+            self.history.revise(exchange.request_id, self.answer(exchange))
+
+    # withdrawn, held
+
+    def withdraw(self, exchange: Exchange, chunks: Sequence[OutputChunk]) -> None:
+        """These outputs, the latest of the answer, were taken back before they were sent."""
+        for chunk in reversed(chunks):
+            if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
+                exchange.sent_ms = min(exchange.sent_ms, chunk.start_ms)
+            elif chunk.modality is OutputModality.TEXT:
+                exchange.shown -= len(chunk.text)
+            elif chunk.tool_call is not None:
+                _take_back(exchange.calls, chunk.tool_call)
+        if exchange.cut_ms is not None:
+            exchange.cut_ms = min(exchange.cut_ms, exchange.sent_ms)
+
+    def keep_unheard(self, exchange: Exchange, audio: SentAudio, now: float) -> None:
+        """Keep audio that is sent now, to be sent again where speech without words interrupts the answer."""
+        unheard = exchange.kept
+        if unheard is None:
+            return
+        heard_ms = self.resume_ms(exchange, now)
+        while unheard.kept and unheard.kept[0].end_ms <= heard_ms:
+            self._drop_unheard(unheard)
+        unheard.kept.append(audio)
+        unheard.charged += audio.cost
+        self._budget.used += audio.cost
+        scarce = self._budget.held > self._budget.capacity // 2
+        while unheard.kept and (scarce or unheard.charged > MAX_UNHEARD_BYTES):
+            unheard.missing_ms = unheard.kept[0].end_ms
+            self._drop_unheard(unheard)
+
+    def can_resume(self, exchange: Exchange, now: float) -> bool:
+        """Whether all that was sent and not heard is kept."""
+        return exchange.kept is not None and self.resume_ms(exchange, now) >= exchange.kept.missing_ms
+
+    def hold(self, exchange: Exchange, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
+        """The client stops to play: speech interrupts the answer, which may go on. Others are silenced for good.
+
+        ``withdrawn`` are outputs of it that were taken back; they are charged with ``cost``.
+        """
+        assert exchange.kept is not None
+        self.silence(now, spared=exchange)
+        exchange.held_ms, exchange.sent_before_hold_ms = self.position_ms(exchange, now), exchange.sent_ms
+        self.withdraw(exchange, withdrawn)
+        exchange.kept.aside, exchange.kept.aside_cost = list(withdrawn), cost
+        self._budget.used += cost
+
+    def go_on(self, exchange: Exchange, now: float) -> list[OutputChunk]:
+        """The speech had no words. Returns what has to be sent first, numbered as it was."""
+        assert exchange.kept is not None
+        resume_ms = self.resume_ms(exchange, now)
+        outputs = _unheard_from(exchange.kept, resume_ms)
+        self._drop_aside(exchange.kept)
+        for chunk in outputs:
+            if chunk.modality is OutputModality.TEXT:
+                exchange.shown += len(chunk.text)
+            elif chunk.tool_call is not None:
+                exchange.call(chunk.tool_call)
+        exchange.held_ms, exchange.sent_ms = None, exchange.sent_before_hold_ms
+        if exchange.first_number is not None:
+            self._at = self._line.index(exchange)
+            self._origin = now - resume_ms / 1000
+        return outputs
+
+    def _messages_if_cut(self, exchange: Exchange, interim: str, now: float) -> Iterator[Message]:
+        """What the history would get if the answer, which is held, had ended where it was interrupted."""
+        yield from _results(exchange)
+        yield Message("user", " ".join(filter(None, [exchange.user_text, interim])))
+        unheard = exchange.speaks and not exchange.sent_ms
+        text = "" if unheard else self._heard_text(exchange, self._heard_ms(exchange, now))
+        yield Message("assistant", text, tool_calls=tuple(one for one in exchange.tool_calls if one.is_whole))
+
+    def _drop_unheard(self, unheard: Unheard) -> None:
+        cost = unheard.kept.pop(0).cost
+        unheard.charged -= cost
+        self._budget.give(cost)
+
+    def _drop_aside(self, unheard: Unheard) -> None:
+        self._budget.give(unheard.aside_cost)
+        unheard.aside, unheard.aside_cost = [], 0
+
+    def _release(self, exchange: Exchange) -> None:
+        if exchange.kept is not None:
+            self._drop_aside(exchange.kept)
+            while exchange.kept.kept:
+                self._drop_unheard(exchange.kept)
+            exchange.kept = None
+
+    # the history
+
+    def messages(
+        self, answering: Collection[str] = (), *, now: float, held: Exchange | None = None, interim: str = ""
+    ) -> tuple[Message, ...]:
+        """What a request sees of earlier ones. ``answering`` are the calls whose results are in its input.
+
+        Of the answer that is ``held`` it sees what was heard, and of its question also what is ``interim``. Where an
+        answer was cut is settled from here on.
+        """
+        for exchange in self._exchanges.values():
+            exchange.read = exchange.read or exchange.cut_ms is not None
+        more = () if held is None else self._messages_if_cut(held, interim, now)
+        return self.history.messages(answering, more=more)
+
+    def knows_call(self, call_id: str) -> bool:
+        """Whether a model can be given the result of this call: it is in the history, or in an answer under way."""
+        return self.history.sees_call(call_id) or any(
+            one.id == call_id
+            for exchange in self._exchanges.values()
+            if not exchange.finished
+            for one in exchange.calls.values()
+        )
+
+    def knows_result(self, call_id: str) -> bool:
+        """Whether the result of this call has come."""
+        return self.history.sees_result(call_id) or any(
+            call_id in exchange.results for exchange in self._exchanges.values() if not exchange.finished
+        )
+
+    @property
+    def items(self) -> tuple[HistoryItem, ...]:
+        """All that the history keeps, the oldest first."""
+        return self.history.items
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of speech in the history, with their overhead."""
+        return self.history.held_bytes
+
+    def place(self, messages: Iterable[Message], *, item_id: str | None = None) -> None:
+        """Messages that are no request's: an item of the client's behind all requests so far, or an earlier history."""
+        if item_id is not None:
+            self.history.open(item_id)
+        self.history.add(messages, request_id=item_id)
+
+    def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
+        """Drop from the history what a request, or an item of the client's, has left in these roles."""
+        self.history.remove(request_id, roles=roles)
+        exchange = self._exchanges.get(request_id)
+        if exchange is not None:
+            exchange.input_kept = exchange.input_kept and "user" not in roles
+            exchange.answer_kept = exchange.answer_kept and "assistant" not in roles
+
+    def truncate(self, request_id: str) -> int:
+        """Drop a request and all later ones from the history: see HistoryItems."""
+        return self.history.truncate(request_id)
+
+    def close(self) -> None:
+        """Drop everything, and keep nothing of what comes later. Idempotent."""
+        for exchange in self._exchanges.values():
+            self._release(exchange)
+        self._exchanges.clear()
+        self._line.clear()
+        self._at = 0
+        self.history.close()
+
+    def _drop_details(self) -> None:
+        """Keep little more than the history of exchanges that are over and played."""
+        over = [exchange for exchange in self._exchanges.values() if exchange.finished]
+        waiting = {one.request_id for one in self._line[self._at :] if one.cut_ms is None}
+        size = sum(exchange.size for exchange in over)
+        played = sum(exchange.request_id not in waiting for exchange in over)
+        for exchange in over:
+            waits = exchange.request_id in waiting
+            if size > MAX_DETAIL or (played > MAX_EXCHANGES and not waits):
+                played -= not waits
+                size -= exchange.size
+                del self._exchanges[exchange.request_id]
+                exchange.forget()
+
+    # bytes
+
+    def to_bytes(self) -> bytes:
+        """All of it. Speech and audio that are held are part of it."""
+        dropped = [one for one in self._line if one.request_id not in self._exchanges]
+        return msgspec.msgpack.encode(
+            _State(
+                history=self.history.state(),
+                exchanges=[*self._exchanges.values(), *dropped],
+                known=len(self._exchanges),
+                line=[exchange.request_id for exchange in self._line],
+                at=self._at,
+                origin=self._origin,
+                clocked=self.clocked,
+                reporting=self.reporting,
+                pace_characters=self._pace_characters,
+                pace_ms=self._pace_ms,
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, budget: ByteBudget, *, read: Read = read_all) -> Ledger:
+        """The ledger that ``to_bytes`` wrote, which charges ``budget`` from now on."""
+        state = _STATE.decode(data)
+        new = cls(state.history.max_tokens, budget, read=read)
+        new.history = HistoryItems.restored(state.history, budget)
+        by_id = {exchange.request_id: exchange for exchange in state.exchanges}
+        new._exchanges = {one.request_id: one for one in state.exchanges[: state.known]}
+        new._line = [by_id[request_id] for request_id in state.line]
+        new._at, new._origin = state.at, state.origin
+        new.clocked, new.reporting = state.clocked, state.reporting
+        new._pace_characters, new._pace_ms = state.pace_characters, state.pace_ms
+        for exchange in state.exchanges:
+            if exchange.kept is not None:
+                budget.used += exchange.kept.charged + exchange.kept.aside_cost
+        return new
+
+
+def _results(exchange: Exchange) -> Iterator[Message]:
+    for call, text in exchange.results.items():
+        yield Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
+
+
+def _take_back(calls: dict[int, SentCall], fragment: ToolCallFragment) -> None:
+    """The latest fragment of its call was taken back. A call of which nothing was sent is none."""
+    call = calls.get(fragment.index)
+    if call is None:
+        return
+    call.arguments.pop()
+    call.length -= len(fragment.arguments)
+    if not call.arguments:
+        del calls[fragment.index]
+
+
+def _unheard_from(unheard: Unheard, position_ms: float) -> list[OutputChunk]:
+    """The audio behind this position, the first chunk of raw samples cut there, and what was set aside."""
+    # What was withdrawn was never sent, wherever the clock says that playback was, and is kept, too.
+    unsent_ms = min((one.start_ms for one in unheard.aside if one.start_ms is not None), default=float("inf"))
+    sent = [one for one in unheard.kept if one.end_ms > position_ms]
+    sent = [one for one in sent if round(max(one.start_ms, position_ms)) < unsent_ms]
+    return [*(_behind(one, position_ms) for one in sent), *unheard.aside]
+
+
+def _behind(sent: SentAudio, position_ms: float) -> OutputChunk:
+    chunk, audio = sent.chunk, sent.chunk.format
+    if position_ms <= sent.start_ms or audio is None or not audio.is_raw:
+        return chunk
+    samples = int((position_ms - sent.start_ms) * audio.sample_rate / 1000)
+    return msgspec.structs.replace(
+        chunk,
+        payload=chunk.payload[samples * SAMPLE_BYTES[audio.encoding] :],
+        start_ms=round(sent.start_ms + samples * 1000 / audio.sample_rate),
+        words=tuple(word for word in chunk.words if word.end_ms > position_ms),
+    )
