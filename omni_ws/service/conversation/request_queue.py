@@ -12,7 +12,7 @@ from omni_ws.core.chunks import FinishReason, InputMode
 from omni_ws.core.output import OutputChunk, OutputSequencer
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import Engine, Finished
-from omni_ws.errors import EngineFailed, websocket_close_code
+from omni_ws.errors import EngineFailed, ends_session
 from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, started_frame, transcript_chunk
 from omni_ws.service.conversation.greeting import begin_greeting, say_greeting
 from omni_ws.service.conversation.held_answer import HeldAnswer
@@ -315,7 +315,7 @@ class RequestQueue:
             if not answer.cancelled():
                 answer.result()
         self.end(request, FinishReason.CANCELLED)
-        if request.error is not None and websocket_close_code(request.error) is not None:
+        if request.error is not None and ends_session(request.error):
             raise request.error
 
     def _begin(self, request: Request) -> asyncio.Task[None]:
