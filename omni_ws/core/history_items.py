@@ -97,7 +97,7 @@ class HistoryItems:
         self.max_tokens = max_tokens
         #: Bytes of speech, with their overhead.
         self.held_bytes = 0
-        self._budget = budget
+        self.budget = budget
         self._items: list[HistoryItem] = []
         self._tokens = 0
         #: Of the items that are not kept any more because others came.
@@ -183,7 +183,7 @@ class HistoryItems:
                 item, message=message, tokens=message_tokens(message), speech_bytes=_speech_bytes(message)
             )
             if message.speech is not None:
-                self._budget.used += changed.speech_bytes  # which the old item gives back
+                self.budget.used += changed.speech_bytes  # which the old item gives back
             self._drop(index, index + 1)
             self._insert(index, changed)
         elif index is not None:
@@ -366,7 +366,7 @@ class HistoryItems:
     def _release(self, item: HistoryItem) -> None:
         if item.message.speech is not None:
             self.held_bytes -= item.speech_bytes
-            self._budget.give(item.speech_bytes)
+            self.budget.give(item.speech_bytes)
 
 
 def _speech_bytes(message: Message) -> int:

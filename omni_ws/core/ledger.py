@@ -1,6 +1,6 @@
 """Ledger: what was said and what was heard in one session. Nobody else computes either.
 
-**Exchanges.** An Exchange is one request with its answer: what the user typed and said, results of tools, the answer's
+**Entries.** A LedgerEntry is one request with its answer: what the user typed and said, results of tools, the answer's
 text as the engine said it, its tool calls, and its audio as it was made, sent and played. ``Ledger.open`` begins one,
 ``finish`` puts it into the history, and later facts (a late transcript, a cut, a report) revise it there.
 
@@ -12,8 +12,8 @@ from ``_origin`` on, up to the audio that was sent; a report sets it. The next a
 one by the line, where the client reports at all or is ``clocked``, and else at the end of what was sent. Until a
 request has read the history, a report may still say where that was. ``heard_text`` maps the position to the text.
 
-**Bounds.** Text is kept up to MAX_KEPT_TEXT characters an exchange; words and clauses up to MAX_MARKS, of which older
-ones are summed up; exchanges with all of this up to MAX_EXCHANGES and MAX_DETAIL. What is dropped stays in the history,
+**Bounds.** Text is kept up to MAX_KEPT_TEXT characters an entry; words and clauses up to MAX_MARKS, of which older
+ones are summed up; entries with all of this up to MAX_ENTRIES and MAX_DETAIL. What is dropped stays in the history,
 which has bounds of its own, as it stands there.
 
 Times are seconds on the caller's clock. ``to_bytes`` writes all of it, and ``from_bytes`` restores it.
@@ -34,13 +34,13 @@ from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 
-#: Text of an exchange that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
+#: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
 MAX_KEPT_TEXT: Final = 1 << 18
 #: Words, and clauses, of an answer with their times: an hour of speech.
 MAX_MARKS: Final = 1 << 14
-#: Exchanges that are over and played, of which more is known than the history has.
-MAX_EXCHANGES: Final = 16
-#: What exchanges that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
+#: Entries that are over and played, of which more is known than the history has.
+MAX_ENTRIES: Final = 16
+#: What entries that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
 MAX_DETAIL: Final = 1 << 20
 MARK_SIZE: Final = 16
 #: Audio of one answer that is kept to be sent again: five seconds at 24 kHz.
@@ -106,12 +106,13 @@ class Unheard(msgspec.Struct):
     aside_cost: int = 0
 
 
-class Exchange(msgspec.Struct, kw_only=True, eq=False):
+class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     """One request and its answer. Changed by its own methods and by those of the ledger only."""
 
     request_id: str
     #: Whether the answer is to be spoken, and whether its text is sent.
     speaks: bool = False
+    writes: bool = True
     #: Text of the input, and the results of tools by the id of the call; bytes of both that may still be kept.
     typed: bytearray = msgspec.field(default_factory=bytearray)
     results: dict[str, bytearray] = {}
@@ -174,10 +175,10 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         """A settled transcript of the input."""
         self.heard.append(transcript)
 
-    def say(self, text: str, *, shown: bool) -> None:
-        """Text of the answer; ``shown`` says whether it is sent."""
+    def say(self, text: str) -> None:
+        """Text of the answer, which is sent where its text is."""
         self.said.append(text)
-        if shown:
+        if self.writes:
             self.shown = self.said.length
 
     def call(self, fragment: ToolCallFragment) -> None:
@@ -198,7 +199,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     def answer_text(self) -> str:
         """The text of the answer as far as it was sent; what was only spoken, as far as it was made."""
         text = self.said.joined()
-        return text[: self.shown] if self.shown else text if self.speaks else ""
+        return text[: self.shown] if self.writes else text
 
     def pronounce(self, words: Sequence[Word], clause: Clause | None) -> None:
         """What audio is of the text: its words with their times, or the clause that it belongs to."""
@@ -236,10 +237,10 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """A ledger in a form that can be written to bytes; behind the ``known`` exchanges are those on the line alone."""
+    """A ledger in a form that can be written to bytes; behind the ``known`` entries are those on the line alone."""
 
     history: HistoryState
-    exchanges: list[Exchange]
+    entries: list[LedgerEntry]
     known: int
     line: list[str]
     at: int
@@ -268,8 +269,8 @@ class Ledger:
         self.reporting = False
         self._budget = budget
         self._read = read
-        self._exchanges: dict[str, Exchange] = {}
-        self._line: list[Exchange] = []
+        self._entries: dict[str, LedgerEntry] = {}
+        self._line: list[LedgerEntry] = []
         self._at = 0
         #: When the answer at ``_at`` began to play, shifted by every pause since.
         self._origin = 0.0
@@ -277,25 +278,29 @@ class Ledger:
         self._pace_characters = 0.0
         self._pace_ms = 0.0
 
-    # exchanges
+    # entries
 
-    def open(self, request_id: str, *, speaks: bool = False, resumable: bool = False) -> Exchange:
+    def open(
+        self, request_id: str, *, speaks: bool = False, writes: bool = True, resumable: bool = False
+    ) -> LedgerEntry:
         """A request opens. What it leaves in the history stands behind what earlier ones leave, whichever ends first.
 
-        ``speaks``: its answer is to be spoken. ``resumable``: what was not heard of it is kept, to be sent again.
+        ``speaks``: its answer is to be spoken; ``writes``: its text is sent; ``resumable``: what was not heard of it is
+        kept, to be sent again.
         """
-        exchange = Exchange(request_id=request_id, speaks=speaks, kept=Unheard() if resumable else None)
-        self._exchanges[request_id] = exchange
+        kept = Unheard() if resumable else None
+        entry = LedgerEntry(request_id=request_id, speaks=speaks, writes=writes, kept=kept)
+        self._entries[request_id] = entry
         self.history.open(request_id)
-        return exchange
+        return entry
 
-    def find(self, request_id: str) -> Exchange | None:
-        """An exchange of which more is known than the history has."""
-        return self._exchanges.get(request_id)
+    def find(self, request_id: str) -> LedgerEntry | None:
+        """An entry of which more is known than the history has."""
+        return self._entries.get(request_id)
 
     def finish(
         self,
-        exchange: Exchange,
+        entry: LedgerEntry,
         *,
         whole: bool,
         cancelled: bool = False,
@@ -308,139 +313,139 @@ class Ledger:
         ``whole``: the engine came to its own end. ``speech`` is what was said where its words are not known, charged to
         the budget, and ``words_unknown`` says that it could not be kept.
         """
-        exchange.finished, exchange.whole, exchange.cancelled = True, whole, cancelled
-        exchange.speech, exchange.words_unknown = speech, words_unknown
-        self._release(exchange)
+        entry.finished, entry.whole, entry.cancelled = True, whole, cancelled
+        entry.speech, entry.words_unknown = speech, words_unknown
+        self._release(entry)
         if remembered:
-            self.history.add(self._messages(exchange), request_id=exchange.request_id)
+            self.history.add(self._messages(entry), request_id=entry.request_id)
         else:
-            exchange.input_kept = exchange.answer_kept = False
-        if whole and exchange.made_ms >= _LEAST_PACE_MS:
-            self._measure(exchange)
+            entry.input_kept = entry.answer_kept = False
+        if whole and entry.made_ms >= _LEAST_PACE_MS:
+            self._measure(entry)
         self._drop_details()
 
     def late_transcript(self, request_id: str, text: str) -> bool:
         """A transcript that comes behind the final of its request. Returns False where it is not kept any more."""
-        exchange = self._exchanges.get(request_id)
-        if exchange is None or not exchange.finished or not exchange.input_kept:
+        entry = self._entries.get(request_id)
+        if entry is None or not entry.finished or not entry.input_kept:
             return False
-        exchange.hear(text)
-        exchange.speech, exchange.words_unknown = None, False
-        return self.history.revise(request_id, self._question(exchange))
+        entry.hear(text)
+        entry.speech, entry.words_unknown = None, False
+        return self.history.revise(request_id, self._question(entry))
 
-    def _messages(self, exchange: Exchange) -> Iterator[Message]:
-        if exchange.input_kept:
-            yield from _results(exchange)
-            yield self._question(exchange)
-        if exchange.answer_kept:
-            yield self.answer(exchange)
+    def _messages(self, entry: LedgerEntry) -> Iterator[Message]:
+        if entry.input_kept:
+            yield from _results(entry)
+            yield self._question(entry)
+        if entry.answer_kept:
+            yield self.answer(entry)
 
-    def _question(self, exchange: Exchange) -> Message:
-        unknown = WORDS_UNKNOWN if exchange.words_unknown else ""
-        text = " ".join(filter(None, [exchange.user_text, unknown]))
-        return Message("user", text, speech=exchange.speech)
+    def _question(self, entry: LedgerEntry) -> Message:
+        unknown = WORDS_UNKNOWN if entry.words_unknown else ""
+        text = " ".join(filter(None, [entry.user_text, unknown]))
+        return Message("user", text, speech=entry.speech)
 
-    def answer(self, exchange: Exchange) -> Message:
+    def answer(self, entry: LedgerEntry) -> Message:
         """The answer for the history: where it was cut, only the part that was heard."""
-        text = self.heard_text(exchange)
+        text = self.heard_text(entry)
         # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
-        calls = tuple(call for call in exchange.tool_calls if call.is_whole or not exchange.cancelled)
+        calls = tuple(call for call in entry.tool_calls if call.is_whole or not entry.cancelled)
         return Message("assistant", text, tool_calls=calls)
 
-    def heard_text(self, exchange: Exchange) -> str:
+    def heard_text(self, entry: LedgerEntry) -> str:
         """The part of the answer's text that was heard, or will be where it was not cut."""
-        return self._heard_text(exchange, exchange.cut_ms)
+        return self._heard_text(entry, entry.cut_ms)
 
-    def _heard_text(self, exchange: Exchange, cut_ms: float | None) -> str:
-        text = exchange.said.joined()
+    def _heard_text(self, entry: LedgerEntry, cut_ms: float | None) -> str:
+        text = entry.said.joined()
         if cut_ms is None:
-            return text if exchange.shown or audible(text) else ""
-        if not exchange.sent_ms:  # text without sound is heard when it is sent
-            return "" if exchange.unheard else text[: exchange.shown].rstrip()
-        if exchange.whole and cut_ms >= exchange.made_ms:
+            return text if entry.writes or audible(text) else ""
+        if not entry.sent_ms:  # text without sound is heard when it is sent
+            return "" if entry.unheard else text[: entry.shown].rstrip()
+        if entry.whole and cut_ms >= entry.made_ms:
             return text
         if cut_ms <= 0:
             return ""
-        if exchange.words or exchange.base_ms:
-            return self._heard_words(exchange, text, cut_ms)
-        clauses = exchange.clauses or [Clause(0, exchange.made_ms, 0, len(text))]
-        pace = self._pace(exchange)
-        end = end_of_clauses(text, clauses, cut_ms, whole=exchange.whole, pace=pace, read=self._read)
+        if entry.words or entry.base_ms:
+            return self._heard_words(entry, text, cut_ms)
+        clauses = entry.clauses or [Clause(0, entry.made_ms, 0, len(text))]
+        pace = self._pace(entry)
+        end = end_of_clauses(text, clauses, cut_ms, whole=entry.whole, pace=pace, read=self._read)
         return audible(text[:end])
 
-    def _heard_words(self, exchange: Exchange, text: str, cut_ms: float) -> str:
-        if cut_ms < exchange.base_ms:  # before the words that are known one by one
-            clause = [Clause(0, exchange.base_ms, 0, exchange.base_end)]
+    def _heard_words(self, entry: LedgerEntry, text: str, cut_ms: float) -> str:
+        if cut_ms < entry.base_ms:  # before the words that are known one by one
+            clause = [Clause(0, entry.base_ms, 0, entry.base_end)]
             end = end_of_clauses(text, clause, cut_ms, whole=True, pace=None, read=self._read)
-        elif exchange.words:
-            begun = (word for word in exchange.words if word.start_ms < cut_ms)
-            end = end_of_words(text, begun, begin=exchange.base_end)
+        elif entry.words:
+            begun = (word for word in entry.words if word.start_ms < cut_ms)
+            end = end_of_words(text, begun, begin=entry.base_end)
         else:
-            summed = Clause(0, exchange.base_ms, 0, exchange.base_end)
-            clauses = [summed, *exchange.clauses]
-            pace = self._pace(exchange)
-            end = end_of_clauses(text, clauses, cut_ms, whole=exchange.whole, pace=pace, read=self._read)
+            summed = Clause(0, entry.base_ms, 0, entry.base_end)
+            clauses = [summed, *entry.clauses]
+            pace = self._pace(entry)
+            end = end_of_clauses(text, clauses, cut_ms, whole=entry.whole, pace=pace, read=self._read)
         return audible(text[:end])
 
-    def _pace(self, exchange: Exchange) -> float | None:
+    def _pace(self, entry: LedgerEntry) -> float | None:
         """Characters a second of the answer's voice; None where that is not known."""
-        known = exchange.clauses[:-1]
+        known = entry.clauses[:-1]
         lasted = sum(clause.end_ms - clause.start_ms for clause in known)
         if lasted >= _LEAST_PACE_MS:
             return sum(clause.end - clause.start for clause in known) * 1000 / lasted
         return self._pace_characters * 1000 / self._pace_ms if self._pace_ms else None
 
-    def _measure(self, exchange: Exchange) -> None:
-        self._pace_characters += exchange.said.length
-        self._pace_ms += exchange.made_ms
+    def _measure(self, entry: LedgerEntry) -> None:
+        self._pace_characters += entry.said.length
+        self._pace_ms += entry.made_ms
         if self._pace_ms > _MOST_PACE_MS:
             self._pace_characters /= 2
             self._pace_ms /= 2
 
     # the loudspeaker
 
-    def send(self, exchange: Exchange, number: int, start_ms: float, end_ms: float, now: float) -> None:
+    def send(self, entry: LedgerEntry, number: int, start_ms: float, end_ms: float, now: float) -> None:
         """Audio from ``start_ms`` to ``end_ms`` is made and sent, as output ``number``.
 
         After an underrun the position continues from there.
         """
         self._advance(now)
-        if exchange.first_number is None:
-            exchange.first_number, exchange.first_sent = number, now
-            self._line.append(exchange)
+        if entry.first_number is None:
+            entry.first_number, entry.first_sent = number, now
+            self._line.append(entry)
             if len(self._line) == 1:
                 self._at, self._origin = 0, now
             self._advance(now)
-        exchange.sent_ms = end_ms
-        exchange.made_ms = max(exchange.made_ms, end_ms)
-        if self._line[self._at] is exchange:
+        entry.sent_ms = end_ms
+        entry.made_ms = max(entry.made_ms, end_ms)
+        if self._line[self._at] is entry:
             late_sec = now - self._origin - start_ms / 1000
             if late_sec > 0:
-                if exchange.reported_ms is not None:
-                    exchange.underruns += 1
-                    exchange.underrun_sec += late_sec
+                if entry.reported_ms is not None:
+                    entry.underruns += 1
+                    entry.underrun_sec += late_sec
                 self._origin = now - start_ms / 1000
 
-    def position_ms(self, exchange: Exchange, now: float) -> float:
+    def position_ms(self, entry: LedgerEntry, now: float) -> float:
         """How much of the answer was played, by the line."""
-        if exchange.held_ms is not None:
-            return exchange.held_ms
-        if exchange.cut_ms is not None:
-            return exchange.cut_ms
+        if entry.held_ms is not None:
+            return entry.held_ms
+        if entry.cut_ms is not None:
+            return entry.cut_ms
         self._advance(now)
-        if exchange.first_number is None:
+        if entry.first_number is None:
             return 0
-        if self._line[self._at] is exchange:
+        if self._line[self._at] is entry:
             # Clocks count binary fractions of seconds: without rounding, a word would have begun at its first instant.
-            return min(exchange.sent_ms, round(max(0.0, now - self._origin) * 1000, 3))
-        return 0 if exchange in self._line[self._at :] else exchange.sent_ms
+            return min(entry.sent_ms, round(max(0.0, now - self._origin) * 1000, 3))
+        return 0 if entry in self._line[self._at :] else entry.sent_ms
 
-    def due_ms(self, exchange: Exchange, start_ms: float, now: float) -> float:
+    def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
         """Milliseconds until the audio at ``start_ms`` of the answer is played, behind all that is before it."""
-        position = self.position_ms(exchange, now)
+        position = self.position_ms(entry, now)
         before = 0.0
         for other in self._line[self._at :]:
-            if other is exchange:
+            if other is entry:
                 break
             if other.cut_ms is None:
                 before += other.sent_ms - self.position_ms(other, now)
@@ -449,13 +454,13 @@ class Ledger:
     def playing(self, now: float) -> bool:
         """Whether any audio that was sent is not played yet."""
         self._advance(now)
-        return any(self._unplayed(exchange, now) for exchange in self._line[self._at :])
+        return any(self._unplayed(entry, now) for entry in self._line[self._at :])
 
-    def resume_ms(self, exchange: Exchange, now: float) -> float:
+    def resume_ms(self, entry: LedgerEntry, now: float) -> float:
         """Where an answer that is held goes on: at its latest report, or without one where it is by the line."""
-        if exchange.reported_ms is None:
-            return self.position_ms(exchange, now)
-        return min(exchange.reported_ms, exchange.sent_ms)
+        if entry.reported_ms is None:
+            return self.position_ms(entry, now)
+        return min(entry.reported_ms, entry.sent_ms)
 
     def report(
         self, played_ms: float, *, now: float, request_id: str | None = None, sequence_id: int | None = None
@@ -470,23 +475,23 @@ class Ledger:
         index = self._reported_index(request_id, sequence_id)
         if index is None:
             return
-        exchange = self._line[index]
+        entry = self._line[index]
         if any(one.reported_ms is not None for one in self._line[index + 1 :]):
             return
-        played_ms = min(played_ms, exchange.sent_ms)
-        if exchange.reported_ms is not None and played_ms < exchange.reported_ms:
+        played_ms = min(played_ms, entry.sent_ms)
+        if entry.reported_ms is not None and played_ms < entry.reported_ms:
             return
-        if exchange.cut_ms is not None:
-            self._say_where_cut(exchange, played_ms)
+        if entry.cut_ms is not None:
+            self._say_where_cut(entry, played_ms)
             return
         self.reporting = True
         for earlier in self._line[:index]:
             if earlier.reported_ms is not None and earlier.cut_ms is None:
                 earlier.reported_ms = earlier.sent_ms
-        exchange.reported_ms = played_ms
-        lead_ms = exchange.sent_ms - played_ms
-        exchange.least_lead_ms = lead_ms if exchange.least_lead_ms is None else min(lead_ms, exchange.least_lead_ms)
-        if exchange.held_ms is None:
+        entry.reported_ms = played_ms
+        lead_ms = entry.sent_ms - played_ms
+        entry.least_lead_ms = lead_ms if entry.least_lead_ms is None else min(lead_ms, entry.least_lead_ms)
+        if entry.held_ms is None:
             self._at, self._origin = index, now - played_ms / 1000
 
     def _reported_index(self, request_id: str | None, sequence_id: int | None) -> int | None:
@@ -499,49 +504,49 @@ class Ledger:
                 return index
         return None
 
-    def _say_where_cut(self, exchange: Exchange, played_ms: float) -> None:
+    def _say_where_cut(self, entry: LedgerEntry, played_ms: float) -> None:
         self.reporting = True
-        if not exchange.read:
-            exchange.reported_ms = exchange.cut_ms = played_ms
-            self._revise(exchange)
+        if not entry.read:
+            entry.reported_ms = entry.cut_ms = played_ms
+            self._revise(entry)
 
-    def cut(self, exchange: Exchange, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
+    def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
         """The client plays nothing more of this answer; ``at_ms`` says where it stopped, where that is known.
 
         ``unheard``: the speaker went on; if no audio was sent, nothing was heard. Idempotent.
         """
         self._advance(now)
-        if exchange.cut_ms is not None:
+        if entry.cut_ms is not None:
             if at_ms is not None:
-                exchange.cut_ms = min(at_ms, exchange.sent_ms)
-                self._revise(exchange)
+                entry.cut_ms = min(at_ms, entry.sent_ms)
+                self._revise(entry)
             return
-        where = self._heard_ms(exchange, now) if at_ms is None else at_ms
-        exchange.held_ms = None
-        exchange.cut_ms = min(where, exchange.sent_ms)
-        exchange.unheard = unheard and exchange.speaks and not exchange.sent_ms
-        if exchange.first_number is not None and self._line[self._at] is exchange:
+        where = self._heard_ms(entry, now) if at_ms is None else at_ms
+        entry.held_ms = None
+        entry.cut_ms = min(where, entry.sent_ms)
+        entry.unheard = unheard and entry.speaks and not entry.sent_ms
+        if entry.first_number is not None and self._line[self._at] is entry:
             self._origin = now  # when the next one begins
             self._advance(now)
-        self._revise(exchange)
+        self._revise(entry)
 
-    def silence(self, now: float, *, spared: Exchange | None = None) -> None:
+    def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
         """The client drops all audio that it has not played, but for that of ``spared``."""
         self._advance(now)
-        for exchange in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
-            self.cut(exchange, now)
+        for entry in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
+            self.cut(entry, now)
 
-    def _unplayed(self, exchange: Exchange, now: float) -> bool:
-        if exchange.cut_ms is not None or exchange.held_ms is not None:
+    def _unplayed(self, entry: LedgerEntry, now: float) -> bool:
+        if entry.cut_ms is not None or entry.held_ms is not None:
             return False
-        return self.position_ms(exchange, now) < exchange.sent_ms
+        return self.position_ms(entry, now) < entry.sent_ms
 
-    def _heard_ms(self, exchange: Exchange, now: float) -> float:
-        if exchange.reported_ms is not None:
-            return exchange.reported_ms
+    def _heard_ms(self, entry: LedgerEntry, now: float) -> float:
+        if entry.reported_ms is not None:
+            return entry.reported_ms
         if self.clocked or self.reporting:
-            return self.position_ms(exchange, now)
-        return exchange.sent_ms
+            return self.position_ms(entry, now)
+        return entry.sent_ms
 
     def _advance(self, now: float) -> None:
         """Let answers that were played through be followed by the next ones."""
@@ -559,30 +564,30 @@ class Ledger:
             del line[: self._at - _PLAYED_KEPT]
             self._at = _PLAYED_KEPT
 
-    def _revise(self, exchange: Exchange) -> None:
-        if exchange.finished and exchange.answer_kept and exchange.request_id in self._exchanges:
-            self.history.revise(exchange.request_id, self.answer(exchange))
+    def _revise(self, entry: LedgerEntry) -> None:
+        if entry.finished and entry.answer_kept and entry.request_id in self._entries:
+            self.history.revise(entry.request_id, self.answer(entry))
 
     # withdrawn, held
 
-    def withdraw(self, exchange: Exchange, chunks: Sequence[OutputChunk]) -> None:
+    def withdraw(self, entry: LedgerEntry, chunks: Sequence[OutputChunk]) -> None:
         """These outputs, the latest of the answer, were taken back before they were sent."""
         for chunk in reversed(chunks):
             if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
-                exchange.sent_ms = min(exchange.sent_ms, chunk.start_ms)
+                entry.sent_ms = min(entry.sent_ms, chunk.start_ms)
             elif chunk.modality is OutputModality.TEXT:
-                exchange.shown -= len(chunk.text)
+                entry.shown -= len(chunk.text)
             elif chunk.tool_call is not None:
-                _take_back(exchange.calls, chunk.tool_call)
-        if exchange.cut_ms is not None:
-            exchange.cut_ms = min(exchange.cut_ms, exchange.sent_ms)
+                _take_back(entry.calls, chunk.tool_call)
+        if entry.cut_ms is not None:
+            entry.cut_ms = min(entry.cut_ms, entry.sent_ms)
 
-    def keep_unheard(self, exchange: Exchange, audio: SentAudio, now: float) -> None:
+    def keep_unheard(self, entry: LedgerEntry, audio: SentAudio, now: float) -> None:
         """Keep audio that is sent now, to be sent again where speech without words interrupts the answer."""
-        unheard = exchange.kept
+        unheard = entry.kept
         if unheard is None:
             return
-        heard_ms = self.resume_ms(exchange, now)
+        heard_ms = self.resume_ms(entry, now)
         while unheard.kept and unheard.kept[0].end_ms <= heard_ms:
             self._drop_unheard(unheard)
         unheard.kept.append(audio)
@@ -593,46 +598,46 @@ class Ledger:
             unheard.missing_ms = unheard.kept[0].end_ms
             self._drop_unheard(unheard)
 
-    def can_resume(self, exchange: Exchange, now: float) -> bool:
+    def can_resume(self, entry: LedgerEntry, now: float) -> bool:
         """Whether all that was sent and not heard is kept."""
-        return exchange.kept is not None and self.resume_ms(exchange, now) >= exchange.kept.missing_ms
+        return entry.kept is not None and self.resume_ms(entry, now) >= entry.kept.missing_ms
 
-    def hold(self, exchange: Exchange, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
+    def hold(self, entry: LedgerEntry, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
         """The client stops to play: speech interrupts the answer, which may go on. Others are silenced for good.
 
         ``withdrawn`` are outputs of it that were taken back; they are charged with ``cost``.
         """
-        assert exchange.kept is not None
-        self.silence(now, spared=exchange)
-        exchange.held_ms, exchange.sent_before_hold_ms = self.position_ms(exchange, now), exchange.sent_ms
-        self.withdraw(exchange, withdrawn)
-        exchange.kept.aside, exchange.kept.aside_cost = list(withdrawn), cost
+        self.silence(now, spared=entry)
+        entry.kept = entry.kept or Unheard()
+        entry.held_ms, entry.sent_before_hold_ms = self.position_ms(entry, now), entry.sent_ms
+        self.withdraw(entry, withdrawn)
+        entry.kept.aside, entry.kept.aside_cost = list(withdrawn), cost
         self._budget.used += cost
 
-    def go_on(self, exchange: Exchange, now: float) -> list[OutputChunk]:
+    def go_on(self, entry: LedgerEntry, now: float) -> list[OutputChunk]:
         """The speech had no words. Returns what has to be sent first, numbered as it was."""
-        assert exchange.kept is not None
-        resume_ms = self.resume_ms(exchange, now)
-        outputs = _unheard_from(exchange.kept, resume_ms)
-        self._drop_aside(exchange.kept)
+        entry.kept = entry.kept or Unheard()
+        resume_ms = self.resume_ms(entry, now)
+        outputs = _unheard_from(entry.kept, resume_ms)
+        self._drop_aside(entry.kept)
         for chunk in outputs:
             if chunk.modality is OutputModality.TEXT:
-                exchange.shown += len(chunk.text)
+                entry.shown += len(chunk.text)
             elif chunk.tool_call is not None:
-                exchange.call(chunk.tool_call)
-        exchange.held_ms, exchange.sent_ms = None, exchange.sent_before_hold_ms
-        if exchange.first_number is not None:
-            self._at = self._line.index(exchange)
+                entry.call(chunk.tool_call)
+        entry.held_ms, entry.sent_ms = None, entry.sent_before_hold_ms
+        if entry.first_number is not None:
+            self._at = self._line.index(entry)
             self._origin = now - resume_ms / 1000
         return outputs
 
-    def _messages_if_cut(self, exchange: Exchange, interim: str, now: float) -> Iterator[Message]:
+    def _messages_if_cut(self, entry: LedgerEntry, interim: str, now: float) -> Iterator[Message]:
         """What the history would get if the answer, which is held, had ended where it was interrupted."""
-        yield from _results(exchange)
-        yield Message("user", " ".join(filter(None, [exchange.user_text, interim])))
-        unheard = exchange.speaks and not exchange.sent_ms
-        text = "" if unheard else self._heard_text(exchange, self._heard_ms(exchange, now))
-        yield Message("assistant", text, tool_calls=tuple(one for one in exchange.tool_calls if one.is_whole))
+        yield from _results(entry)
+        yield Message("user", " ".join(filter(None, [entry.user_text, interim])))
+        unheard = entry.speaks and not entry.sent_ms
+        text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
+        yield Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
 
     def _drop_unheard(self, unheard: Unheard) -> None:
         cost = unheard.kept.pop(0).cost
@@ -643,41 +648,38 @@ class Ledger:
         self._budget.give(unheard.aside_cost)
         unheard.aside, unheard.aside_cost = [], 0
 
-    def _release(self, exchange: Exchange) -> None:
-        if exchange.kept is not None:
-            self._drop_aside(exchange.kept)
-            while exchange.kept.kept:
-                self._drop_unheard(exchange.kept)
-            exchange.kept = None
+    def _release(self, entry: LedgerEntry) -> None:
+        if entry.kept is not None:
+            self._drop_aside(entry.kept)
+            while entry.kept.kept:
+                self._drop_unheard(entry.kept)
+            entry.kept = None
 
     # the history
 
     def messages(
-        self, answering: Collection[str] = (), *, now: float, held: Exchange | None = None, interim: str = ""
+        self, answering: Collection[str] = (), *, now: float, held: LedgerEntry | None = None, interim: str = ""
     ) -> tuple[Message, ...]:
         """What a request sees of earlier ones. ``answering`` are the calls whose results are in its input.
 
         Of the answer that is ``held`` it sees what was heard, and of its question also what is ``interim``. Where an
         answer was cut is settled from here on.
         """
-        for exchange in self._exchanges.values():
-            exchange.read = exchange.read or exchange.cut_ms is not None
+        for entry in self._entries.values():
+            entry.read = entry.read or entry.cut_ms is not None
         more = () if held is None else self._messages_if_cut(held, interim, now)
         return self.history.messages(answering, more=more)
 
     def knows_call(self, call_id: str) -> bool:
         """Whether a model can be given the result of this call: it is in the history, or in an answer under way."""
         return self.history.sees_call(call_id) or any(
-            one.id == call_id
-            for exchange in self._exchanges.values()
-            if not exchange.finished
-            for one in exchange.calls.values()
+            one.id == call_id for entry in self._entries.values() if not entry.finished for one in entry.calls.values()
         )
 
     def knows_result(self, call_id: str) -> bool:
         """Whether the result of this call has come."""
         return self.history.sees_result(call_id) or any(
-            call_id in exchange.results for exchange in self._exchanges.values() if not exchange.finished
+            call_id in entry.results for entry in self._entries.values() if not entry.finished
         )
 
     @property
@@ -699,10 +701,10 @@ class Ledger:
     def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
         """Drop from the history what a request, or an item of the client's, has left in these roles."""
         self.history.remove(request_id, roles=roles)
-        exchange = self._exchanges.get(request_id)
-        if exchange is not None:
-            exchange.input_kept = exchange.input_kept and "user" not in roles
-            exchange.answer_kept = exchange.answer_kept and "assistant" not in roles
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.input_kept = entry.input_kept and "user" not in roles
+            entry.answer_kept = entry.answer_kept and "assistant" not in roles
 
     def truncate(self, request_id: str) -> int:
         """Drop a request and all later ones from the history: see HistoryItems."""
@@ -710,38 +712,38 @@ class Ledger:
 
     def close(self) -> None:
         """Drop everything, and keep nothing of what comes later. Idempotent."""
-        for exchange in self._exchanges.values():
-            self._release(exchange)
-        self._exchanges.clear()
+        for entry in self._entries.values():
+            self._release(entry)
+        self._entries.clear()
         self._line.clear()
         self._at = 0
         self.history.close()
 
     def _drop_details(self) -> None:
-        """Keep little more than the history of exchanges that are over and played."""
-        over = [exchange for exchange in self._exchanges.values() if exchange.finished]
+        """Keep little more than the history of entries that are over and played."""
+        over = [entry for entry in self._entries.values() if entry.finished]
         waiting = {one.request_id for one in self._line[self._at :] if one.cut_ms is None}
-        size = sum(exchange.size for exchange in over)
-        played = sum(exchange.request_id not in waiting for exchange in over)
-        for exchange in over:
-            waits = exchange.request_id in waiting
-            if size > MAX_DETAIL or (played > MAX_EXCHANGES and not waits):
+        size = sum(entry.size for entry in over)
+        played = sum(entry.request_id not in waiting for entry in over)
+        for entry in over:
+            waits = entry.request_id in waiting
+            if size > MAX_DETAIL or (played > MAX_ENTRIES and not waits):
                 played -= not waits
-                size -= exchange.size
-                del self._exchanges[exchange.request_id]
-                exchange.forget()
+                size -= entry.size
+                del self._entries[entry.request_id]
+                entry.forget()
 
     # bytes
 
     def to_bytes(self) -> bytes:
         """All of it. Speech and audio that are held are part of it."""
-        dropped = [one for one in self._line if one.request_id not in self._exchanges]
+        dropped = [one for one in self._line if one.request_id not in self._entries]
         return msgspec.msgpack.encode(
             _State(
                 history=self.history.state(),
-                exchanges=[*self._exchanges.values(), *dropped],
-                known=len(self._exchanges),
-                line=[exchange.request_id for exchange in self._line],
+                entries=[*self._entries.values(), *dropped],
+                known=len(self._entries),
+                line=[entry.request_id for entry in self._line],
                 at=self._at,
                 origin=self._origin,
                 clocked=self.clocked,
@@ -757,20 +759,20 @@ class Ledger:
         state = _STATE.decode(data)
         new = cls(state.history.max_tokens, budget, read=read)
         new.history = HistoryItems.restored(state.history, budget)
-        by_id = {exchange.request_id: exchange for exchange in state.exchanges}
-        new._exchanges = {one.request_id: one for one in state.exchanges[: state.known]}
+        by_id = {entry.request_id: entry for entry in state.entries}
+        new._entries = {one.request_id: one for one in state.entries[: state.known]}
         new._line = [by_id[request_id] for request_id in state.line]
         new._at, new._origin = state.at, state.origin
         new.clocked, new.reporting = state.clocked, state.reporting
         new._pace_characters, new._pace_ms = state.pace_characters, state.pace_ms
-        for exchange in state.exchanges:
-            if exchange.kept is not None:
-                budget.used += exchange.kept.charged + exchange.kept.aside_cost
+        for entry in state.entries:
+            if entry.kept is not None:
+                budget.used += entry.kept.charged + entry.kept.aside_cost
         return new
 
 
-def _results(exchange: Exchange) -> Iterator[Message]:
-    for call, text in exchange.results.items():
+def _results(entry: LedgerEntry) -> Iterator[Message]:
+    for call, text in entry.results.items():
         yield Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
 
 

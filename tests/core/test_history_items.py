@@ -395,6 +395,19 @@ def test_speech_is_given_back_when_its_words_are_known(known: bool) -> None:
     assert budget.used == 0
 
 
+def test_a_removed_request_leaves_the_others_in_their_places() -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    for number in range(3):
+        turn(history, f"req_{number}", f"ask {number}", f"tell {number}")
+    history.remove("req_1", roles={"user"})
+    assert [item.message.text for item in history.items] == ["ask 0", "tell 0", "tell 1", "ask 2", "tell 2"]
+    history.remove("req_1")
+    history.remove("req_1")
+    history.remove("nobody")
+    assert [item.message.text for item in history.items] == ["ask 0", "tell 0", "ask 2", "tell 2"]
+    assert history.truncate("req_2") == 1
+
+
 # the order in which models take them
 
 

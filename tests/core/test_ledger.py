@@ -9,12 +9,12 @@ from omni_ws.core.chunks import OutputModality, ToolCallFragment, Word
 from omni_ws.core.heard_text import Clause
 from omni_ws.core.ledger import (
     MAX_DETAIL,
-    MAX_EXCHANGES,
+    MAX_ENTRIES,
     MAX_KEPT_TEXT,
     MAX_MARKS,
     MAX_UNHEARD_BYTES,
-    Exchange,
     Ledger,
+    LedgerEntry,
     SentAudio,
 )
 from omni_ws.core.messages import WORDS_UNKNOWN, Message
@@ -43,26 +43,26 @@ class Talk:
         self.ledger = new_ledger(clocked=clocked)
         self.number = 0
 
-    def open(self, request_id: str, asked: str = "") -> Exchange:
-        exchange = self.ledger.open(request_id, speaks=True)
-        exchange.take_text(asked.encode())
-        return exchange
+    def open(self, request_id: str, asked: str = "") -> LedgerEntry:
+        entry = self.ledger.open(request_id, speaks=True)
+        entry.take_text(asked.encode())
+        return entry
 
-    def say(self, exchange: Exchange, text: str, *, now: float, timed: bool = True) -> None:
-        exchange.say(text, shown=True)
+    def say(self, entry: LedgerEntry, text: str, *, now: float, timed: bool = True) -> None:
+        entry.say(text)
         count = len(text.split())
-        begin = exchange.made_ms
-        self.ledger.send(exchange, self.number + 1, begin, begin + 1000 * count, now)
+        begin = entry.made_ms
+        self.ledger.send(entry, self.number + 1, begin, begin + 1000 * count, now)
         self.number += 2
         moved = tuple(Word(one.text, one.start_ms + int(begin), one.end_ms + int(begin)) for one in words(text))
-        exchange.pronounce(moved if timed else (), None)
+        entry.pronounce(moved if timed else (), None)
 
-    def answer(self, request_id: str, text: str, *, now: float, asked: str = "ask", timed: bool = True) -> Exchange:
-        exchange = self.open(request_id, asked)
+    def answer(self, request_id: str, text: str, *, now: float, asked: str = "ask", timed: bool = True) -> LedgerEntry:
+        entry = self.open(request_id, asked)
         if text:
-            self.say(exchange, text, now=now, timed=timed)
-        self.ledger.finish(exchange, whole=True)
-        return exchange
+            self.say(entry, text, now=now, timed=timed)
+        self.ledger.finish(entry, whole=True)
+        return entry
 
     def answers(self, *, now: float = 1e6) -> list[str]:
         return [one.text for one in self.ledger.messages(now=now) if one.role == "assistant"]
@@ -94,11 +94,11 @@ def test_an_answer_that_comes_behind_a_pause_begins_when_it_is_sent() -> None:
 
 def test_the_position_stands_still_in_an_underrun() -> None:
     talk = Talk(clocked=True)
-    exchange = talk.open("a")
-    talk.say(exchange, "one", now=0)
-    assert talk.ledger.position_ms(exchange, 4) == 1000
-    talk.say(exchange, "two", now=4)
-    assert talk.ledger.position_ms(exchange, 4.25) == 1250
+    entry = talk.open("a")
+    talk.say(entry, "one", now=0)
+    assert talk.ledger.position_ms(entry, 4) == 1000
+    talk.say(entry, "two", now=4)
+    assert talk.ledger.position_ms(entry, 4.25) == 1250
 
 
 def test_audio_is_due_behind_all_that_is_before_it() -> None:
@@ -176,19 +176,19 @@ def test_reports_never_go_back() -> None:
 
 def test_reports_never_pass_what_was_sent() -> None:
     talk = Talk()
-    exchange = talk.answer("a", "one two", now=0)
+    entry = talk.answer("a", "one two", now=0)
     talk.ledger.report(1e9, now=1, request_id="a")
-    assert exchange.reported_ms == 2000
+    assert entry.reported_ms == 2000
 
 
 def test_a_report_about_an_unknown_request_is_ignored() -> None:
     talk = Talk()
-    exchange = talk.answer("a", "one two", now=0)
+    entry = talk.answer("a", "one two", now=0)
     talk.open("silent")
     for request_id in ("x", "silent"):
         talk.ledger.report(100, now=1, request_id=request_id)
     assert not talk.ledger.reporting
-    assert exchange.reported_ms is None
+    assert entry.reported_ms is None
 
 
 def test_a_report_without_any_audio_is_ignored() -> None:
@@ -220,18 +220,18 @@ def test_such_a_report_may_be_less_than_the_clock_said() -> None:
 
 def test_reports_count_underruns_and_the_least_lead() -> None:
     talk = Talk()
-    exchange = talk.open("a")
-    talk.say(exchange, "one", now=0)
+    entry = talk.open("a")
+    talk.say(entry, "one", now=0)
     talk.ledger.report(900, now=0.9, sequence_id=1)
-    talk.say(exchange, "two", now=1.2)
+    talk.say(entry, "two", now=1.2)
     talk.ledger.report(1100, now=1.3, sequence_id=1)
-    assert (exchange.underruns, exchange.least_lead_ms) == (1, 100)
-    assert exchange.underrun_sec == pytest.approx(0.2)
+    assert (entry.underruns, entry.least_lead_ms) == (1, 100)
+    assert entry.underrun_sec == pytest.approx(0.2)
     silent = Talk()
-    exchange = silent.open("a")
-    silent.say(exchange, "one", now=0)
-    silent.say(exchange, "two", now=9)
-    assert (exchange.underruns, exchange.least_lead_ms) == (0, None)
+    entry = silent.open("a")
+    silent.say(entry, "one", now=0)
+    silent.say(entry, "two", now=9)
+    assert (entry.underruns, entry.least_lead_ms) == (0, None)
 
 
 # cuts
@@ -282,9 +282,9 @@ def test_a_client_that_reports_is_on_the_clock_between_answers() -> None:
 
 def test_an_answer_that_was_played_is_not_cut() -> None:
     talk = Talk(clocked=True)
-    exchange = talk.answer("a", "one two", now=0)
+    entry = talk.answer("a", "one two", now=0)
     talk.ledger.silence(2)
-    assert exchange.cut_ms is None
+    assert entry.cut_ms is None
 
 
 def test_what_follows_an_answer_that_is_cut_by_name_plays_at_once() -> None:
@@ -307,212 +307,212 @@ def test_an_answer_that_is_cut_while_it_waits_is_passed_over() -> None:
 
 def test_the_client_may_say_where_it_cut() -> None:
     talk = Talk(clocked=True)
-    exchange = talk.answer("a", "one two three", now=0)
-    talk.ledger.cut(exchange, 60, at_ms=1200)
+    entry = talk.answer("a", "one two three", now=0)
+    talk.ledger.cut(entry, 60, at_ms=1200)
     assert talk.answers() == ["one two"]
-    talk.ledger.cut(exchange, 61, at_ms=100)
+    talk.ledger.cut(entry, 61, at_ms=100)
     assert talk.answers() == ["one"]
 
 
 def test_text_without_sound_is_heard_when_it_is_sent() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True)
-    exchange.say("written ", shown=True)
-    exchange.say("unsent", shown=True)
-    ledger.cut(exchange, 1)
-    ledger.withdraw(exchange, [OutputChunk("a", 1, OutputModality.TEXT, "unsent")])
-    ledger.finish(exchange, whole=False, cancelled=True)
+    entry = ledger.open("a", speaks=True)
+    entry.say("written ")
+    entry.say("unsent")
+    ledger.cut(entry, 1)
+    ledger.withdraw(entry, [OutputChunk("a", 1, OutputModality.TEXT, "unsent")])
+    ledger.finish(entry, whole=False, cancelled=True)
     assert ledger.messages(now=1) == (Message("assistant", "written"),)
 
 
 def test_nothing_was_heard_where_the_speaker_went_on_before_any_sound() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True)
-    exchange.take_text(b"My name is Robert.")
-    exchange.say("Hello Robert", shown=True)
-    ledger.cut(exchange, 1, unheard=True)
-    ledger.finish(exchange, whole=False, cancelled=True)
+    entry = ledger.open("a", speaks=True)
+    entry.take_text(b"My name is Robert.")
+    entry.say("Hello Robert")
+    ledger.cut(entry, 1, unheard=True)
+    ledger.finish(entry, whole=False, cancelled=True)
     assert ledger.messages(now=1) == (Message("user", "My name is Robert."),)
 
 
 def test_the_text_is_in_the_history_whatever_was_sent() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True)
-    exchange.say("Blue is my favourite.", shown=False)
-    ledger.send(exchange, 0, 0, 1000, 0)
-    ledger.finish(exchange, whole=True)
+    entry = ledger.open("a", speaks=True, writes=False)
+    entry.say("Blue is my favourite.")
+    ledger.send(entry, 0, 0, 1000, 0)
+    ledger.finish(entry, whole=True)
     assert ledger.messages(now=9) == (Message("assistant", "Blue is my favourite."),)
 
 
 @pytest.mark.parametrize("text", ["…", " - ", "!"])
 def test_spoken_punctuation_is_no_message(text: str) -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True)
-    exchange.say(text, shown=False)
-    ledger.send(exchange, 0, 0, 1000, 0)
-    ledger.finish(exchange, whole=True)
+    entry = ledger.open("a", speaks=True, writes=False)
+    entry.say(text)
+    ledger.send(entry, 0, 0, 1000, 0)
+    ledger.finish(entry, whole=True)
     assert ledger.messages(now=9) == ()
 
 
 def test_a_cancelled_call_that_is_not_whole_is_left_out() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a")
+    entry = ledger.open("a")
     for index, arguments in enumerate(("{}", '{"a":')):
-        exchange.call(ToolCallFragment(index, id=f"call_{index}", name="f"))
-        exchange.call(ToolCallFragment(index, arguments=arguments))
-    ledger.finish(exchange, whole=False, cancelled=True)
+        entry.call(ToolCallFragment(index, id=f"call_{index}", name="f"))
+        entry.call(ToolCallFragment(index, arguments=arguments))
+    ledger.finish(entry, whole=False, cancelled=True)
     ((call,),) = (message.tool_calls for message in ledger.messages(now=1))
     assert call.id == "call_0"
 
 
 def test_a_withdrawn_call_is_none() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a")
+    entry = ledger.open("a")
     fragments = [ToolCallFragment(0, id="call_0", name="f"), ToolCallFragment(0, arguments="{}")]
     for fragment in fragments:
-        exchange.call(fragment)
+        entry.call(fragment)
     outputs = [OutputChunk("a", n, OutputModality.TOOL_CALL, tool_call=one) for n, one in enumerate(fragments)]
-    ledger.withdraw(exchange, outputs[1:])
-    assert exchange.tool_calls[0].arguments == ""
-    ledger.withdraw(exchange, outputs[:1])
-    ledger.withdraw(exchange, outputs[:1])
-    assert exchange.tool_calls == ()
+    ledger.withdraw(entry, outputs[1:])
+    assert entry.tool_calls[0].arguments == ""
+    ledger.withdraw(entry, outputs[:1])
+    ledger.withdraw(entry, outputs[:1])
+    assert entry.tool_calls == ()
 
 
 def test_withdrawn_audio_was_not_sent() -> None:
     talk = Talk()
-    exchange = talk.open("a")
-    talk.say(exchange, "one two three", now=0)
+    entry = talk.open("a")
+    talk.say(entry, "one two three", now=0)
     talk.ledger.report(2500, now=1, sequence_id=1)
-    talk.ledger.cut(exchange, 1)
+    talk.ledger.cut(entry, 1)
     chunk = OutputChunk("a", 1, OutputModality.AUDIO, payload=b"x", start_ms=1000)
-    talk.ledger.withdraw(exchange, [chunk])
-    talk.ledger.finish(exchange, whole=False, cancelled=True)
-    assert exchange.cut_ms == 1000
+    talk.ledger.withdraw(entry, [chunk])
+    talk.ledger.finish(entry, whole=False, cancelled=True)
+    assert entry.cut_ms == 1000
     assert talk.answers() == ["one"]
 
 
 # held
 
 
-def unheard_talk(*, raw: bool = True) -> tuple[Talk, Exchange]:
+def unheard_talk(*, raw: bool = True) -> tuple[Talk, LedgerEntry]:
     """An answer of ten pieces of 100 ms, a word each."""
     talk = Talk()
-    exchange = talk.ledger.open("a", speaks=True, resumable=True)
+    entry = talk.ledger.open("a", speaks=True, resumable=True)
     for number in range(10):
-        exchange.say(f"w{number} ", shown=True)
+        entry.say(f"w{number} ")
         word = Word(f"w{number}", number * 100, number * 100 + 50)
         audio = PCM if raw else AudioFormat(AudioEncoding.OPUS, 8000)
         payload = bytes([number, 0]) * 800
         chunk = OutputChunk(
             "a", number, OutputModality.AUDIO, payload=payload, format=audio, start_ms=number * 100, words=(word,)
         )
-        talk.ledger.send(exchange, number, number * 100, number * 100 + 100, 0)
-        exchange.pronounce((word,), None)
-        talk.ledger.keep_unheard(exchange, SentAudio(chunk, number * 100, number * 100 + 100, 1600), 0)
-    return talk, exchange
+        talk.ledger.send(entry, number, number * 100, number * 100 + 100, 0)
+        entry.pronounce((word,), None)
+        talk.ledger.keep_unheard(entry, SentAudio(chunk, number * 100, number * 100 + 100, 1600), 0)
+    return talk, entry
 
 
 @pytest.mark.parametrize("reports", [True, False])
 def test_a_held_answer_goes_on_where_it_was_heard_to(reports: bool) -> None:
-    talk, exchange = unheard_talk()
+    talk, entry = unheard_talk()
     ledger = talk.ledger
     if reports:
         ledger.report(350, now=0.4, request_id="a")
-    withdrawn = [chunk.chunk for chunk in (exchange.kept.kept if exchange.kept else ())][-2:]
-    assert ledger.can_resume(exchange, 0.4)
-    ledger.hold(exchange, withdrawn, cost=100, now=0.4)
+    withdrawn = [chunk.chunk for chunk in (entry.kept.kept if entry.kept else ())][-2:]
+    assert ledger.can_resume(entry, 0.4)
+    ledger.hold(entry, withdrawn, cost=100, now=0.4)
     assert not ledger.playing(0.4)
-    assert exchange.sent_ms == 800
+    assert entry.sent_ms == 800
     if reports:
         ledger.report(380, now=3, request_id="a")  # what had been heard when it was held
-    outputs = ledger.go_on(exchange, 5)
+    outputs = ledger.go_on(entry, 5)
     where = 380 if reports else 400
     assert [one.start_ms for one in outputs] == [where, *range(400 if reports else 500, 1000, 100)]
-    assert exchange.sent_ms == 1000
-    assert ledger.position_ms(exchange, 5) == pytest.approx(where)
-    assert ledger.position_ms(exchange, 5.1) == pytest.approx(where + 100)
-    ledger.finish(exchange, whole=True)
+    assert entry.sent_ms == 1000
+    assert ledger.position_ms(entry, 5) == pytest.approx(where)
+    assert ledger.position_ms(entry, 5.1) == pytest.approx(where + 100)
+    ledger.finish(entry, whole=True)
     assert ledger._budget.used == 0
 
 
 def test_what_has_a_header_is_not_cut() -> None:
-    talk, exchange = unheard_talk(raw=False)
-    talk.ledger.hold(exchange, [], cost=0, now=0.25)
-    assert talk.ledger.go_on(exchange, 1)[0].start_ms == 200
+    talk, entry = unheard_talk(raw=False)
+    talk.ledger.hold(entry, [], cost=0, now=0.25)
+    assert talk.ledger.go_on(entry, 1)[0].start_ms == 200
 
 
 def test_raw_samples_are_cut_where_they_were_heard_to() -> None:
-    talk, exchange = unheard_talk()
-    talk.ledger.hold(exchange, [], cost=0, now=0.22525)
-    first = talk.ledger.go_on(exchange, 1)[0]
+    talk, entry = unheard_talk()
+    talk.ledger.hold(entry, [], cost=0, now=0.22525)
+    first = talk.ledger.go_on(entry, 1)[0]
     assert first.payload == bytes([2, 0]) * (800 - 202)
     assert [word.text for word in first.words] == ["w2"]
 
 
 def test_text_and_calls_that_were_set_aside_follow_once() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True, resumable=True)
-    exchange.say("unsent", shown=True)
+    entry = ledger.open("a", speaks=True, resumable=True)
+    entry.say("unsent")
     fragment = ToolCallFragment(0, id="c", name="f", arguments="{}")
-    exchange.call(fragment)
+    entry.call(fragment)
     aside = [
         OutputChunk("a", 0, OutputModality.TEXT, "unsent"),
         OutputChunk("a", 1, OutputModality.TOOL_CALL, tool_call=fragment),
     ]
-    ledger.hold(exchange, aside, cost=100, now=0)
-    assert (exchange.answer_text, exchange.tool_calls, ledger._budget.used) == ("unsent", (), 100)
-    assert ledger.go_on(exchange, 1) == aside
-    assert (exchange.shown, len(exchange.tool_calls), ledger._budget.used) == (6, 1, 0)
+    ledger.hold(entry, aside, cost=100, now=0)
+    assert (entry.answer_text, entry.tool_calls, ledger._budget.used) == ("", (), 100)
+    assert ledger.go_on(entry, 1) == aside
+    assert (entry.shown, len(entry.tool_calls), ledger._budget.used) == (6, 1, 0)
 
 
 def test_a_request_beside_a_held_answer_sees_what_was_heard_of_it() -> None:
-    talk, exchange = unheard_talk()
-    exchange.take_text(b"tell me")
+    talk, entry = unheard_talk()
+    entry.take_text(b"tell me")
     talk.ledger.report(250, now=0.3, request_id="a")
-    talk.ledger.hold(exchange, [], cost=0, now=0.3)
-    seen = talk.ledger.messages(now=0.4, held=exchange, interim="a story")
+    talk.ledger.hold(entry, [], cost=0, now=0.3)
+    seen = talk.ledger.messages(now=0.4, held=entry, interim="a story")
     assert seen == (Message("user", "tell me a story"), Message("assistant", "w0 w1 w2"))
 
 
 def test_a_held_answer_that_is_cut_ends_where_it_was_held() -> None:
-    talk, exchange = unheard_talk()
+    talk, entry = unheard_talk()
     talk.ledger.clocked = True
-    talk.ledger.hold(exchange, [], cost=0, now=0.25)
-    talk.ledger.cut(exchange, 5)
-    talk.ledger.finish(exchange, whole=False, cancelled=True)
+    talk.ledger.hold(entry, [], cost=0, now=0.25)
+    talk.ledger.cut(entry, 5)
+    talk.ledger.finish(entry, whole=False, cancelled=True)
     assert talk.answers() == ["w0 w1 w2"]
 
 
 @pytest.mark.parametrize("past", [False, True])
 def test_unheard_audio_is_bounded(past: bool) -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True, resumable=True)
+    entry = ledger.open("a", speaks=True, resumable=True)
     for number in range(4):
         chunk = OutputChunk("a", number, OutputModality.AUDIO, start_ms=number * 100)
-        ledger.send(exchange, number, number * 100, number * 100 + 100, 0)
+        ledger.send(entry, number, number * 100, number * 100 + 100, 0)
         cost = MAX_UNHEARD_BYTES // 4 + (past and number == 3)
-        ledger.keep_unheard(exchange, SentAudio(chunk, number * 100, number * 100 + 100, cost), 0)
-    assert ledger.can_resume(exchange, 0) is not past
-    assert ledger.can_resume(exchange, 0.1)
+        ledger.keep_unheard(entry, SentAudio(chunk, number * 100, number * 100 + 100, cost), 0)
+    assert ledger.can_resume(entry, 0) is not past
+    assert ledger.can_resume(entry, 0.1)
 
 
 @pytest.mark.parametrize("past", [False, True])
 def test_nothing_unheard_is_kept_while_memory_is_scarce(past: bool) -> None:
     ledger = Ledger(100, ByteBudget(800))
     ledger._budget.used = 300 + past
-    exchange = ledger.open("a", speaks=True, resumable=True)
-    ledger.send(exchange, 0, 0, 100, 0)
-    ledger.keep_unheard(exchange, SentAudio(OutputChunk("a", 0, OutputModality.AUDIO), 0, 100, 100), 0)
-    assert ledger.can_resume(exchange, 0) is not past
+    entry = ledger.open("a", speaks=True, resumable=True)
+    ledger.send(entry, 0, 0, 100, 0)
+    ledger.keep_unheard(entry, SentAudio(OutputChunk("a", 0, OutputModality.AUDIO), 0, 100, 100), 0)
+    assert ledger.can_resume(entry, 0) is not past
 
 
 def test_only_resumable_answers_keep_audio() -> None:
     ledger = new_ledger()
-    exchange = ledger.open("a", speaks=True)
-    ledger.send(exchange, 0, 0, 100, 0)
-    ledger.keep_unheard(exchange, SentAudio(OutputChunk("a", 0, OutputModality.AUDIO), 0, 100, 100), 0)
-    assert not ledger.can_resume(exchange, 0)
+    entry = ledger.open("a", speaks=True)
+    ledger.send(entry, 0, 0, 100, 0)
+    ledger.keep_unheard(entry, SentAudio(OutputChunk("a", 0, OutputModality.AUDIO), 0, 100, 100), 0)
+    assert not ledger.can_resume(entry, 0)
     assert ledger._budget.used == 0
 
 
@@ -521,9 +521,9 @@ def test_only_resumable_answers_keep_audio() -> None:
 
 def test_a_late_transcript_enters_the_message_of_its_turn() -> None:
     talk = Talk()
-    exchange = talk.open("a", "first")
-    talk.ledger.cut(exchange, 0)
-    talk.ledger.finish(exchange, whole=False, cancelled=True)
+    entry = talk.open("a", "first")
+    talk.ledger.cut(entry, 0)
+    talk.ledger.finish(entry, whole=False, cancelled=True)
     talk.answer("b", "answer", now=0, asked="second")
     assert talk.ledger.late_transcript("a", "words")
     seen = talk.ledger.messages(now=1)
@@ -532,17 +532,17 @@ def test_a_late_transcript_enters_the_message_of_its_turn() -> None:
 
 def test_a_late_transcript_makes_the_message_that_there_was_not() -> None:
     talk = Talk()
-    exchange = talk.open("a")
-    talk.say(exchange, "heard part", now=0)
-    talk.ledger.finish(exchange, whole=False, cancelled=True)
+    entry = talk.open("a")
+    talk.say(entry, "heard part", now=0)
+    talk.ledger.finish(entry, whole=False, cancelled=True)
     talk.ledger.late_transcript("a", "words")
     assert talk.ledger.messages(now=1) == (Message("user", "words"), Message("assistant", "heard part"))
 
 
 def test_a_late_transcript_replaces_words_that_were_not_known() -> None:
     talk = Talk()
-    exchange = talk.open("a")
-    talk.ledger.finish(exchange, whole=False, cancelled=True, words_unknown=True)
+    entry = talk.open("a")
+    talk.ledger.finish(entry, whole=False, cancelled=True, words_unknown=True)
     assert talk.ledger.messages(now=1) == (Message("user", WORDS_UNKNOWN),)
     talk.ledger.late_transcript("a", "words")
     assert talk.ledger.messages(now=1) == (Message("user", "words"),)
@@ -551,9 +551,9 @@ def test_a_late_transcript_replaces_words_that_were_not_known() -> None:
 def test_a_late_transcript_of_nobody_is_ignored() -> None:
     talk = Talk()
     assert not talk.ledger.late_transcript("x", "words")
-    exchange = talk.open("a")
+    entry = talk.open("a")
     assert not talk.ledger.late_transcript("a", "words")  # it is not late
-    talk.ledger.finish(exchange, whole=False, remembered=False)
+    talk.ledger.finish(entry, whole=False, remembered=False)
     assert not talk.ledger.late_transcript("a", "words")
     talk.answer("b", "answer", now=0, asked="")
     talk.ledger.truncate("b")
@@ -567,74 +567,74 @@ def test_a_late_transcript_of_nobody_is_ignored() -> None:
 @pytest.mark.parametrize("past", [0, 1])
 def test_text_is_bounded(past: int) -> None:
     ledger = new_ledger(max_tokens=1 << 20)
-    exchange = ledger.open("a")
-    exchange.take_text(b"x" * MAX_KEPT_TEXT + b"y" * past)
-    exchange.hear("h" * MAX_KEPT_TEXT + "y" * past)
-    exchange.say("a" * MAX_KEPT_TEXT, shown=True)
-    exchange.say("b" * past, shown=True)
-    assert exchange.user_text == f"{'x' * MAX_KEPT_TEXT} {'h' * MAX_KEPT_TEXT}"
-    assert exchange.answer_text == "a" * MAX_KEPT_TEXT
+    entry = ledger.open("a")
+    entry.take_text(b"x" * MAX_KEPT_TEXT + b"y" * past)
+    entry.hear("h" * MAX_KEPT_TEXT + "y" * past)
+    entry.say("a" * MAX_KEPT_TEXT)
+    entry.say("b" * past)
+    assert entry.user_text == f"{'x' * MAX_KEPT_TEXT} {'h' * MAX_KEPT_TEXT}"
+    assert entry.answer_text == "a" * MAX_KEPT_TEXT
 
 
 @pytest.mark.parametrize("past", [0, 1])
 def test_words_are_bounded_and_still_cut_where_they_are_known(past: int) -> None:
     ledger = new_ledger(max_tokens=1 << 20)
-    exchange = ledger.open("a", speaks=True)
+    entry = ledger.open("a", speaks=True)
     count = MAX_MARKS + past
-    exchange.say(" ".join(f"w{number}" for number in range(count)), shown=True)
-    ledger.send(exchange, 0, 0, 100 * count, 0)
-    exchange.pronounce(tuple(Word(f"w{number}", 100 * number, 100 * number + 90) for number in range(count)), None)
-    assert len(exchange.words) == (MAX_MARKS // 2 + 1 if past else MAX_MARKS)
+    entry.say(" ".join(f"w{number}" for number in range(count)))
+    ledger.send(entry, 0, 0, 100 * count, 0)
+    entry.pronounce(tuple(Word(f"w{number}", 100 * number, 100 * number + 90) for number in range(count)), None)
+    assert len(entry.words) == (MAX_MARKS // 2 + 1 if past else MAX_MARKS)
     for heard in (MAX_MARKS, MAX_MARKS // 2 + 1):
-        exchange.cut_ms = 100.0 * heard
-        assert ledger.heard_text(exchange).split()[-1] == f"w{heard - 1}"
-    exchange.cut_ms = 1000 * 100  # among words that are summed up, where there are any
-    assert ledger.heard_text(exchange).split()[-1] == "w999" if not past else ledger.heard_text(exchange)
+        entry.cut_ms = 100.0 * heard
+        assert ledger.heard_text(entry).split()[-1] == f"w{heard - 1}"
+    entry.cut_ms = 1000 * 100  # among words that are summed up, where there are any
+    assert ledger.heard_text(entry).split()[-1] == "w999" if not past else ledger.heard_text(entry)
 
 
 def test_clauses_are_bounded() -> None:
     ledger = new_ledger(max_tokens=1 << 20)
-    exchange = ledger.open("a", speaks=True)
-    exchange.say("one two. " * (MAX_MARKS + 1), shown=True)
+    entry = ledger.open("a", speaks=True)
+    entry.say("one two. " * (MAX_MARKS + 1))
     for number in range(MAX_MARKS + 1):
-        ledger.send(exchange, number, 100 * number, 100 * number + 100, 0)
-        exchange.pronounce((), Clause(100.0 * number, 100.0 * number + 100, 9 * number, 9 * number + 8))
-    assert len(exchange.clauses) == MAX_MARKS // 2 + 1
-    exchange.cut_ms = 100.0 * (MAX_MARKS - 1)
-    assert ledger.heard_text(exchange) == ("one two. " * (MAX_MARKS - 1)).rstrip()
+        ledger.send(entry, number, 100 * number, 100 * number + 100, 0)
+        entry.pronounce((), Clause(100.0 * number, 100.0 * number + 100, 9 * number, 9 * number + 8))
+    assert len(entry.clauses) == MAX_MARKS // 2 + 1
+    entry.cut_ms = 100.0 * (MAX_MARKS - 1)
+    assert ledger.heard_text(entry) == ("one two. " * (MAX_MARKS - 1)).rstrip()
 
 
 def test_an_answer_of_an_hour_and_a_hundred_thousand_words() -> None:
     ledger = new_ledger(max_tokens=1 << 20)
-    exchange = ledger.open("a", speaks=True)
+    entry = ledger.open("a", speaks=True)
     for number in range(100_000):
-        exchange.say("w ", shown=True)
-        ledger.send(exchange, number, 36.0 * number, 36.0 * number + 36, number * 0.036)
-        exchange.pronounce((Word("w", round(36 * number), round(36 * number) + 30),), None)
-    assert len(exchange.words) <= MAX_MARKS
+        entry.say("w ")
+        ledger.send(entry, number, 36.0 * number, 36.0 * number + 36, number * 0.036)
+        entry.pronounce((Word("w", round(36 * number), round(36 * number) + 30),), None)
+    assert len(entry.words) <= MAX_MARKS
     ledger.report(60_000 * 36, now=3600, request_id="a")
-    ledger.cut(exchange, 3600)
-    assert len(ledger.heard_text(exchange).split()) == 60_000
+    ledger.cut(entry, 3600)
+    assert len(ledger.heard_text(entry).split()) == 60_000
     assert len(ledger.to_bytes()) < 4 << 20
 
 
 @pytest.mark.parametrize("past", [0, 1])
-def test_exchanges_that_are_over_are_bounded(past: int) -> None:
+def test_entries_that_are_over_are_bounded(past: int) -> None:
     talk = Talk(clocked=True)
-    for number in range(MAX_EXCHANGES + 1 + past):
+    for number in range(MAX_ENTRIES + 1 + past):
         talk.answer(f"r{number}", "one two", now=number * 10)
     assert (talk.ledger.find("r0") is None) is bool(past)  # the last one is still being played
-    assert len(talk.answers()) == MAX_EXCHANGES + 1 + past
+    assert len(talk.answers()) == MAX_ENTRIES + 1 + past
 
 
 @pytest.mark.parametrize("past", [0, 1])
-def test_what_exchanges_hold_is_bounded_even_while_they_wait(past: int) -> None:
+def test_what_entries_hold_is_bounded_even_while_they_wait(past: int) -> None:
     talk = Talk(clocked=True)
     for number in range(5):
-        exchange = talk.open(f"r{number}")
-        exchange.say("x" * (MAX_DETAIL // 4 if number < 4 else past), shown=True)
-        talk.ledger.send(exchange, number, 0, 1e6, 0)
-        talk.ledger.finish(exchange, whole=True)
+        entry = talk.open(f"r{number}")
+        entry.say("x" * (MAX_DETAIL // 4 if number < 4 else past))
+        talk.ledger.send(entry, number, 0, 1e6, 0)
+        talk.ledger.finish(entry, whole=True)
     assert (talk.ledger.find("r0") is None) is bool(past)
     talk.ledger.report(500, now=1, request_id="r0")  # it still plays
     talk.ledger.silence(1)
@@ -645,16 +645,16 @@ def test_many_answers_leave_little() -> None:
     talk = Talk(clocked=True)
     for number in range(2000):
         talk.answer(f"r{number}", "one two", now=number * 10)
-    assert len(talk.ledger._exchanges) <= MAX_EXCHANGES + 1
-    assert len(talk.ledger._line) <= 2 * MAX_EXCHANGES
+    assert len(talk.ledger._entries) <= MAX_ENTRIES + 1
+    assert len(talk.ledger._line) <= 2 * MAX_ENTRIES
 
 
 def test_nothing_is_left_of_a_closed_ledger() -> None:
-    talk, exchange = unheard_talk()
+    talk, entry = unheard_talk()
     talk.ledger.close()
     talk.ledger.close()
     assert talk.ledger._budget.used == 0
-    talk.ledger.finish(exchange, whole=True)
+    talk.ledger.finish(entry, whole=True)
     assert talk.ledger.messages(now=1) == ()
 
 
@@ -713,12 +713,12 @@ def test_an_answer_before_the_result_keeps_the_call_for_it() -> None:
     ledger = new_ledger()
     asked = ledger.open("a")
     asked.take_text(b"search")
-    asked.say("I will tell you.", shown=True)
+    asked.say("I will tell you.")
     asked.call(ToolCallFragment(0, id="call_1", name="f", arguments="{}"))
     ledger.finish(asked, whole=True)
     chat = ledger.open("b")
     chat.take_text(b"how are you")
-    chat.say("Fine.", shown=True)
+    chat.say("Fine.")
     ledger.finish(chat, whole=True)
     seen = ledger.messages(["call_1"], now=0)
     assert [(one.text, len(one.tool_calls)) for one in seen][1::2] == [("I will tell you.", 0), ("Fine.", 1)]

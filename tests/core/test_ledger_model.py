@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from omni_ws.core.chunks import OutputModality, ToolCallFragment, Word
-from omni_ws.core.ledger import Exchange, Ledger, SentAudio
+from omni_ws.core.ledger import Ledger, LedgerEntry, SentAudio
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 
@@ -22,7 +22,7 @@ STEPS = 150
 
 @dataclass
 class Facts:
-    """All that is known of one exchange."""
+    """All that is known of one entry."""
 
     name: str
     asked: str
@@ -174,10 +174,10 @@ class Walk:
     def now(self) -> float:
         return self.ms / 1000
 
-    def exchange(self, facts: Facts) -> Exchange:
-        exchange = self.ledger.find(facts.name)
-        assert exchange is not None
-        return exchange
+    def entry(self, facts: Facts) -> LedgerEntry:
+        entry = self.ledger.find(facts.name)
+        assert entry is not None
+        return entry
 
     def step(self) -> None:
         steps = [self.say, self.say, self.finish, self.wait, self.report, self.silence, self.restore]
@@ -191,41 +191,43 @@ class Walk:
         assert facts is not None
         if facts.cut_ms is not None:
             return
-        exchange, count = self.exchange(facts), self.random.randrange(1, 8)
+        entry, count = self.entry(facts), self.random.randrange(1, 8)
         begin = len(facts.words)
         new = [f"w{self.number}.{index}" for index in range(count)]
         facts.words += new
-        exchange.say(("" if begin == 0 else " ") + " ".join(new), shown=self.random.random() < 0.5)
+        entry.say(("" if begin == 0 else " ") + " ".join(new))
         self.number += 1
         start, end = begin * WORD_MS, (begin + count) * WORD_MS
-        self.ledger.send(exchange, self.number, start, end, self.now)
+        self.ledger.send(entry, self.number, start, end, self.now)
         times = [(begin + index) * WORD_MS for index in range(count)]
-        exchange.pronounce([Word(word, at, at + 90) for word, at in zip(new, times, strict=True)], None)
+        entry.pronounce([Word(word, at, at + 90) for word, at in zip(new, times, strict=True)], None)
         chunk = OutputChunk(facts.name, self.number, OutputModality.AUDIO, payload=b"x", start_ms=start)
-        self.ledger.keep_unheard(exchange, SentAudio(chunk, start, end, 100), self.now)
+        self.ledger.keep_unheard(entry, SentAudio(chunk, start, end, 100), self.now)
         self.model.send(facts, self.number, count)
 
     def begin(self) -> None:
         asked = f"q{len(self.model.facts)}" if self.random.random() < 0.7 else ""
         facts = self.open = Facts(f"r{len(self.model.facts)}", asked)
         self.model.facts.append(facts)
-        exchange = self.ledger.open(facts.name, speaks=True, resumable=self.random.random() < 0.3)
-        exchange.take_text(facts.asked.encode())
+        entry = self.ledger.open(
+            facts.name, speaks=True, writes=self.random.random() < 0.5, resumable=self.random.random() < 0.3
+        )
+        entry.take_text(facts.asked.encode())
         if self.random.random() < 0.3:
             facts.call = f"call_{facts.name}"
-            exchange.call(ToolCallFragment(0, id=facts.call, name="f", arguments="{}"))
+            entry.call(ToolCallFragment(0, id=facts.call, name="f", arguments="{}"))
         earlier = [one.call for one in self.model.facts[:-1] if one.call and one.finished and not one.gone]
         open_calls = [call for call in earlier if all(one.result != call for one in self.model.facts)]
         if open_calls and self.random.random() < 0.5:
             facts.result = self.random.choice(open_calls)
-            exchange.take_text(b"result", facts.result)
+            entry.take_text(b"result", facts.result)
 
     def finish(self) -> None:
         facts, self.open = self.open, None
         if facts is not None:
             facts.finished = True
             cancelled = facts.cut_ms is not None
-            self.ledger.finish(self.exchange(facts), whole=not cancelled, cancelled=cancelled)
+            self.ledger.finish(self.entry(facts), whole=not cancelled, cancelled=cancelled)
 
     def wait(self) -> None:
         count = self.random.choice([1, 40, 200, 900])
@@ -246,13 +248,13 @@ class Walk:
 
     def cut(self) -> None:
         if self.open is not None and self.open.sent_ms:
-            self.ledger.cut(self.exchange(self.open), self.now)
+            self.ledger.cut(self.entry(self.open), self.now)
             self.model.cut(self.open)
 
     def cut_earlier(self) -> None:
         facts = self.random.choice(self.model.facts[-3:]) if self.model.facts else None
         if facts is not None and facts.sent_ms:
-            self.ledger.cut(self.exchange(facts), self.now)
+            self.ledger.cut(self.entry(facts), self.now)
             self.model.cut(facts)
 
     def truncate(self) -> None:
@@ -270,12 +272,12 @@ class Walk:
                 facts.gone = True
 
     def left(self, index: int) -> bool:
-        """Whether an exchange left anything in the history."""
+        """Whether an entry left anything in the history."""
         facts = self.model.facts[index]
         return bool(facts.asked or facts.late or facts.heard or facts.call or facts.result)
 
     def joined(self, index: int) -> bool:
-        """Whether the user's message of this exchange continues that of one before."""
+        """Whether the user's message of this entry continues that of one before."""
         facts = self.model.facts[index]
         if facts.result or not (facts.asked or facts.late):
             return False
@@ -302,7 +304,7 @@ class Walk:
     def compare(self) -> None:
         for facts in self.model.facts[-4:]:
             if facts.cut_ms is None:
-                played_ms = self.ledger.position_ms(self.exchange(facts), self.now)
+                played_ms = self.ledger.position_ms(self.entry(facts), self.now)
                 assert played_ms == pytest.approx(facts.played_ms, abs=0.01)
         rest = [one for one in self.model.line[self.model.at :] if one.cut_ms is None]
         assert self.ledger.playing(self.now) is any(one.played_ms < one.sent_ms for one in rest)

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+from omni_ws.core.ledger import SentAudio
 from omni_ws.core.messages import Message
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
 from omni_ws.core.request_input import GenerationStarted
@@ -25,7 +26,7 @@ from omni_ws.engine.base import (
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
 from omni_ws.service.conversation.held_answer import HeldAnswer
-from omni_ws.service.conversation.messages import RequestWarning
+from omni_ws.service.conversation.messages import RequestWarning, message_cost
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_state import RequestState
@@ -33,9 +34,6 @@ from omni_ws.service.conversation.speech_output import SpeechOutput
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame
-
-#: Words of an answer that are kept, to find out which of them an interrupted client heard: an hour of speech.
-MAX_KEPT_WORDS: Final = 1 << 14
 
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
 
@@ -76,7 +74,7 @@ class AnswerWriter:
         self._busy = False
         self._speech = SpeechOutput(
             self._audio_format,
-            request.playback,
+            request.due_ms,
             max_lead_ms=request.config.max_lead_ms,
             released=request.released,
         )
@@ -151,7 +149,7 @@ class AnswerWriter:
         if type(output) is Finished:
             return False
         if type(output) is TranscriptOutput:
-            self._hear(output)
+            self._request.hear(output)
         self._put_output(output)
         return True
 
@@ -166,7 +164,7 @@ class AnswerWriter:
                     self._put_audio(payload, output.words)
                 return
             if isinstance(output, TranscriptOutput):
-                self._hear(output)
+                self._request.hear(output)
             await self._room()
             self._put_output(output)
         finally:
@@ -178,11 +176,6 @@ class AnswerWriter:
         while self._request.state is RequestState.HELD:
             await self._request.released()
             await self._outbox.room()
-
-    def _hear(self, transcript: TranscriptOutput) -> None:
-        """Keep what the user said, whether its transcript will be sent or not."""
-        if not transcript.interim:
-            self._request.heard.append(transcript.text)
 
     # Nothing below waits: there is room in the outbox.
 
@@ -196,7 +189,7 @@ class AnswerWriter:
                 number = self._sequencer.take_number(request.request_id)
                 modality = OutputModality.TOOL_CALL
                 self._put(OutputChunk(request.request_id, number, modality, tool_call=call, choice=choice))
-                request.called(call)
+                request.entry.call(call)
             case ThoughtOutput(text=text, choice=choice):
                 if request.options.thought:
                     number = self._sequencer.take_number(request.request_id)
@@ -204,6 +197,8 @@ class AnswerWriter:
                     self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
             case TranscriptOutput(interim=interim):
                 request.interim = output if interim else None
+                if output in request.unsent:
+                    request.unsent.remove(output)
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))
             case PartFailed(error=error):
                 error.request_id = request.request_id
@@ -214,12 +209,12 @@ class AnswerWriter:
 
     def _put_text(self, output: TextOutput) -> None:
         request, text = self._request, output.text
+        request.entry.say(text)
         if self._writes and (text or output.logprobs):
             request_id = request.request_id
             number = self._sequencer.take_number(request_id)
             chunk = OutputChunk(request_id, number, _TEXT, text, logprobs=output.logprobs, choice=output.choice)
             self._put(chunk)
-            request.said.append(text)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = ()) -> None:
         """Queue audio that ``_speech`` has just encoded, which may be none."""
@@ -237,12 +232,13 @@ class AnswerWriter:
                 words=words,
             )
             self._put(chunk)
-            request.playback.sending(number, start_ms, speech.end_ms)
-            if request.unheard_output is not None:
-                heard_ms = request.playback.resume_ms
-                request.unheard_output.append(chunk, start_ms=speech.start_ms, end_ms=speech.end_ms, heard_ms=heard_ms)
-        if words and len(request.spoken) < MAX_KEPT_WORDS:
-            request.spoken += words
+            now = request.timeline.now()
+            request.ledger.send(request.entry, number, start_ms, speech.end_ms, now)
+            if request.entry.kept is not None:
+                sent = SentAudio(chunk, speech.start_ms, speech.end_ms, message_cost(chunk))
+                request.ledger.keep_unheard(request.entry, sent, now)
+        if words:
+            request.entry.pronounce(words, None)
 
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:

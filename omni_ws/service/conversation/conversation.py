@@ -36,6 +36,7 @@ from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
+from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
@@ -44,13 +45,11 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.configuration import Configuration
 from omni_ws.service.conversation.greeting import greeting_configuration, greeting_input
-from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, ConversationLimits
-from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import NOBODY, ConversationOwner
-from omni_ws.service.conversation.playback import Playback
+from omni_ws.service.conversation.read_aloud import read_aloud
 from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.conversation.request_state import RequestState
@@ -96,8 +95,7 @@ class Conversation:
         self.stream = InputStream(
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
-        self.history = History(limits.max_history_tokens, budget)
-        self.loudspeaker = Loudspeaker(self.history)
+        self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -106,8 +104,6 @@ class Conversation:
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
-        #: Whether a client that reports nothing plays what it is sent, see Playback.
-        self.plays_at_once = False
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
         self.finish_reason_at_end = FinishReason.CANCELLED
@@ -116,9 +112,7 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         outbox.writer = self
-        self.queue = RequestQueue(
-            engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
-        )
+        self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
         #: The request whose input is open.
         self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
@@ -202,17 +196,34 @@ class Conversation:
         else:
             self.stream.drop_waiting(now=self._now())
         if request is None or request.answering:
-            self.loudspeaker.silence()
+            self.ledger.silence(self._now())
         if request is not None:
             self.queue.cancel(request)
         if self._listener is not None and self.receiving is None:
             self._listener.cancel()
 
+    def report_playback(
+        self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
+    ) -> None:
+        """See Ledger.report."""
+        self.ledger.report(played_ms, now=self._now(), request_id=request_id, sequence_id=sequence_id)
+
+    def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
+        """The client has played so much of this answer, and plays nothing more of it.
+
+        Returns the text that it heard; None where the answer is not over, or too long ago.
+        """
+        entry = self.ledger.find(request_id)
+        if entry is None:
+            return None
+        self.ledger.cut(entry, self._now(), at_ms=heard_ms)
+        return self.ledger.heard_text(entry) if entry.finished else None
+
     def truncate_history(self, request_id: str) -> int:
-        """See History.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
+        """See Ledger.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
-        return self.history.truncate(request_id)
+        return self.ledger.truncate(request_id)
 
     def drain(self) -> None:
         """Refuse new requests; those that are open get their answers."""
@@ -278,7 +289,7 @@ class Conversation:
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
-        self.history.close()
+        self.ledger.close()
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
@@ -307,7 +318,7 @@ class Conversation:
 
     @property
     def is_playing(self) -> bool:
-        return self.loudspeaker.playing
+        return self.ledger.playing(self._now())
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         self._handle(events)
@@ -360,7 +371,7 @@ class Conversation:
     def _open(self, session: RequestInput, *, by_speech: bool) -> None:
         request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
-            request.keep_speech(self.history, supported=self.engine.capabilities.speech_in_history)
+            request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
         self.admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
 
@@ -376,7 +387,7 @@ class Conversation:
             config,
             timeline,
             self._flow.taken,
-            Playback(self._now, assumed=self.plays_at_once),
+            self.ledger,
             self._media_room,
             options=self.options,
             owner=self._owner,

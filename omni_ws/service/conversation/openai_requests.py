@@ -69,7 +69,7 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
     if request.role not in capabilities.input_roles:
         raise InvalidValue("the last message must have role user or tool", param=request.role_at)
     conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role, thought=True)
-    conversation.history.add(
+    conversation.ledger.place(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
     )
 

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage, Word
-from omni_ws.core.messages import WORDS_UNKNOWN, Message
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, Usage
+from omni_ws.core.ledger import Ledger, LedgerEntry
+from omni_ws.core.messages import Message
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
@@ -19,14 +20,11 @@ from omni_ws.engine.base import NO_SINK, AnswerOptions, GenerationRequest, Outpu
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError, PayloadTooLarge
-from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech
-from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText, SentCalls
 from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS
-from omni_ws.service.conversation.playback import Playback, heard_part
+from omni_ws.service.conversation.messages import message_cost
 from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
-from omni_ws.service.conversation.unheard_output import UnheardOutput
-from omni_ws.service.observing.timeline import RequestTimeline
+from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 log = logging.getLogger(__name__)
@@ -67,7 +65,7 @@ class Request:
     config: SessionConfig
     timeline: RequestTimeline
     on_input_taken: Callable[[Request, float], None]
-    playback: Playback
+    ledger: Ledger
     media_room: MediaRoom
     options: AnswerOptions = field(default_factory=AnswerOptions)
     #: The name of the API key that the session was opened with.
@@ -85,8 +83,6 @@ class Request:
     answer_kept: bool = True
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
-    #: What was sent and not heard; None where speech that interrupts always ends the answer.
-    unheard_output: UnheardOutput | None = None
     #: Whether its input has been nothing but audio.
     only_speech: bool = True
     state: RequestState = RequestState.OPEN
@@ -96,34 +92,24 @@ class Request:
     started: GenerationStarted | None = None
     #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
     error: OmniError | None = None
-    #: Whether the speaker went on before there was anything to hear of the answer.
-    unheard: bool = False
     #: Failures of parts of the engine that the answer goes on without.
     warnings: list[OmniError] = field(default_factory=list)
     #: Input that the engine has not taken.
     input: Channel[InputChunk] = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
     _released: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Text of the input, as much of it as a history can use.
-    typed: bytearray = field(default_factory=bytearray)
-    #: Transcripts of the input that are settled.
-    heard: KeptText = field(default_factory=KeptText)
+    #: What was said and heard in it.
+    entry: LedgerEntry = field(init=False)
     #: The latest transcript that was sent, while it is interim.
     interim: TranscriptOutput | None = None
-    #: Text of the answer that was sent.
-    said: KeptText = field(default_factory=KeptText)
-    #: Results of tools in the input, by the id of the call.
-    tool_results: dict[str, bytearray] = field(default_factory=dict)
-    #: Words of the audio that was sent, where the engine reports them.
-    spoken: list[Word] = field(default_factory=list)
-    #: Words of audio that was withdrawn as the answer was held.
-    _unspoken: tuple[Word, ...] = ()
-    #: Bytes of typed text and results of tools that may still be kept.
-    _text_room: int = MAX_KEPT_TEXT
-    #: Tool calls that were sent.
-    _calls: SentCalls = field(default_factory=SentCalls)
+    #: Settled transcripts that were not sent yet.
+    unsent: list[TranscriptOutput] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        detection = self.config.turn_detection
+        resumable = detection is not None and detection.interrupt_resume
+        speaks, writes = ("audio" in self.config.modalities), ("text" in self.config.modalities)
+        self.entry = self.ledger.open(self.request_id, speaks=speaks, writes=writes, resumable=resumable)
         self.input = Channel(INPUT_QUEUE_BYTES, cost=_payload_bytes, on_take=partial(self.on_input_taken, self))
 
     # state
@@ -151,27 +137,14 @@ class Request:
 
         ``withdrawn`` are outputs, the latest of the answer, that were taken back from the outbox.
         """
-        assert self.unheard_output is not None
         self._set_state(RequestState.HELD)
         self._released.clear()
-        self.playback.hold()
-        self.unheard_output.set_aside(withdrawn)
-        spoken = tuple(self.spoken)
-        self.withdrawn(withdrawn)
-        self._unspoken = spoken[len(self.spoken) :]
+        self.ledger.hold(self.entry, withdrawn, cost=sum(map(message_cost, withdrawn)), now=self.timeline.now())
 
     def go_on(self) -> list[OutputChunk]:
         """The speech had no words. Returns what has to be sent first, numbered as it was."""
-        assert self.unheard_output is not None
-        outputs = self.unheard_output.take(self.playback.resume_ms)
         self._set_state(RequestState.ANSWERING)
-        self.playback.go_on()
-        self.spoken += self._unspoken
-        for chunk in outputs:
-            if chunk.modality is OutputModality.TEXT:
-                self.said.append(chunk.text)
-            if chunk.tool_call is not None:
-                self.called(chunk.tool_call)
+        outputs = self.ledger.go_on(self.entry, self.timeline.now())
         self._released.set()
         return outputs
 
@@ -194,9 +167,8 @@ class Request:
         if self.state is RequestState.CANCELLED:
             return
         self.timeline.mark_cancelled(None if by is None else by.timeline)
-        if by is not None and by.timeline.by_speech and self._speaks and not self.playback.sent_ms:
-            self.unheard = True
         self._set_state(RequestState.CANCELLED)
+        self.ledger.cut(self.entry, self.timeline.now(), unheard=by is not None and by.timeline.by_speech)
         self.error = None
         self.session.cancel()
 
@@ -207,8 +179,6 @@ class Request:
         self.meter = UsageMeter()  # through which an engine might hold on to its work
         if self.speech is not None:
             self.speech.release()
-        if self.unheard_output is not None:
-            self.unheard_output.release()
 
     def _set_state(self, state: RequestState) -> None:
         self.state.check(state)
@@ -223,10 +193,10 @@ class Request:
 
     # input
 
-    def keep_speech(self, history: History, *, supported: bool) -> None:
+    def keep_speech(self, *, supported: bool) -> None:
         """Keep the audio of the input for the history; ``supported`` says whether the engine takes it from there."""
         unwanted = None if supported else "the engine does not support speech in its history"
-        self.speech = history.new_speech(self.session.settings.audio, unwanted=unwanted)
+        self.speech = KeptSpeech.of(self.ledger, self.session.settings.audio, unwanted=unwanted)
 
     def append(self, chunk: InputChunk) -> None:
         """Queue a chunk for the engine; after a frozen start, or the end, it is dropped."""
@@ -234,17 +204,10 @@ class Request:
             return
         self.only_speech = self.only_speech and (chunk.modality is Modality.AUDIO or not chunk.has_content)
         if chunk.modality is Modality.TEXT:
-            self._keep_text(chunk)
+            self.entry.take_text(chunk.payload, chunk.tool_call_id)
         elif chunk.modality is Modality.AUDIO and self.speech is not None:
             self.speech.append(chunk)
         self.input.put_nowait(chunk)
-
-    def _keep_text(self, chunk: InputChunk) -> None:
-        call = chunk.tool_call_id
-        kept = self.typed if call is None else self.tool_results.setdefault(call, bytearray())
-        piece = chunk.payload[: self._text_room]
-        kept += piece
-        self._text_room -= len(piece)
 
     @property
     def waiting_chunks(self) -> int:
@@ -261,87 +224,56 @@ class Request:
 
     # what was said
 
-    def called(self, fragment: ToolCallFragment) -> None:
-        """A fragment of a tool call was sent."""
-        self._calls.append(fragment)
-
-    def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
-        """These outputs, the latest of the answer, were taken back from the outbox."""
-        for chunk in reversed(chunks):
-            if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
-                self.playback.withdraw(chunk.start_ms)
-                while self.spoken and self.spoken[-1].start_ms >= chunk.start_ms:
-                    self.spoken.pop()
-            self.said.take_back(len(chunk.text) if chunk.modality is OutputModality.TEXT else 0)
-            if chunk.tool_call is not None:
-                self._calls.take_back(chunk.tool_call)
+    def hear(self, transcript: TranscriptOutput) -> None:
+        """The engine has written something down, whether it will be sent or not."""
+        if not transcript.interim:
+            self.entry.hear(transcript.text)
+            self.interim = None
+            self.unsent.append(transcript)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that were sent, in the order in which they began."""
-        return self._calls.calls()
+        return self.entry.tool_calls
 
     @property
     def user_text(self) -> str:
         """The words of the user, typed and spoken."""
-        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
+        return self.entry.user_text
 
     @property
     def answer_text(self) -> str:
         """The text of the answer that was sent."""
-        return self.said.joined()
+        return self.entry.answer_text
 
-    def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
-        """The messages that this request adds to the history. Call it once: it hands over the kept speech.
+    @property
+    def player(self) -> PlayerStatistics:
+        """How the client's player kept up."""
+        return PlayerStatistics(self.entry.underruns, self.entry.underrun_sec, self.entry.least_lead_ms)
 
-        ``all_heard`` says that the transcripts have all the words there were; ``audio_ms`` is the length of the audio
-        as the engine decoded it, 0 where it did not report that.
+    def enter_history(self, *, whole: bool, all_heard: bool, audio_ms: float) -> None:
+        """Enter the history. Call it once: it hands over the kept speech.
+
+        ``whole`` says that the engine came to its own end, and ``all_heard`` that the transcripts have all the words
+        there were; ``audio_ms`` is the length of the audio as the engine decoded it, 0 where it did not report that.
         """
-        user = Message("user", self.user_text)
-        if not all_heard and not self.heard.joined():
-            user = self._spoken(audio_ms)
-        return (*self._results, user, self.answer_message)
+        self.entry.input_kept, self.entry.answer_kept = self.input_kept, self.answer_kept
+        speech, kept, unknown = None, self.speech, False
+        if self.input_kept and not all_heard and not self.entry.heard.length and kept is not None and kept.began:
+            speech = kept.hand_over(audio_ms=audio_ms)
+            unknown = speech is None
+            if unknown:
+                log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
+        cancelled = self.state is RequestState.CANCELLED
+        self.ledger.finish(self.entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
 
-    @property
-    def _results(self) -> tuple[Message, ...]:
-        return tuple(
-            Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
-            for call, text in self.tool_results.items()
-        )
+    def stay_out_of_history(self) -> None:
+        """It failed, and leaves nothing."""
+        self.ledger.finish(self.entry, whole=False, remembered=False)
 
-    def messages_if_cut(self) -> tuple[Message, ...]:
-        """What the history would get if the answer, which is held, had ended where it was interrupted."""
-        heard = [self.user_text, self.interim.text if self.interim is not None else ""]
-        return (*self._results, Message("user", " ".join(filter(None, heard))), self._answer(cut=True))
-
-    def _spoken(self, audio_ms: float) -> Message:
-        """The message of a user whose spoken words, if there were any, are not known."""
-        kept = self.speech
-        if kept is None or not kept.began:
-            return Message("user", self.user_text)
-        if (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
-            return Message("user", self.user_text, speech=speech)
-        log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
-        return Message("user", " ".join(filter(None, [self.user_text, WORDS_UNKNOWN])))
-
-    @property
-    def answer_message(self) -> Message:
-        """The answer for the history: where its playback was stopped, only the part that was heard."""
-        return self._answer(cut=self.playback.stopped)
-
-    def _answer(self, *, cut: bool) -> Message:
-        text = self.said.joined()
-        if cut:
-            nothing_sent = self.state is RequestState.HELD and self._speaks and not self.playback.sent_ms
-            text = "" if self.unheard or nothing_sent else heard_part(text, self.spoken, self.playback)
-        # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
-        cancelled = self.state in (RequestState.CANCELLED, RequestState.HELD)
-        calls = tuple(call for call in self.tool_calls if call.is_whole or not cancelled)
-        return Message("assistant", text, tool_calls=calls)
-
-    @property
-    def _speaks(self) -> bool:
-        return "audio" in self.config.modalities
+    def due_ms(self, start_ms: float) -> float:
+        """Milliseconds until the audio at this place of the answer is played."""
+        return self.ledger.due_ms(self.entry, start_ms, self.timeline.now())
 
     # the engine
 
@@ -397,12 +329,12 @@ class Request:
         reported = (
             reported
             or self.meter.read()
-            or Usage(input_tokens=count_words(self.user_text), output_tokens=count_words(self.said.joined()))
+            or Usage(input_tokens=count_words(self.user_text), output_tokens=count_words(self.answer_text))
         )
         return replace(
             reported,
             input_audio_ms=audio_ms,
-            output_audio_ms=round(self.playback.sent_ms),
+            output_audio_ms=round(self.entry.sent_ms),
             input_after_start_bytes=self.session.bytes_after_start,
         )
 

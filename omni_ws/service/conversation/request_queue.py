@@ -9,6 +9,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinishReason, InputMode
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.messages import Message
 from omni_ws.core.output import OutputChunk, OutputSequencer
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import Engine, Finished
@@ -16,12 +18,9 @@ from omni_ws.errors import EngineFailed, ends_session
 from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, started_frame, transcript_chunk
 from omni_ws.service.conversation.greeting import begin_greeting, say_greeting
 from omni_ws.service.conversation.held_answer import HeldAnswer
-from omni_ws.service.conversation.history import History
-from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_state import RequestState
-from omni_ws.service.conversation.unheard_output import UnheardOutput
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.service.wake_up import WakeUp
@@ -58,14 +57,12 @@ class RequestQueue:
         outbox: Outbox,
         owner: QueueOwner,
         *,
-        history: History,
-        loudspeaker: Loudspeaker,
+        ledger: Ledger,
         observed: ObservedSession,
     ) -> None:
         self._engine = engine
         self._outbox = outbox
-        self._history = history
-        self._loudspeaker = loudspeaker
+        self._ledger = ledger
         self._observed = observed
         self._owner = owner
         self._sequencer = OutputSequencer()
@@ -97,10 +94,6 @@ class RequestQueue:
     def open(self, request: Request) -> None:
         """Let the request have outputs, a final and a place in the history, even if it is never appended."""
         self.opened = True
-        detection, budget = request.config.turn_detection, self._outbox.budget
-        if detection is not None and detection.interrupt_resume and budget is not None:
-            request.unheard_output = UnheardOutput(budget)
-        self._history.open(request.request_id)
         self._sequencer.open(request.request_id)
 
     def append(self, request: Request) -> None:
@@ -125,7 +118,7 @@ class RequestQueue:
         if self._may_hold(by):
             self._hold(self.requests[0], by)
             return
-        self._loudspeaker.silence()
+        self._ledger.silence(by.timeline.now())
         for earlier in tuple(self.requests):
             self.cancel(earlier, by=by)
             # In its order: those before it have their finals. It would wait for the engine to wind up.
@@ -150,8 +143,7 @@ class RequestQueue:
         if answering and (answer := self._answers.get(request)) is not None:
             answer.cancel()
             if held is None:
-                request.withdrawn(self._withdraw(request))
-            request.playback.stop()
+                self._ledger.withdraw(request.entry, self._withdraw(request))
             # The client does not wait until the engine has wound up; the next answer does.
             self.end(request, FinishReason.CANCELLED)
         if held is not None and held.announcement is not None:
@@ -183,7 +175,9 @@ class RequestQueue:
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:
             self._settle(request)
-        if reason is not FinishReason.ERROR:
+        if reason is FinishReason.ERROR:
+            request.stay_out_of_history()
+        else:
             self._remember(request, finished if reason is not FinishReason.CANCELLED else None)
         final = final_chunk(request, reason, finished, sequencer=self._sequencer)
         request.timeline.mark_ended(
@@ -191,7 +185,7 @@ class RequestQueue:
             request.error,
             received_chunks=request.session.received.chunks,
             received_bytes=request.session.received.bytes,
-            player=request.playback.statistics,
+            player=request.player,
             content=request,
         )
         self._outbox.put_nowait(final)
@@ -215,10 +209,9 @@ class RequestQueue:
         if len(self.requests) != 1 or self.requests[0].state is not RequestState.ANSWERING:
             return False
         first = self.requests[0]
-        return first.unheard_output is not None and first.unheard_output.reaches(first.playback.resume_ms)
+        return self._ledger.can_resume(first.entry, by.timeline.now())
 
     def _hold(self, request: Request, by: Request) -> None:
-        self._loudspeaker.silence(spared=request)
         request.hold(self._withdraw(request))
         self._held = HeldAnswer(request, by, give_up=self._give_up)
 
@@ -254,25 +247,22 @@ class RequestQueue:
             self._answers.pop(request, None)  # else ``run`` raises what it has to
 
     def _settle(self, request: Request) -> None:
-        """Settle the interim transcript of a request that is cut short as it is: no recognition follows it."""
-        if request.interim is None:
-            return
-        settled = replace(request.interim, interim=False)
-        request.interim = None
-        request.heard.append(settled.text)
-        chunk = transcript_chunk(request, settled, sequencer=self._sequencer)
-        if self._observed.listening_to_outputs:
-            self._observed.notify(OutputMade(chunk))
-        self._outbox.put_nowait(chunk)
+        """Send what was settled and waits, and settle the interim transcript as it is: no recognition follows it."""
+        if request.interim is not None:
+            request.hear(replace(request.interim, interim=False))
+        unsent, request.unsent = request.unsent, []
+        for settled in unsent:
+            chunk = transcript_chunk(request, settled, sequencer=self._sequencer)
+            if self._observed.listening_to_outputs:
+                self._observed.notify(OutputMade(chunk))
+            self._outbox.put_nowait(chunk)
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
         """Add the request to the history. Only an engine that came to its own end has reported every transcript."""
         unheard = any(warning.param == "asr" for warning in request.warnings)
         all_heard = finished is not None and self._engine.capabilities.transcripts and not unheard
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
-        *asked, answer = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
-        kept = [*(asked if request.input_kept else ()), *([answer] if request.answer_kept else ())]
-        self._history.add(kept, request_id=request.request_id)
+        request.enter_history(whole=finished is not None, all_heard=all_heard, audio_ms=audio_ms)
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
@@ -329,8 +319,6 @@ class RequestQueue:
         return answer
 
     def _announce(self, request: Request, frame: ResponseStartedFrame | None) -> None:
-        """The audio of this answer is what plays next."""
-        self._loudspeaker.answering(request)
         if frame is not None:
             self._outbox.put_nowait(frame)
 
@@ -341,22 +329,29 @@ class RequestQueue:
             request, self._outbox, self._sequencer, self._observed, held=held, transcribes_first=transcribes_first
         )
         if request.greeting:  # announced as it opened
-            self._announce(request, None)
             finished = await writer.answer(partial(say_greeting, self._engine, request), ())
         else:
             frame = started_frame(request, started)
-            history = self._history.messages if request.config.history else ()
             if held is None:
                 self._announce(request, frame)
             else:
                 held.announcement = frame
-                history = (*history, *held.request.messages_if_cut()) if request.config.history else ()
-            if request.context is not None:
-                history = request.context
+            history = request.context
+            if history is None:
+                history = self._earlier_messages(request, held) if request.config.history else ()
             finished = await writer.answer(self._engine.generate, history)
         if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)
         self.end(request, finished.reason, finished)
+
+    def _earlier_messages(self, request: Request, held: HeldAnswer | None) -> tuple[Message, ...]:
+        """What a request sees of the history."""
+        beside, interim = None, ""
+        if held is not None:
+            beside = held.request.entry
+            interim = held.request.interim.text if held.request.interim is not None else ""
+        calls = request.entry.results
+        return self._ledger.messages(calls, now=request.timeline.now(), held=beside, interim=interim)
 
     async def _rest_of_input(self, request: Request) -> None:
         """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""

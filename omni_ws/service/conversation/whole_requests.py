@@ -42,7 +42,7 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
     request = conversation.new_request(session, asked.config, by_speech=False)
     request.input_kept, request.answer_kept, request.context = asked.input_kept, asked.answer_kept, asked.context
     if asked.input_kept:
-        request.keep_speech(conversation.history, supported=conversation.engine.capabilities.speech_in_history)
+        request.keep_speech(supported=conversation.engine.capabilities.speech_in_history)
     conversation.admit_request(request, interrupts=False)
     if request.state is RequestState.FINISHED:  # refused
         return request.request_id

@@ -99,7 +99,7 @@ class Commands:
         self._conversation = conversation
         self._abilities = abilities_of(factory)
         limit = factory.config.streaming_input.max_payload_per_session
-        self._items = ConversationItems(conversation.history, factory.budget, max_bytes=limit)
+        self._items = ConversationItems(conversation.ledger, factory.budget, max_bytes=limit)
         start = merged_session({}, bound)
         self._translator = Translator(conversation, self._items, start)
         self._translator.on_transcribed = self._respond_deferred
@@ -116,7 +116,7 @@ class Commands:
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
         #: Answers ``output_audio_buffer.clear`` with the response that it cancels. Replaced where the server plays.
         self.output_cleared: Callable[[str | None], None] = self._say_cleared
-        conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
+        conversation.ledger.clocked = True  # unless ``conversation.item.truncate`` says otherwise
         conversation.configure(self._config(start))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "session.update": self._update_session,
@@ -301,7 +301,7 @@ class Commands:
         item = self._known_item(event, "item_truncate_invalid_item_id")
         played_ms = number_field(event, "audio_end_ms")
         if item.role == "assistant" and item.request_id is not None:
-            heard = self._conversation.loudspeaker.cut(item.request_id, played_ms)
+            heard = self._conversation.cut_answer(item.request_id, played_ms)
             if heard is not None:
                 self._items.cut(item, heard)
         self.send(

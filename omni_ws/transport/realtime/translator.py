@@ -190,7 +190,7 @@ class Translator:
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
         """A turn was transcribed: its item is in the place of its request in the history."""
-        self._conversation.history.remove(request_id)
+        self._conversation.ledger.remove(request_id)
         if turn.committed:
             self._items.heard(turn.item, turn.text)
 

@@ -14,6 +14,7 @@ from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
 
+from omni_ws.core import ledger
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import (
     AudioOutput,
@@ -24,7 +25,6 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.errors import EngineFailed
-from omni_ws.service.conversation import unheard_output
 from omni_ws.service.conversation.held_answer import MAX_HOLD_SEC
 
 pytestmark = pytest.mark.virtual_clock
@@ -339,7 +339,7 @@ async def test_an_answer_that_has_had_its_final_is_over() -> None:
 @pytest.mark.parametrize("past", [False, True])
 async def test_more_unheard_audio_than_is_kept_does_not_go_on(past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = RATE * PIECE_MS // 1000 * 2 + 128  # with what a message costs
-    monkeypatch.setattr(unheard_output, "MAX_UNHEARD_BYTES", 22 * piece - past)
+    monkeypatch.setattr(ledger, "MAX_UNHEARD_BYTES", 22 * piece - past)
     # The first pieces were heard when the others were sent.
     rest = asyncio.Event()
     script = spoken_answer()
