@@ -142,6 +142,12 @@ class HistoryItems:
         first = self._seen.first
         return place is not None and first < len(self._items) and place >= self._items[first].place
 
+    def calls_beside(self, call_id: str) -> tuple[str, ...]:
+        """The calls of the answer that has this one; none where it is not here."""
+        if (place := self._calls.get(call_id)) is None:
+            return ()
+        return tuple(call.id for index in range(*self._range(place)) for call in self._items[index].message.tool_calls)
+
     def sees_result(self, call_id: str) -> bool:
         """Whether the history has the result of this call."""
         return call_id in self._results

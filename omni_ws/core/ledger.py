@@ -530,6 +530,12 @@ class Ledger:
             self._advance(now)
         self._revise(entry)
 
+    def stop(self, request_id: str, now: float) -> None:
+        """The client plays nothing more of this answer, if it plays it at all."""
+        entry = self._entries.get(request_id)
+        if entry is not None and self._unplayed(entry, now):
+            self.cut(entry, now)
+
     def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
         """The client drops all audio that it has not played, but for that of ``spared``."""
         self._advance(now)
@@ -675,6 +681,14 @@ class Ledger:
         return self.history.sees_call(call_id) or any(
             one.id == call_id for entry in self._entries.values() if not entry.finished for one in entry.calls.values()
         )
+
+    def calls_beside(self, call_id: str) -> tuple[str, ...]:
+        """The calls of the answer that has this one."""
+        for entry in self._entries.values():
+            calls = [one.id for one in entry.calls.values()]
+            if call_id in calls and not entry.finished:
+                return tuple(calls)
+        return self.history.calls_beside(call_id)
 
     def knows_result(self, call_id: str) -> bool:
         """Whether the result of this call has come."""

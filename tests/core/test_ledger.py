@@ -722,3 +722,22 @@ def test_an_answer_before_the_result_keeps_the_call_for_it() -> None:
     ledger.finish(chat, whole=True)
     seen = ledger.messages(["call_1"], now=0)
     assert [(one.text, len(one.tool_calls)) for one in seen][1::2] == [("I will tell you.", 0), ("Fine.", 1)]
+
+
+def test_an_answer_is_stopped_by_name_while_it_sounds() -> None:
+    talk = Talk(clocked=True)
+    played, playing = talk.answer("a", "one", now=0), talk.answer("b", "two three", now=0)
+    for name in ("a", "b", "nobody"):
+        talk.ledger.stop(name, 1.5)
+    assert (played.cut_ms, playing.cut_ms) == (None, 500)
+
+
+def test_calls_of_one_answer_are_known_together() -> None:
+    ledger = new_ledger()
+    entry = ledger.open("a")
+    for index in range(2):
+        entry.call(ToolCallFragment(index, id=f"call_{index}", name="f", arguments="{}"))
+    assert ledger.calls_beside("call_1") == ("call_0", "call_1")
+    ledger.finish(entry, whole=True)
+    assert ledger.calls_beside("call_0") == ("call_0", "call_1")
+    assert ledger.calls_beside("call_2") == ()

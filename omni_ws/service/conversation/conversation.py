@@ -32,7 +32,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
@@ -53,6 +55,7 @@ from omni_ws.service.conversation.read_aloud import read_aloud
 from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.conversation.request_state import RequestState
+from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.turn_listener import TurnListener
@@ -60,6 +63,9 @@ from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled, SpeechHeard
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig
+
+#: Requests whose configuration is known after their end.
+MAX_CONFIGURATIONS: Final = 64
 
 
 class Conversation:
@@ -113,6 +119,11 @@ class Conversation:
         self.counted_priority = counted_priority
         outbox.writer = self
         self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
+        self._results = ToolResults(self.ledger)
+        #: Whether the chunks of the open request are looked at for results.
+        self._answers_calls = False
+        #: Those of the latest requests.
+        self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
@@ -168,14 +179,38 @@ class Conversation:
         """
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
-        events = self.stream.receive_chunk(chunk, now=now)
-        if events:
+        if chunk.tool_call_id is not None or self._answers_calls:
+            self._receive_result(chunk, now)
+        elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
         request = self.receiving
         if request is not None and request.session.received.chunks > MAX_TOOL_RESULTS:
             request.check_held()
         if self._refusal is not None:
             self._raise_refused_text()
+
+    def _receive_result(self, chunk: InputChunk, now: float) -> None:
+        """Take the result of a tool, or a chunk while the open request has nothing but results."""
+        number = chunk.sequence_id
+        is_new = self.stream.single_request or number is None or number >= self.stream.reorder.next_sequence_id
+        if chunk.tool_call_id is not None and is_new and not self.stream.single_request:
+            try:
+                wanted = self._results.check(chunk)
+            except SessionConflict as refusal:  # which ends a session elsewhere
+                self.outbox.put_nowait(refusal)
+                wanted = False
+            if not wanted:
+                if chunk.end_of_input and self.receiving is not None:
+                    chunk = msgspec.structs.replace(InputChunk.end(), sequence_id=number)
+                else:
+                    self._handle(self.stream.refuse(number, now=now) if number is not None else ())
+                    return
+        self._results.taking(chunk, self.receiving)
+        self._handle(self.stream.receive_chunk(chunk, now=now))
+        self._results.taken()
+        self._answers_calls = not self.stream.single_request and self.receiving is not None
+        if self._results.complete(chunk, self.receiving):
+            self._handle(self.stream.finish(now=now))
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
@@ -189,7 +224,8 @@ class Conversation:
     def cancel(self, request_id: str | None = None) -> None:
         """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
         if (request := self.queue.find(request_id)) is None and request_id is not None:
-            return  # it has ended, and input behind a gap belongs to others
+            self.ledger.stop(request_id, self._now())  # it has ended, and input behind a gap belongs to others
+            return
         if request is self.receiving:
             self.stream.cancel(now=self._now())
             self._stop_receiving()
@@ -201,6 +237,15 @@ class Conversation:
             self.queue.cancel(request)
         if self._listener is not None and self.receiving is None:
             self._listener.cancel()
+
+    @property
+    def plays_at_once(self) -> bool:
+        """Whether a client that reports nothing plays what it is sent, without a pause."""
+        return self.ledger.clocked
+
+    @plays_at_once.setter
+    def plays_at_once(self, value: bool) -> None:
+        self.ledger.clocked = value
 
     def report_playback(
         self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
@@ -373,7 +418,10 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
-        self.admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
+        settings = self._ordinary_settings()
+        answers_calls = not self.stream.single_request and self._results.opened(request, settings)
+        interrupts = request.interrupts(by_speech=by_speech) and not answers_calls
+        self.admit_request(request, interrupts=interrupts)
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """A request that opens now, to be admitted."""
@@ -395,7 +443,14 @@ class Conversation:
             field_names=self.field_names,
         )
         self.queue.open(request)
+        self._configurations[request_id] = config
+        if len(self._configurations) > MAX_CONFIGURATIONS:
+            del self._configurations[next(iter(self._configurations))]
         return request
+
+    def configuration_of(self, request_id: str) -> SessionConfig:
+        """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
+        return self._configurations.get(request_id, self.configuration.effective)
 
     def admit_request(self, request: Request, *, interrupts: bool) -> None:
         """Queue a request, or end it with the error that it is refused with."""
@@ -435,12 +490,18 @@ class Conversation:
 
     def _input_settings(self) -> InputSettings:
         self._update_order()
+        settings = self._ordinary_settings()
+        return settings if self.stream.single_request else self._results.opening(settings)
+
+    def _ordinary_settings(self) -> InputSettings:
         settings = self.configuration.input_settings()
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
         self.receiving = None
+        self._answers_calls = False
+        self._results.closed()
         self._update_order()
 
     def _update_order(self) -> None:

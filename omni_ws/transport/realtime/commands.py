@@ -116,7 +116,7 @@ class Commands:
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
         #: Answers ``output_audio_buffer.clear`` with the response that it cancels. Replaced where the server plays.
         self.output_cleared: Callable[[str | None], None] = self._say_cleared
-        conversation.ledger.clocked = True  # unless ``conversation.item.truncate`` says otherwise
+        conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
         conversation.configure(self._config(start))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "session.update": self._update_session,

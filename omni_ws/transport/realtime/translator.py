@@ -146,7 +146,7 @@ class Translator:
     def _begin(self, turn: Turn, request_id: str) -> Iterator[Event]:
         self._items.seen()
         turn.item.request_id = request_id
-        yield from self.respond(request_id, self._conversation.configuration.effective)
+        yield from self.respond(request_id, self._conversation.configuration_of(request_id))
 
     def _output(self, chunk: OutputChunk) -> Iterator[Event]:
         request_id = chunk.request_id
