@@ -225,6 +225,8 @@ class GenerationRequest:
     input_audio: AudioFormat
     #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
+    #: Whether the text of the answer is to be told in any case: a history has it, whatever the client gets.
+    remembered: bool = False
     #: The language that is spoken (primary subtag of RFC 5646), one of the capabilities; None if the client named none.
     language: str | None = None
     voice: str | None = None
@@ -249,6 +251,11 @@ class GenerationRequest:
     sink: OutputSink = NO_SINK
     #: The budget in which decoded input is reserved.
     media_room: MediaRoom = field(default_factory=MediaRoom)
+
+    @property
+    def tells_text(self) -> bool:
+        """Whether the text of the answer is wanted."""
+        return self.remembered or OutputModality.TEXT in self.modalities
 
 
 class TextOutput(Struct, frozen=True):

@@ -208,7 +208,7 @@ class _Echo:
         self.limit = AnswerLimit(request.sampling)
         self._request = request
         self._chunk_ms = chunk_ms
-        self._writes = OutputModality.TEXT in request.modalities
+        self._writes = request.tells_text
         self._speaks = OutputModality.AUDIO in request.modalities
         self._decoder: AudioDecoder | _Unchanged | None = None
         self._source: AudioFormat | None = None

@@ -140,6 +140,7 @@ def asked_of(
         input=source,
         input_mode=mode_of(part),
         modalities=frozenset({output}),
+        remembered=False,
         instructions="",
         history=(),
         sampling={},

@@ -93,7 +93,7 @@ class RulesEngine:
 
     async def _answer(self, request: GenerationRequest, question: _Question) -> AsyncGenerator[EngineOutput, None]:
         text = AnswerText(request.sampling)
-        writes = OutputModality.TEXT in request.modalities
+        writes = request.tells_text
         separator = ""
         sentences = question.answer(self._now(), request.sampling.get("seed"))
         while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:

@@ -288,6 +288,7 @@ class Request:
             input_mode=settings.mode,
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
+            remembered=self.conversation is not None and self.answer_kept,
             language=spoken_language(config.input_audio),
             voice=config.voice,
             speed=config.speed,

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine
+from support.capable_engine import CapableEngine, HearingEngine
 from support.inline_workers import HeldWorkers, InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
-from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.core.chunks import FinishReason, Usage, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
@@ -342,3 +342,41 @@ async def test_turns_that_follow_at_once_have_items_of_their_own() -> None:
         committed = [one["item_id"] for one in client.seen("input_audio_buffer.committed")]
         assert heard == [one for one in committed if one in heard]
         assert committed[-1] == heard[-1]
+
+
+@pytest.mark.virtual_clock
+async def test_a_response_is_announced_as_it_was_made() -> None:
+    """The page is muted in the middle of a sentence: the answer to that is the last one with sound."""
+    async with live_server(ScriptedEngine(HEARD_AND_ANSWERED)) as server, realtime_client(inline(server)) as client:
+        await client.update(audio={"input": TRANSCRIBED})
+        await client.append(quiet(96) + loud(320))
+        await client.until("input_audio_buffer.speech_started")
+        await client.update(output_modalities=["text"])
+        await client.append(quiet(640))
+        response = await client.response()
+        assert response["output_modalities"] == ["audio"]
+        assert response["output"][0]["content"][0]["type"] == "output_audio"
+        await speak(client)
+        response = await client.response()
+        assert (response["output_modalities"], response["output"][0]["content"][0]["type"]) == (["text"], "output_text")
+
+
+@pytest.mark.virtual_clock
+async def test_answers_are_played_one_behind_the_other_by_the_clock() -> None:
+    """Two answers of four words, a second each; speech 2.5 s later finds the first one in its third word."""
+
+    def counted(*words: str) -> list[Any]:
+        times = tuple(Word(word, 1000 * index, 1000 * index + 900) for index, word in enumerate(words))
+        return [TextOutput(" ".join(words)), AudioOutput(np.zeros(24_000 * len(words), np.float32), 24_000, times)]
+
+    engine = HearingEngine(heard=[TranscriptOutput("stop"), TextOutput("ok")])
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        for words in (("one", "two", "three", "four"), ("A", "B", "C", "D")):
+            engine.typed = tuple(counted(*words))
+            await client.say("count")
+            await client.respond()
+        await asyncio.sleep(2.5)
+        await speak(client)
+        await client.response()
+        said = [message.text for message in engine.requests[-1].history if message.role == "assistant"]
+        assert said == ["one two three"]
