@@ -56,13 +56,15 @@ class HistoryItem:
 class _Window(msgspec.Struct):
     """The newest items that fit into a limit: from ``first`` on, with their sizes together.
 
-    ``asked``: whether the items before it, which are still kept, have a question.
+    ``asked``: whether the items before it, which are still kept, have a question; ``said``: whether the last of them is
+    one, which is one message with another behind it.
     """
 
     tokens: int = 0
     speech_bytes: int = 0
     first: int = 0
     asked: bool = False
+    said: bool = False
 
 
 class HistoryState(msgspec.Struct, kw_only=True):
@@ -159,11 +161,18 @@ class HistoryItems:
         _keep_newest(self._places)
 
     def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
-        """What a request leaves. Messages without content are left out, and the oldest turns make room."""
+        """What a request leaves. Messages without content are left out, and the oldest turns make room.
+
+        Nothing is kept of a request that was truncated before.
+        """
+        if request_id in self._truncated:
+            for message in messages:
+                self.budget.give(_speech_bytes(message))
+            return
         place = _BEFORE_ALL if request_id is None else self._places.get(request_id, self._opened)
         behind_all = not self._items or self._items[-1].place <= place
         for message in messages:
-            if message.says_something:
+            if message.says_something or (request_id is None and message.text):
                 item = self._new_item(message, request_id, place)
                 self._items.append(item)
                 self._seen.tokens += item.tokens
@@ -275,13 +284,14 @@ class HistoryItems:
         return first, end
 
     def _begin_of_message(self, place: int) -> int:
-        """The place of the request in which the user's message begins that the request of ``place`` is a part of."""
-        index, end = self._range(place)
-        if index == end or self._items[index].role != "user":
+        """The place of the request with which the message begins that the user says in the first from ``place`` on."""
+        index = bisect_left(self._items, place, key=lambda item: item.place)
+        if index == len(self._items) or self._items[index].role not in ("user", "assistant"):
             return place
         while index and self._items[index - 1].role == "user" and self._items[index - 1].place != _BEFORE_ALL:
             index -= 1
-        return self._items[index].place
+            place = self._items[index].place
+        return place
 
     def _new_item(self, message: Message, request_id: str | None, place: int, *, counted: bool = True) -> HistoryItem:
         self._made += 1
@@ -315,9 +325,11 @@ class HistoryItems:
         while window.first < len(items):
             item = items[window.first]
             fits = window.tokens <= max_tokens and window.speech_bytes <= max_speech_bytes
-            if fits and not (window.asked and item.role != "user"):
+            whole = window.said and item.role == "user" and item.request_id is not None
+            if fits and not whole and not (window.asked and item.role != "user"):
                 break
             window.asked = window.asked or item.role == "user"
+            window.said = item.role == "user"
             window.tokens -= item.tokens
             window.speech_bytes -= item.speech_bytes
             window.first += 1
@@ -357,6 +369,7 @@ class HistoryItems:
                 del self._places[oldest[0]]
             self._seen.first -= kept.first
             self._seen.asked = self._seen.asked and self._seen.first > 0
+            self._seen.said = self._seen.said and self._seen.first > 0
 
     def _drop(self, start: int, end: int) -> None:
         for item in self._items[start:end]:

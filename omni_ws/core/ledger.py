@@ -331,19 +331,23 @@ class Ledger:
             return False
         entry.hear(text)
         entry.speech, entry.words_unknown = None, False
-        return self.history.revise(request_id, self._question(entry))
+        return self.history.revise(request_id, self.question(entry))
 
     def _messages(self, entry: LedgerEntry) -> Iterator[Message]:
         if entry.input_kept:
             yield from _results(entry)
-            yield self._question(entry)
+            yield self.question(entry)
         if entry.answer_kept:
             yield self.answer(entry)
 
-    def _question(self, entry: LedgerEntry) -> Message:
-        unknown = WORDS_UNKNOWN if entry.words_unknown else ""
-        text = " ".join(filter(None, [entry.user_text, unknown]))
-        return Message("user", text, speech=entry.speech)
+    def question(self, entry: LedgerEntry) -> Message:
+        """What the user says in it, as far as that is known."""
+        typed = entry.typed.decode("utf-8", "replace")
+        if entry.speech is not None:
+            return Message("user", typed, speech=entry.speech)
+        if entry.words_unknown:
+            return Message("user", " ".join(filter(None, [typed, WORDS_UNKNOWN])))
+        return Message("user", entry.user_text)
 
     def answer(self, entry: LedgerEntry) -> Message:
         """The answer for the history: where it was cut, only the part that was heard."""
@@ -637,13 +641,16 @@ class Ledger:
             self._origin = now - resume_ms / 1000
         return outputs
 
-    def _messages_if_cut(self, entry: LedgerEntry, interim: str, now: float) -> Iterator[Message]:
-        """What the history would get if the answer, which is held, had ended where it was interrupted."""
-        yield from _results(entry)
-        yield Message("user", " ".join(filter(None, [entry.user_text, interim])))
+    def answer_if_cut(self, entry: LedgerEntry, now: float) -> Message:
+        """What the history would get of the answer, which is held, if it had ended where it was interrupted."""
         unheard = entry.speaks and not entry.sent_ms
         text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
-        yield Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
+        return Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
+
+    def leaves_answer(self, entry: LedgerEntry, now: float) -> bool:
+        """Whether the history keeps anything of it but what the user said, now that its answer is cut off or held."""
+        answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)
+        return bool(entry.results) or answer.says_something
 
     def _drop_unheard(self, unheard: Unheard) -> None:
         cost = unheard.kept.pop(0).cost
@@ -664,16 +671,15 @@ class Ledger:
     # the history
 
     def messages(
-        self, answering: Collection[str] = (), *, now: float, held: LedgerEntry | None = None, interim: str = ""
+        self, answering: Collection[str] = (), *, now: float, held: LedgerEntry | None = None
     ) -> tuple[Message, ...]:
         """What a request sees of earlier ones. ``answering`` are the calls whose results are in its input.
 
-        Of the answer that is ``held`` it sees what was heard, and of its question also what is ``interim``. Where an
-        answer was cut is settled from here on.
+        Of the answer that is ``held`` it sees what was heard. Where an answer was cut is settled from here on.
         """
         for entry in self._entries.values():
             entry.read = entry.read or entry.cut_ms is not None
-        more = () if held is None else self._messages_if_cut(held, interim, now)
+        more = () if held is None else (*_results(held), self.question(held), self.answer_if_cut(held, now))
         return self.history.messages(answering, more=more)
 
     def knows_call(self, call_id: str) -> bool:

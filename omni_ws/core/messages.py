@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,7 +51,8 @@ class Message:
     """An earlier message of the conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
 
     ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
-    message has ``speech``, after its text, if that has no transcript and the capabilities allow it.
+    message has ``speech``, after its text, if that has no transcript and the capabilities allow it; and what the user
+    said behind that in the same message, if anything, as ``more``.
     """
 
     role: str
@@ -59,6 +60,12 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     speech: Speech | None = None
+    more: tuple[Message, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Message, ...]:
+        """The message itself, and ``more``."""
+        return (self, *self.more)
 
     @property
     def says_something(self) -> bool:
@@ -154,21 +161,15 @@ def _bring(moved: list[Message], place: tuple[int, ToolCall], *, before: int) ->
 
 
 def _joined(first: Message, second: Message) -> Message:
-    text = " ".join(filter(None, [first.text, second.text]))
-    speech = _one_speech([one.speech for one in (first, second) if one.speech is not None])
-    return replace(first, text=text, tool_calls=(*first.tool_calls, *second.tool_calls), speech=speech)
-
-
-def _one_speech(parts: Sequence[Speech]) -> Speech | None:
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    chunks = tuple(_explicit(chunk, part.format) for part in parts for chunk in part.chunks)
-    return Speech(chunks, parts[0].format, sum(part.audio_ms for part in parts))
-
-
-def _explicit(chunk: InputChunk, audio: AudioFormat) -> InputChunk:
-    """The chunk with its whole format, which is the default of its own speech no more."""
-    if chunk.format is not None:
-        return chunk
-    name = f"audio/{audio.encoding.value};rate={audio.sample_rate};channels={audio.channels}"
-    return InputChunk(chunk.modality, chunk.payload, format=name)
+    last = first.parts[-1]
+    if last.speech is not None:  # behind which nothing fits into the same part
+        return replace(first, more=(*first.more, *second.parts))
+    both = replace(
+        last,
+        text=" ".join(filter(None, (last.text, second.text))),
+        tool_calls=(*last.tool_calls, *second.tool_calls),
+        speech=second.speech,
+    )
+    if first.more:
+        return replace(first, more=(*first.more[:-1], both, *second.more))
+    return replace(both, more=second.more)

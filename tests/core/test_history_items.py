@@ -349,11 +349,8 @@ def test_bytes_of_speech_in_a_history_are_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("omni_ws.core.history_items.MAX_SPEECH_BYTES", 2 * (len(TOKEN) + 256))
     history = HistoryItems(1000, budget)
     for count in (1, 2, 2):
-        history.open(f"r{history.held_bytes}")
-        history.add([spoken(budget)], request_id=f"r{history.held_bytes}")
-        (message,) = history.messages()
-        assert message.speech is not None
-        assert len(message.speech.chunks) == count
+        history.add([spoken(budget)])
+        assert len(history.messages()) == count
     assert budget.used == 2 * (len(TOKEN) + 256)
 
 
@@ -406,6 +403,51 @@ def test_a_removed_request_leaves_the_others_in_their_places() -> None:
     history.remove("nobody")
     assert [item.message.text for item in history.items] == ["ask 0", "tell 0", "ask 2", "tell 2"]
     assert history.truncate("req_2") == 1
+
+
+@pytest.mark.parametrize("named", ["a", "b", "c"])
+def test_parts_of_one_message_are_dropped_together(named: str) -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    turn(history, "before", "hello", "hi")
+    turn(history, "a", "my name")
+    turn(history, "failed")
+    turn(history, "b", "is Robert")
+    turn(history, "c", "who am I", "Robert")
+    assert texts(history) == ["hello", "hi", "my name is Robert who am I", "Robert"]
+    assert history.truncate(named) == 4
+    assert texts(history) == ["hello", "hi"]
+
+
+def test_a_part_that_was_answered_without_words_of_the_later_request_is_dropped_with_it() -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    turn(history, "a", "my name")
+    turn(history, "cough", "", "Yes?")
+    assert history.truncate("cough") == 2
+    assert texts(history) == []
+
+
+def test_what_is_left_of_a_truncated_request_is_not_added() -> None:
+    budget = ByteBudget(1 << 20)
+    history = HistoryItems(100, budget)
+    history.open("a")
+    assert history.truncate("a") == 1
+    history.add([spoken(budget)], request_id="a")
+    assert (history.messages(), budget.held) == ((), 0)
+
+
+def test_neither_an_empty_message_nor_two_of_one_role_in_a_row_are_seen() -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    for name, asked, answered in (("a", "one", " "), ("b", " ", ""), ("c", "two", "three"), ("d", "\n", "four")):
+        turn(history, name, asked, answered)
+    assert texts(history) == ["one two", "three four"]
+
+
+def test_messages_that_were_sent_as_history_stand_as_they_were_sent() -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    history.add([Message("user", "one"), Message("user", " "), Message("user", "two")])
+    turn(history, "a", "three")
+    turn(history, "b", "four")
+    assert texts(history) == ["one", " ", "two", "three four"]
 
 
 # the order in which models take them
@@ -476,17 +518,18 @@ def test_calls_that_a_request_answers_stand_last() -> None:
     assert shown(in_order(messages[:2], answering=["1", "2"])) == ["u:ask", "a:x +1 +2"]
 
 
-def test_speech_of_both_parts_is_one() -> None:
+def test_speech_of_both_parts_is_one_message() -> None:
     budget = ByteBudget(1 << 20)
-    parts = [spoken(budget), Message("user", "typed"), spoken(budget, audio=AudioFormat(sample_rate=8000))]
-    (message,) = in_order(parts)
-    assert message.text == "typed"
-    assert message.speech is not None
-    assert message.speech.audio_ms == 80
-    assert [chunk.format for chunk in message.speech.chunks] == [
-        "audio/pcm16;rate=16000;channels=1",
-        "audio/pcm16;rate=8000;channels=1",
+    first, second = spoken(budget), spoken(budget, audio=AudioFormat(sample_rate=8000))
+    typed = Message("user", "typed")
+    (message,) = in_order([first, typed, second, typed])
+    assert [(one.text, one.speech) for one in message.parts] == [
+        ("", first.speech),
+        ("typed", second.speech),
+        ("typed", None),
     ]
+    (message,) = in_order([typed, first, typed, typed])
+    assert [(one.text, one.speech) for one in message.parts] == [("typed", first.speech), ("typed typed", None)]
 
 
 def test_a_result_leaves_with_its_call() -> None:

@@ -471,8 +471,8 @@ def test_a_request_beside_a_held_answer_sees_what_was_heard_of_it() -> None:
     entry.take_text(b"tell me")
     talk.ledger.report(250, now=0.3, request_id="a")
     talk.ledger.hold(entry, [], cost=0, now=0.3)
-    seen = talk.ledger.messages(now=0.4, held=entry, interim="a story")
-    assert seen == (Message("user", "tell me a story"), Message("assistant", "w0 w1 w2"))
+    seen = talk.ledger.messages(now=0.4, held=entry)
+    assert seen == (Message("user", "tell me"), Message("assistant", "w0 w1 w2"))
 
 
 def test_a_held_answer_that_is_cut_ends_where_it_was_held() -> None:

@@ -271,6 +271,9 @@ class Walk:
             for facts in dropped:
                 facts.gone = True
 
+    def kept(self, index: int) -> bool:
+        return not self.model.facts[index].gone and self.left(index)
+
     def left(self, index: int) -> bool:
         """Whether an entry left anything in the history."""
         facts = self.model.facts[index]
@@ -278,8 +281,9 @@ class Walk:
 
     def joined(self, index: int) -> bool:
         """Whether the user's message of this entry continues that of one before."""
-        facts = self.model.facts[index]
-        if facts.result or not (facts.asked or facts.late):
+        later = [number for number in range(index, len(self.model.facts)) if self.kept(number)]
+        first = self.model.facts[later[0]] if later else None
+        if first is None or first.result:
             return False
         earlier = [number for number in range(index) if not self.model.facts[number].gone and self.left(number)]
         before = self.model.facts[earlier[-1]] if earlier else None

@@ -118,7 +118,14 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         outbox.writer = self
-        self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
+        self.queue = RequestQueue(
+            engine,
+            outbox,
+            self,
+            ledger=self.ledger,
+            observed=self.observed,
+            asr_timeout_sec=limits.asr_timeout_sec,
+        )
         self._results = ToolResults(self.ledger)
         #: Whether the chunks of the open request are looked at for results.
         self._answers_calls = False
@@ -329,8 +336,7 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        for request in tuple(self.queue.requests):
-            self.queue.end(request, self.finish_reason_at_end)
+        self.queue.end_all(self.finish_reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
@@ -350,8 +356,10 @@ class Conversation:
     def request_progressed(self) -> None:
         self._update_answering()
 
-    def request_ended(self, request: Request) -> None:
+    def request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
+
+    def request_ended(self, request: Request) -> None:
         if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
@@ -471,7 +479,7 @@ class Conversation:
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if waits and len(self.queue.requests) > may_wait:
+        if waits and len(self.queue.waiting) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self._admit()
 

@@ -9,22 +9,35 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace as replace_struct
+
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, Usage
 from omni_ws.core.ledger import Ledger, LedgerEntry
 from omni_ws.core.messages import Message
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.output import OutputChunk, WordsKnown
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import NO_SINK, AnswerOptions, GenerationRequest, OutputSink, TranscriptOutput, UsageMeter
+from omni_ws.engine.base import (
+    NO_SINK,
+    AnswerOptions,
+    Cut,
+    GenerationRequest,
+    OutputSink,
+    TranscriptOutput,
+    UsageMeter,
+)
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service.conversation.acknowledgements import asks
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS
 from omni_ws.service.conversation.messages import message_cost
 from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
 from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline
+from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 log = logging.getLogger(__name__)
@@ -73,6 +86,10 @@ class Request:
     #: The session's id; None where it has this request alone.
     conversation: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
+    #: Its place in the order in which requests opened.
+    number: int = 0
+    #: Made where its answer is cut off, and the engine goes on with what was said.
+    cut: Cut = field(default_factory=Cut)
     #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
@@ -85,9 +102,18 @@ class Request:
     context: tuple[Message, ...] | None = None
     #: Whether its input has been nothing but audio.
     only_speech: bool = True
+    #: Whether there is audio in its input, and what is known of the words in it.
+    spoke: bool = False
+    words: WordsKnown = WordsKnown.NOT_YET
+    #: Whether what earlier requests have to say comes first: nothing of this one is written meanwhile.
+    held_back: bool = False
+    #: Announces its answer, while that is held back.
+    announcement: ResponseStartedFrame | None = None
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
+    #: Whether it is, and not held back. Read for each output.
+    may_write: bool = False
     #: What fired the start policy; None before.
     started: GenerationStarted | None = None
     #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
@@ -97,13 +123,18 @@ class Request:
     #: Input that the engine has not taken.
     input: Channel[InputChunk] = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set while nothing is held or held back.
     _released: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Called when its words are known.
+    _on_words: list[Callable[[], None]] = field(default_factory=list)
     #: What was said and heard in it.
     entry: LedgerEntry = field(init=False)
-    #: The latest transcript that was sent, while it is interim.
-    interim: TranscriptOutput | None = None
     #: Settled transcripts that were not sent yet.
     unsent: list[TranscriptOutput] = field(default_factory=list)
+    #: The latest transcript, while it is interim.
+    interim: TranscriptOutput | None = None
+    #: Whether the history has what it leaves.
+    remembered: bool = False
 
     def __post_init__(self) -> None:
         detection = self.config.turn_detection
@@ -128,9 +159,20 @@ class Request:
         if self.is_frozen:
             self.input.close()
 
-    def begin_answer(self) -> None:
+    def begin_answer(self, *, held_back: bool = False) -> None:
         """The engine gets the request."""
+        self.held_back = held_back
         self._set_state(RequestState.ANSWERING)
+
+    def hold_back(self) -> None:
+        """Something comes before what it has to say."""
+        self.held_back = True
+        self._note_silence()
+
+    def let_speak(self) -> None:
+        """Nothing comes before it any more."""
+        self.held_back = False
+        self._note_silence()
 
     def hold(self, withdrawn: Sequence[OutputChunk]) -> None:
         """Speech interrupts the answer, which may go on: nothing of it is sent meanwhile, and it does not end.
@@ -138,19 +180,21 @@ class Request:
         ``withdrawn`` are outputs, the latest of the answer, that were taken back from the outbox.
         """
         self._set_state(RequestState.HELD)
-        self._released.clear()
         self.ledger.hold(self.entry, withdrawn, cost=sum(map(message_cost, withdrawn)), now=self.timeline.now())
 
     def go_on(self) -> list[OutputChunk]:
         """The speech had no words. Returns what has to be sent first, numbered as it was."""
         self._set_state(RequestState.ANSWERING)
-        outputs = self.ledger.go_on(self.entry, self.timeline.now())
-        self._released.set()
-        return outputs
+        return self.ledger.go_on(self.entry, self.timeline.now())
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of the answer may be written now, and it may not end."""
+        return (self.held_back or self.state is RequestState.HELD) and not self.cut.made
 
     async def released(self) -> None:
-        """Wait while the answer is held."""
-        while self.state is RequestState.HELD:
+        """Wait while the answer is held, or held back."""
+        while self.silent:
             await self._released.wait()
 
     def await_rest_of_input(self) -> None:
@@ -172,9 +216,19 @@ class Request:
         self.error = None
         self.session.cancel()
 
+    def hear_on(self) -> None:
+        """The answer is cut off; what was said is written down to its end. ``know_words`` must follow."""
+        self.cut.make()
+        self.input.close()
+        self.input_ended.set()
+        self._note_silence()
+
     def finish(self) -> None:
-        """Release what the request holds: its final is in the outbox."""
+        """Its final is in the outbox. ``release`` must follow, at once or when its words are known."""
         self._set_state(RequestState.FINISHED)
+
+    def release(self) -> None:
+        """Release what the request holds. Idempotent."""
         self.input.discard()
         self.meter = UsageMeter()  # through which an engine might hold on to its work
         if self.speech is not None:
@@ -184,6 +238,73 @@ class Request:
         self.state.check(state)
         self.state = state
         self.answering = state in ANSWERING_STATES
+        self._note_silence()
+
+    def _note_silence(self) -> None:
+        self.may_write = self.answering and not self.held_back
+        if self.silent:
+            self._released.clear()
+        else:
+            self._released.set()
+
+    # what was said in it
+
+    @property
+    def sees_history(self) -> bool:
+        """Whether it sees what earlier requests of its session have left."""
+        return self.config.history and self.context is None and self.conversation is not None
+
+    @property
+    def words_known(self) -> bool:
+        """Whether nothing that was said in it is still being written down."""
+        return not self.spoke or self.words is not WordsKnown.NOT_YET
+
+    def know_words(self, words: WordsKnown) -> None:
+        """Nothing more is being written down. The first call counts."""
+        if self.words is WordsKnown.NOT_YET:
+            self.words = words
+            self._tell_words()
+
+    def note_remembered(self) -> None:
+        """The history has what it leaves."""
+        self.remembered = True
+        self._tell_words()
+
+    @property
+    def question_known(self) -> bool:
+        """Whether ``question`` stays as it is. Where the answer is cut off, the history decides what that is."""
+        return self.words_known and (self.remembered or not self.cut.made)
+
+    def _tell_words(self) -> None:
+        if self.question_known:
+            called, self._on_words = self._on_words, []
+            for call in called:
+                call()
+
+    def when_question_known(self, call: Callable[[], None]) -> None:
+        """Have a function called, later, when ``question_known``."""
+        self._on_words.append(call)
+
+    async def until_question_known(self) -> None:
+        """Wait for ``question_known``."""
+        if not self.question_known:
+            known = asyncio.Event()
+            self.when_question_known(known.set)
+            await known.wait()
+
+    def hear(self, transcript: TranscriptOutput) -> None:
+        """The engine has written something down."""
+        if transcript.interim:
+            self.interim = transcript
+            return
+        self.interim = None
+        self.entry.hear(transcript.text)
+        self.unsent.append(transcript)
+
+    def settle(self) -> None:
+        """No recognition follows the interim transcript: it has to do."""
+        if self.interim is not None:
+            self.hear(replace_struct(self.interim, interim=False))
 
     def interrupts(self, *, by_speech: bool) -> bool:
         """Whether it ends earlier requests as it opens. Detected speech does so unless turn detection is set not to."""
@@ -205,8 +326,10 @@ class Request:
         self.only_speech = self.only_speech and (chunk.modality is Modality.AUDIO or not chunk.has_content)
         if chunk.modality is Modality.TEXT:
             self.entry.take_text(chunk.payload, chunk.tool_call_id)
-        elif chunk.modality is Modality.AUDIO and self.speech is not None:
-            self.speech.append(chunk)
+        elif chunk.modality is Modality.AUDIO:
+            self.spoke = self.spoke or bool(chunk.payload)
+            if self.speech is not None:
+                self.speech.append(chunk)
         self.input.put_nowait(chunk)
 
     @property
@@ -224,13 +347,6 @@ class Request:
 
     # what was said
 
-    def hear(self, transcript: TranscriptOutput) -> None:
-        """The engine has written something down, whether it will be sent or not."""
-        if not transcript.interim:
-            self.entry.hear(transcript.text)
-            self.interim = None
-            self.unsent.append(transcript)
-
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that were sent, in the order in which they began."""
@@ -247,25 +363,41 @@ class Request:
         return self.entry.answer_text
 
     @property
+    def question(self) -> Message:
+        """What the user says in it, as far as that is known."""
+        return self.ledger.question(self.entry)
+
+    @property
+    def leaves_answer(self) -> bool:
+        """Whether the history keeps anything of it but what the user said, now that its answer is cut off or held."""
+        return self.ledger.leaves_answer(self.entry, self.timeline.now())
+
+    @property
+    def asks(self) -> bool:
+        """Whether the last sentence that was heard of the answer, which is held, is a question."""
+        heard = self.ledger.answer_if_cut(self.entry, self.timeline.now())
+        return asks(self.entry.said.joined(), len(heard.text))
+
+    @property
     def player(self) -> PlayerStatistics:
         """How the client's player kept up."""
         return PlayerStatistics(self.entry.underruns, self.entry.underrun_sec, self.entry.least_lead_ms)
 
-    def enter_history(self, *, whole: bool, all_heard: bool, audio_ms: float) -> None:
+    def enter_history(self, *, whole: bool, audio_ms: float = 0) -> None:
         """Enter the history. Call it once: it hands over the kept speech.
 
-        ``whole`` says that the engine came to its own end, and ``all_heard`` that the transcripts have all the words
-        there were; ``audio_ms`` is the length of the audio as the engine decoded it, 0 where it did not report that.
+        ``whole`` says that the engine came to its own end; ``audio_ms`` is the length of the audio as the engine
+        decoded it, 0 where it did not report that.
         """
-        self.entry.input_kept, self.entry.answer_kept = self.input_kept, self.answer_kept
-        speech, kept, unknown = None, self.speech, False
-        if self.input_kept and not all_heard and not self.entry.heard.length and kept is not None and kept.began:
+        entry, kept, speech, unknown = self.entry, self.speech, None, False
+        entry.input_kept, entry.answer_kept = self.input_kept, self.answer_kept
+        if self.input_kept and self.spoke and self.words is not WordsKnown.ALL and kept is not None and kept.began:
             speech = kept.hand_over(audio_ms=audio_ms)
-            unknown = speech is None
-            if unknown:
+            if speech is None and not entry.heard.length:
+                unknown = True
                 log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
-        cancelled = self.state is RequestState.CANCELLED
-        self.ledger.finish(self.entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
+        cancelled = self.state is RequestState.CANCELLED or entry.cut_ms is not None
+        self.ledger.finish(entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
 
     def stay_out_of_history(self) -> None:
         """It failed, and leaves nothing."""
@@ -277,14 +409,16 @@ class Request:
 
     # the engine
 
-    def generation_request(self, history: tuple[Message, ...], sink: OutputSink = NO_SINK) -> GenerationRequest:
-        """The request as the engine gets it."""
+    def generation_request(
+        self, history: tuple[Message, ...], sink: OutputSink = NO_SINK, *, earlier: EarlierParts | None = None
+    ) -> GenerationRequest:
+        """The request as the engine gets it; ``earlier`` is what its message begins with."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
         return GenerationRequest(
             request_id=self.request_id,
             task=config.task,
-            input=self.input,
+            input=self.input if earlier is None else ContinuedInput(earlier, self.input),
             input_mode=settings.mode,
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
@@ -305,6 +439,7 @@ class Request:
             owner=self.owner,
             conversation=self.conversation,
             meter=self.meter,
+            cut=self.cut,
             sink=sink,
             media_room=self.media_room,
         )
