@@ -117,14 +117,9 @@ class Conversation:
         self.counted_priority = counted_priority
         outbox.writer = self
         self.queue = RequestQueue(
-            engine,
-            outbox,
-            self,
-            history=self.history,
-            loudspeaker=self.loudspeaker,
-            observed=self.observed,
-            asr_timeout_sec=limits.asr_timeout_sec,
+            engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
         )
+        self.queue.cut_turns.patience = limits.asr_timeout_sec
         #: The request whose input is open.
         self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
