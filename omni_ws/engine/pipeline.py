@@ -58,9 +58,7 @@ async def pipeline(
     ``links`` has a channel for each pair of adjacent stages. Outputs that ``sink`` takes at once do not pass through
     the iterator; after one that it refuses they do, until the iterator has caught up. Iterating raises the first error
     of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and waits until they have
-    released their resources.
-
-    Once ``cut`` is made, the first stage works on alone: what it has for the next one is dropped, as its channel is
+    released their resources. Once ``cut`` is made, the first stage works on alone: its channel to the next one is
     closed, and the others are cancelled.
     """
     if len(links) != len(stages) - 1:
@@ -91,8 +89,7 @@ async def pipeline(
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
     running = set(tasks)
 
-    def note_end(task: asyncio.Task[None]) -> None:
-        """End the outputs with the last stage."""
+    def note_end(task: asyncio.Task[None]) -> None:  # with the last stage end the outputs
         running.discard(task)
         if not running:
             outputs.close()

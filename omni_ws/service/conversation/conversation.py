@@ -118,14 +118,8 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         outbox.writer = self
-        self.queue = RequestQueue(
-            engine,
-            outbox,
-            self,
-            ledger=self.ledger,
-            observed=self.observed,
-            asr_timeout_sec=limits.asr_timeout_sec,
-        )
+        self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
+        self.queue.cut_turns.patience = limits.asr_timeout_sec
         self._results = ToolResults(self.ledger)
         #: Whether the chunks of the open request are looked at for results.
         self._answers_calls = False

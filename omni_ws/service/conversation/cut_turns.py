@@ -47,7 +47,7 @@ class CutTurns:
     """
 
     def __init__(self, patience: float) -> None:
-        self._patience = patience
+        self.patience = patience
         #: In the order of their opening.
         self._turns: list[_CutTurn] = []
 
@@ -59,7 +59,7 @@ class CutTurns:
 
     def add(self, request: Request, *, known: bool, at_once: bool, now: float) -> None:
         """The answer to a request was cut off. ``known``: nothing of what was said is still being written down."""
-        turn = _CutTurn(request, now if at_once else now + FINAL_WAITS_SEC, now + self._patience, known)
+        turn = _CutTurn(request, now if at_once else now + FINAL_WAITS_SEC, now + self.patience, known)
         self._turns.append(turn)
         self._turns.sort(key=lambda one: one.request.number)
         if at_once:

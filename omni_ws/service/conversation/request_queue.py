@@ -75,7 +75,6 @@ class RequestQueue:
         *,
         ledger: Ledger,
         observed: ObservedSession,
-        asr_timeout_sec: float = ASR_TIMEOUT_SEC,
     ) -> None:
         self._engine = engine
         self._outbox = outbox
@@ -88,7 +87,7 @@ class RequestQueue:
         self._answers: dict[Request, asyncio.Task[None]] = {}
         #: The tasks that write cut turns down.
         self._hearing: dict[Request, asyncio.Task[None]] = {}
-        self._cut = CutTurns(asr_timeout_sec)
+        self.cut_turns = self._cut = CutTurns(ASR_TIMEOUT_SEC)
         self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None

@@ -171,7 +171,8 @@ class Translator:
             if response is None:  # an engine that answers while it listens
                 yield from self._begin(turn, request_id)
                 response = self._responses[request_id]
-            if self._conversation.engine.capabilities.transcribes_first:
+            able = self._conversation.engine.capabilities
+            if able.transcribes_first or not able.transcripts:
                 yield from self._transcribed(turn)
         if response is not None:
             yield from response.render(chunk, self._items.add)

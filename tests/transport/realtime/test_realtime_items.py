@@ -122,7 +122,7 @@ async def test_items_are_retrieved_and_deleted() -> None:
         await client.until("conversation.item.deleted")
         await client.say("three")
         await client.respond()
-        assert history(engine) == [("user", "two")]
+        assert (history(engine), text(engine.inputs[1])) == ([], "two three")
         for kind, code in (
             ("retrieve", "item_retrieve_invalid_item_id"),
             ("delete", "item_delete_invalid_item_id"),
