@@ -95,6 +95,23 @@ class HistoryItems:
     Speech is charged to ``budget`` before it is added, and given back when it is dropped.
     """
 
+    __slots__ = (
+        "_calls",
+        "_items",
+        "_left_behind",
+        "_made",
+        "_opened",
+        "_places",
+        "_results",
+        "_seen",
+        "_speech_bytes",
+        "_tokens",
+        "_truncated",
+        "budget",
+        "held_bytes",
+        "max_tokens",
+    )
+
     def __init__(self, max_tokens: int, budget: ByteBudget) -> None:
         self.max_tokens = max_tokens
         #: Bytes of speech, with their overhead.
@@ -108,7 +125,7 @@ class HistoryItems:
         self._made = 0
         #: The calls in the items, each with its place; and the calls whose results are in the items.
         self._calls: dict[str, int] = {}
-        self._results: set[str] = set()
+        self._results: dict[str, None] = {}  # which is smaller than a set, while it is empty
         #: Of all speech that was added, also where it is not held any more: an item keeps its size.
         self._speech_bytes = 0
         #: What a request sees. It moves on as items are added, and is sought anew only where items go or shrink.
@@ -269,7 +286,7 @@ class HistoryItems:
                 budget.used += item.speech_bytes
         new._left_behind, new._made, new._seen = state.left_behind, state.made, state.seen
         new._places, new._opened = state.places, state.opened
-        new._truncated, new._results = dict.fromkeys(state.truncated), set(state.results)
+        new._truncated, new._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
         return new
 
     def close(self) -> None:
@@ -308,9 +325,9 @@ class HistoryItems:
             self.held_bytes += item.speech_bytes
         for call in item.message.tool_calls:  # some engines give the same ids again
             self._calls[call.id] = item.place
-            self._results.discard(call.id)
+            self._results.pop(call.id, None)
         if item.message.tool_call_id is not None:
-            self._results.add(item.message.tool_call_id)
+            self._results[item.message.tool_call_id] = None
 
     def _insert(self, index: int, item: HistoryItem) -> None:
         self._items.insert(index, item)
@@ -379,7 +396,7 @@ class HistoryItems:
             for call in item.message.tool_calls:
                 if self._calls.get(call.id) == item.place:
                     del self._calls[call.id]
-            self._results.discard(item.message.tool_call_id or "")
+            self._results.pop(item.message.tool_call_id or "", None)
         del self._items[start:end]
 
     def _release(self, item: HistoryItem) -> None:

@@ -58,10 +58,11 @@ class BoundedText(msgspec.Struct):
     length: int = 0
 
     def append(self, piece: str) -> None:
-        kept = piece[: max(0, MAX_KEPT_TEXT - self.length)]
-        if kept:
-            self.pieces.append(kept)
         self.length += len(piece)
+        if self.length > MAX_KEPT_TEXT:
+            piece = piece[: max(0, MAX_KEPT_TEXT - self.length + len(piece))]
+        if piece:
+            self.pieces.append(piece)
 
     def joined(self, separator: str = "") -> str:
         return separator.join(self.pieces)
@@ -261,6 +262,20 @@ class Ledger:
     reads, where a voice tells neither times of words nor clauses.
     """
 
+    __slots__ = (
+        "_at",
+        "_budget",
+        "_entries",
+        "_line",
+        "_origin",
+        "_pace_characters",
+        "_pace_ms",
+        "_read",
+        "clocked",
+        "history",
+        "reporting",
+    )
+
     def __init__(self, max_tokens: int, budget: ByteBudget, *, read: Read = read_all) -> None:
         self.history = HistoryItems(max_tokens, budget)
         #: Whether a client that reports nothing plays what it is sent, without a pause.
@@ -413,7 +428,8 @@ class Ledger:
 
         After an underrun the position continues from there.
         """
-        self._advance(now)
+        if self._at + 1 < len(self._line):
+            self._advance(now)
         if entry.first_number is None:
             entry.first_number, entry.first_sent = number, now
             self._line.append(entry)
@@ -421,7 +437,8 @@ class Ledger:
                 self._at, self._origin = 0, now
             self._advance(now)
         entry.sent_ms = end_ms
-        entry.made_ms = max(entry.made_ms, end_ms)
+        if end_ms > entry.made_ms:
+            entry.made_ms = end_ms
         if self._line[self._at] is entry:
             late_sec = now - self._origin - start_ms / 1000
             if late_sec > 0:

@@ -28,7 +28,7 @@ class ToolResults:
         #: The calls of the same answer whose results it waits for; None before its first.
         self._missing: set[str] | None = None
         #: The calls whose results the open request has, which may not have started.
-        self._given: set[str] = set()
+        self._given: dict[str, None] = {}
 
     def check(self, chunk: InputChunk) -> bool:
         """Whether this result is new. Raises SessionConflict where its call is not in the history of the session."""
@@ -48,7 +48,7 @@ class ToolResults:
         """This chunk joins the request whose input is open, or opens one."""
         self._taking = chunk.tool_call_id is not None
         if chunk.tool_call_id is not None:
-            self._given.add(chunk.tool_call_id)
+            self._given[chunk.tool_call_id] = None
         if self._alone is not None and (self._alone[0] is not receiving or (chunk.has_content and not self._taking)):
             request, settings = self._alone
             request.session.settings = settings
@@ -79,5 +79,5 @@ class ToolResults:
         if self._missing is None:
             calls = self._ledger.calls_beside(chunk.tool_call_id)
             self._missing = {call for call in calls if not self._ledger.knows_result(call)}
-        self._missing -= self._given
+        self._missing.difference_update(self._given)
         return not self._missing
