@@ -406,8 +406,8 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
         """Reports playback, by which the server paces audio and knows where a barge-in cut the answer."""
         while True:
             await asyncio.sleep(REPORT_SEC)
-            if (played_ms := listener.played_ms) is not None:
-                await session.acknowledge_output(played_ms=played_ms)
+            if (played := listener.played) is not None:
+                await session.acknowledge_output(request_id=played[0], played_ms=played[1])
 
     async def follow_keys() -> None:
         listener.display.show("note", message="speak; q and Enter: leave")
@@ -438,7 +438,7 @@ class Leave(Exception):
 async def interrupt(session: ClientSession, listener: Listener) -> None:
     """Stops the running answer, and reports how much of it was played."""
     if listener.answering and listener.loudspeaker:
-        await session.acknowledge_output(played_ms=listener.loudspeaker.played_ms)
+        await session.acknowledge_output(request_id=listener.answering, played_ms=listener.loudspeaker.played_ms)
     if listener.answering:
         await session.cancel(listener.answering)
     listener.silence()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from mic_display import JsonDisplay
 from mic_sound import Loudspeaker
@@ -43,11 +44,10 @@ class Listener:
         self.next_input_ended_at: float | None = None
         #: Whether barge-in is configured.
         self.interruptible = False
-        #: The request whose answer is played, and the audio that was played or buffered at the beginning of that.
-        self.playing: str | None = None
-        self.played_before = 0
+        #: The answers that are played, one after the other: each request, and the audio that is played before it.
+        self.playing: deque[tuple[str, int]] = deque()
         #: What was heard of an answer that speech has interrupted, until it ends or goes on.
-        self.paused_ms: float | None = None
+        self.paused: tuple[str, float] | None = None
         self.first: dict[str, float] = {}
         self.error: OmniError | None = None
 
@@ -61,23 +61,26 @@ class Listener:
     def silence(self) -> None:
         """Stops playback of the current answer, for good."""
         self.silenced = self.answering
-        self.paused_ms = None
+        self.paused = None
         self.stop_playing()
 
     def stop_playing(self) -> None:
-        self.playing, self.played_before = None, 0
+        self.playing.clear()
         if self.loudspeaker:
             self.loudspeaker.buffer.clear()
 
     @property
-    def played_ms(self) -> float | None:
-        """Playback position of the last answer; None if there is nothing to report."""
-        if self.paused_ms is not None:
-            return self.paused_ms
-        if self.loudspeaker is None or self.loudspeaker.buffer.idle:
+    def played(self) -> tuple[str, float] | None:
+        """The answer that is played, and how many milliseconds of it were; None if there is nothing to report."""
+        if self.paused is not None:
+            return self.paused
+        if self.loudspeaker is None or self.loudspeaker.buffer.idle or not self.playing:
             return None
-        bytes_per_ms = 2 * self.loudspeaker.sample_rate / 1000
-        return max(0, self.loudspeaker.buffer.played_bytes - self.played_before) / bytes_per_ms
+        played_bytes = self.loudspeaker.buffer.played_bytes
+        while len(self.playing) > 1 and self.playing[1][1] <= played_bytes:
+            self.playing.popleft()
+        request_id, before = self.playing[0]
+        return request_id, max(0, played_bytes - before) * 1000 / (2 * self.loudspeaker.sample_rate)
 
     def take(self, event: Event) -> None:
         match event:
@@ -86,7 +89,7 @@ class Listener:
                 self.reply.clear()
             case SpeechStarted(audio_ms=audio_ms):
                 if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
-                    self.paused_ms = self.played_ms
+                    self.paused = self.played
                     self.stop_playing()
                 self.display.show("speech_started", audio_ms=audio_ms)
             case SpeechStopped(audio_ms=audio_ms):
@@ -125,11 +128,11 @@ class Listener:
             return
         if "audio" not in self.first:
             self.first["audio"] = time.perf_counter()
-        if self.loudspeaker and event.request_id != self.playing:
+        if self.loudspeaker and (not self.playing or event.request_id != self.playing[-1][0]):
             buffer, before_ms = self.loudspeaker.buffer, event.start_ms or 0
             before = round(before_ms * self.loudspeaker.sample_rate / 1000) * 2
-            self.playing, self.paused_ms = event.request_id, None
-            self.played_before = buffer.played_bytes + buffer.buffered_bytes - before
+            self.paused = None
+            self.playing.append((event.request_id, buffer.played_bytes + buffer.buffered_bytes - before))
         self.reply += event.audio
         self.reply_rate = event.sample_rate
         self.display.show("audio", bytes=len(event.audio), start_ms=event.start_ms, sample_rate=event.sample_rate)

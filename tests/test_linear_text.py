@@ -17,10 +17,11 @@ import pytest
 from support.made_requests import make_request
 from support.word_prompts import form
 
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Word
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.ledger import MAX_KEPT_TEXT, Ledger
+from omni_ws.core.messages import Message
+from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
-from omni_ws.engine.base import Message
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.llm.rules import answer
@@ -31,7 +32,6 @@ from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT
 from omni_ws.transport.http.multipart_form import FormReader
 from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame
@@ -149,7 +149,7 @@ def limited_by_character(text: str) -> None:
 def said_in_tool_calls(text: str) -> None:
     request = make_request(mode=InputMode.SNAPSHOT)
     for piece in cut(text, 50):
-        request.called(ToolCallFragment(0, "call", "name", piece))
+        request.entry.call(ToolCallFragment(0, "call", "name", piece))
     assert request.tool_calls[0].arguments == text[:MAX_KEPT_TEXT]
 
 
@@ -158,7 +158,7 @@ def answered_by_tools(text: str) -> None:
     request = make_request(mode=InputMode.SNAPSHOT)
     for number, piece in enumerate(cut(text, 50)):
         request.append(InputChunk(Modality.TEXT, piece.encode("ascii", "replace"), tool_call_id=str(number)))
-    assert sum(map(len, request.tool_results.values())) == min(len(text), MAX_KEPT_TEXT)
+    assert sum(map(len, request.entry.results.values())) == min(len(text), MAX_KEPT_TEXT)
 
 
 def prompted_by_tools(text: str) -> None:
@@ -170,16 +170,16 @@ def prompted_by_tools(text: str) -> None:
     assert sum(map(len, draft.tool_results["call"])) == len(text)
 
 
-def withdrawn_word_by_word(text: str) -> None:
-    request = make_request(mode=InputMode.SNAPSHOT)
-    request.spoken = [Word(piece, 10 * number, 10 * number + 9) for number, piece in enumerate(cut(text, 20))]
-    count = len(request.spoken)
-    chunks = [
-        OutputChunk(request_id="req", sequence_id=number, modality=OutputModality.AUDIO, start_ms=10 * number)
-        for number in range(count // 2, count)
-    ]
-    request.withdrawn(chunks)
-    assert len(request.spoken) == count // 2
+def heard_word_by_word(text: str) -> None:
+    ledger = Ledger(len(text), ByteBudget(1 << 24))
+    entry = ledger.open("req", speaks=True)
+    pieces = list(cut(text, 20))
+    for number, piece in enumerate(pieces):
+        entry.say(piece)
+        ledger.send(entry, number, 10 * number, 10 * number + 10, number / 100)
+        entry.pronounce((Word(piece, 10 * number, 10 * number + 9),), None)
+    ledger.cut(entry, len(pieces), at_ms=5 * len(pieces))
+    assert ledger.heard_text(entry)
 
 
 def calls_put_in_order(text: str) -> None:
@@ -246,7 +246,7 @@ COUNTERS = (
     said_in_tool_calls,
     answered_by_tools,
     prompted_by_tools,
-    withdrawn_word_by_word,
+    heard_word_by_word,
     calls_put_in_order,
     read_by_line,
 )

@@ -199,7 +199,7 @@ export class Session {
   answered(turn: number | null): void;
   cancel(requestId?: string): void;
   truncate(requestId: string): boolean;
-  acknowledge(playedMs?: number): void;
+  acknowledge(playedMs?: number, requestId?: string | null): void;
 }
 
 export interface InputChunk {
@@ -319,6 +319,7 @@ export interface Speaker extends Listening<SpeakerEvents> {}
 export class Speaker {
   constructor(sound: Sound);
   readonly playing: boolean;
+  readonly playingId: number | undefined;
   readonly playedMs: number | undefined;
   attach(context: AudioContext): void;
   play(id: number, samples: Int16Array, place: number): void;

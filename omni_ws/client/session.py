@@ -227,15 +227,15 @@ class ClientSession:
         self._link.send_control(SentKind.TRUNCATE, frame)
         return await reply
 
-    async def acknowledge_output(self, *, played_ms: float | None = None) -> None:
+    async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:
         """Acknowledges all output received so far.
 
-        ``played_ms`` reports how much of the current answer has been played, by which the server paces audio and
-        knows where a barge-in cut it.
+        ``played_ms`` reports how much of the answer to ``request_id`` has been played, by which the server paces audio
+        and knows where a barge-in cut it; without ``request_id``, of the one that plays by the server's line.
         """
         self._link.check_open()
         if self.last_output_sequence_id >= 0:
-            frame = OutputAckFrame(self.last_output_sequence_id, played_ms)
+            frame = OutputAckFrame(self.last_output_sequence_id, played_ms, request_id)
             self._link.write_soon(_encode(frame), True)
 
     async def ping(self) -> float:

@@ -16,7 +16,8 @@ undeclared, so an engine need not check for it. The core of an engine is an asyn
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
@@ -33,11 +34,11 @@ from omni_ws.core.chunks import (
     OutputModality,
     Task,
     TokenLogprob,
-    ToolCall,
     ToolCallFragment,
     Usage,
     Word,
 )
+from omni_ws.core.messages import Message
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
 
@@ -106,6 +107,8 @@ class EngineCapabilities:
     speech_in_history: bool = False
     #: Whether an answer to speech follows its transcripts: one without any is an answer to speech without words.
     transcribes_first: bool = False
+    #: Whether the engine goes on writing speech down where the answer is cut off, see ``GenerationRequest.cut``.
+    hears_on: bool = False
     #: The answer of a text model to speech without words, which a composition keeps from it; empty for none.
     nothing_heard: str = ""
 
@@ -113,36 +116,6 @@ class EngineCapabilities:
     def transcripts(self) -> bool:
         """Whether speech input is transcribed. The transcript is then complete: without one, nothing was said."""
         return OutputModality.TRANSCRIPT in self.output_modalities
-
-
-#: The text in the history for speech that has no transcript and cannot be passed on as audio either.
-WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Speech:
-    """Audio of an earlier user message, as the chunks that the client sent. Compared by identity."""
-
-    chunks: tuple[InputChunk, ...]
-    #: The format of chunks whose own ``format`` is None.
-    format: AudioFormat
-    #: The duration; for compressed audio possibly an estimate.
-    audio_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An earlier message of the conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
-
-    ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
-    message has ``speech``, after its text, if that has no transcript and the capabilities allow it.
-    """
-
-    role: str
-    text: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    speech: Speech | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +212,38 @@ class UsageMeter:
         self.read: Callable[[], Usage | None] = lambda: None
 
 
+class Cut:
+    """Tells an engine that nobody wants the answer to a request any more, while what was said in it still counts.
+
+    The speaker has gone on. An engine with ``EngineCapabilities.hears_on`` ends the answer at once, writes down the
+    input to its end, and yields transcripts alone from then on, and a Finished. Others need not know of it.
+    """
+
+    __slots__ = ("_callbacks", "made")
+
+    def __init__(self) -> None:
+        self.made = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def make(self) -> None:
+        """Cut the answer off. Idempotent."""
+        if not self.made:
+            self.made = True
+            for callback in tuple(self._callbacks):
+                callback()
+
+    @contextmanager
+    def watched(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call ``callback`` when the answer is cut off within the block, or at once if it was before."""
+        self._callbacks.append(callback)
+        try:
+            if self.made:
+                callback()
+            yield
+        finally:
+            self._callbacks.remove(callback)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request, as the engine gets it.
@@ -255,6 +260,8 @@ class GenerationRequest:
     input_audio: AudioFormat
     #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
+    #: Whether the text of the answer is to be told in any case: a history has it, whatever the client gets.
+    remembered: bool = False
     #: The language that is spoken (primary subtag of RFC 5646), one of the capabilities; None if the client named none.
     language: str | None = None
     voice: str | None = None
@@ -275,10 +282,17 @@ class GenerationRequest:
     owner: str | None = None
     conversation: str | None = None  #: The id of the session; None for a request by itself, as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
+    #: Says when the answer is wanted no more.
+    cut: Cut = field(default_factory=Cut)
     #: Takes outputs without waiting. Its use is optional.
     sink: OutputSink = NO_SINK
     #: The budget in which decoded input is reserved.
     media_room: MediaRoom = field(default_factory=MediaRoom)
+
+    @property
+    def tells_text(self) -> bool:
+        """Whether the text of the answer is wanted."""
+        return self.remembered or OutputModality.TEXT in self.modalities
 
 
 class TextOutput(Struct, frozen=True):

@@ -20,8 +20,9 @@ import numpy as np
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.messages import Speech
 from omni_ws.core.quota import reserved
-from omni_ws.engine.base import GenerationRequest, InputSource, Speech
+from omni_ws.engine.base import GenerationRequest, InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import MODALITIES, AudioPart, DecodedPart, VideoPart, joined, reserved_size, size_of
 from omni_ws.engine.input_decoder import InputDecoder, SlotRequest

@@ -56,10 +56,14 @@ class HistoryTruncateFrame(Struct, frozen=True, tag_field="type", tag="history_t
 
 
 class OutputAckFrame(Struct, frozen=True, tag_field="type", tag="output_ack"):
-    """Acknowledges outputs up to ``sequence_id``; ``played_ms`` is how much of the answer's audio was played."""
+    """Acknowledges outputs up to ``sequence_id``; ``played_ms`` of the answer to ``request_id`` were heard.
 
-    sequence_id: SequenceId
+    Without ``request_id`` it is about the answer that plays by the server's line, and ``sequence_id`` is required.
+    """
+
+    sequence_id: SequenceId | None = None
     played_ms: Annotated[float, Meta(ge=0)] | None = None
+    request_id: str | None = None
 
 
 class PingFrame(Struct, frozen=True, tag_field="type", tag="ping"):
@@ -142,6 +146,8 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
             raise InvalidFrame("the frame is nested too deeply")
         del fields["type"]
         return ConfigPatch(fields)
+    if isinstance(frame, OutputAckFrame) and frame.sequence_id is None and frame.request_id is None:
+        raise InvalidValue("output_ack requires sequence_id or request_id", param="sequence_id")
     if isinstance(frame, PingFrame) and nested_deeper(frame.t, MAX_DEPTH):
         raise InvalidFrame("the frame is nested too deeply")
     return frame

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.service.conversation.playback import Playback
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.observing.observer import ObservedSession
 from omni_ws.wire.session_config import SessionConfig
@@ -23,14 +24,16 @@ def make_request(
     observed: ObservedSession | None = None,
     config: SessionConfig | None = None,
     now: Callable[[], float] = time.monotonic,
+    ledger: Ledger | None = None,
 ) -> Request:
     """A request that has just opened, and whose policy fires at the end of its input."""
     config = config or SessionConfig()
+    ledger = ledger or Ledger(4096, ByteBudget(1 << 24))
     session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=mode))
     timeline = (observed or ObservedSession.unobserved(now)).open_request(
         request_id, task=config.task, input_mode=mode, by_speech=by_speech
     )
-    return Request(request_id, session, config, timeline, lambda request, size: None, Playback(now), MediaRoom())
+    return Request(request_id, session, config, timeline, lambda request, size: None, ledger, MediaRoom())
 
 
 def give_input(request: Request, text: str) -> None:

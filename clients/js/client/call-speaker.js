@@ -47,6 +47,11 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
     return this.#sounds;
   }
 
+  /* The server plays: nothing is reported to it. */
+  get playingId() {
+    return undefined;
+  }
+
   get playedMs() {
     return this.#sounds ? this.#heardMs(this.#client.sound.latencySamples) : undefined;
   }

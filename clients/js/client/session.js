@@ -219,13 +219,13 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     return this.#ready;
   }
 
-  /* All output so far was received; `playedMs` of the current answer were heard. */
-  /** @param {number} [playedMs] */
-  acknowledge(playedMs) {
-    const told = `${this.#lastOutput} ${playedMs}`;
+  /* All output so far was received; `playedMs` of the answer to this request were heard. */
+  /** @param {number} [playedMs] @param {string | null} [requestId] */
+  acknowledge(playedMs, requestId) {
+    const told = `${this.#lastOutput} ${playedMs} ${requestId}`;
     if (!this.#ready || this.#lastOutput < 0 || told === this.#toldOutput) return;
     this.#toldOutput = told;
-    const heard = playedMs === undefined ? {} : { played_ms: playedMs };
+    const heard = playedMs === undefined ? {} : { played_ms: playedMs, ...(requestId ? { request_id: requestId } : {}) };
     this.#send({ type: "output_ack", sequence_id: this.#lastOutput, ...heard });
   }
 

@@ -45,6 +45,11 @@ export class Speaker extends /** @type {Telling<SpeakerEvents>} */ (EventTarget)
     return this.#id !== null;
   }
 
+  /* The answer that plays; undefined where none does. */
+  get playingId() {
+    return this.#id ?? undefined;
+  }
+
   /* Milliseconds of the current answer that reached the ear; undefined where none plays. */
   get playedMs() {
     return this.#id === null ? undefined : this.#heardMs(this.#played);

@@ -103,7 +103,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /* Connect. The session is resumed whenever the connection breaks, until `close`. */
   open() {
-    this.#acknowledger ??= setInterval(() => this.session.acknowledge(this.speaker.playedMs), ACKNOWLEDGE_MS);
+    this.#acknowledger ??= setInterval(() => this.#acknowledge(), ACKNOWLEDGE_MS);
     this.session.open();
   }
 
@@ -191,7 +191,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   interrupt(exception = null) {
     const { session, speaker, conversation } = this;
     const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
-    if (speaker.playing) session.acknowledge(speaker.playedMs);
+    if (speaker.playing) this.#acknowledge();
     // Also where all of it has come and is being played: the server keeps in mind what was heard of it.
     if (owed || speaker.playing) session.cancel();
     this.#silence(exception);
@@ -428,6 +428,13 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   // --- the speaker
 
+  /* What was heard of the answer that plays, by its name: others may have arrived behind it. */
+  #acknowledge() {
+    const { speaker, conversation } = this;
+    const turn = speaker.playingId === undefined ? undefined : conversation.turns[speaker.playingId];
+    this.session.acknowledge(speaker.playedMs, turn?.requestId);
+  }
+
   #listenToSpeaker() {
     const { speaker, session, conversation } = this;
     speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
@@ -445,8 +452,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     /** @param {(turn: Turn, playedMs: number) => void} record
       @returns {(event: CustomEvent<{ id: number, playedMs: number }>) => void} */
     const told = (record) => ({ detail: { id, playedMs } }) => {
-      session.acknowledge(playedMs);
       const turn = conversation.turns[id];
+      session.acknowledge(playedMs, turn?.requestId);
       if (turn) record(turn, playedMs);
       this.#changed();
     };

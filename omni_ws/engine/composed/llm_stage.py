@@ -61,7 +61,7 @@ class LlmStage:
         self._request = request
         self._words_only = words_only
         self._spoken = spoken
-        self._writes = OutputModality.TEXT in request.modalities
+        self._writes = request.tells_text
         dropped = {TranscriptOutput: transcribed, AudioOutput: spoken, TextOutput: not self._writes}
         self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
         self._first_byte_timeout_sec = first_byte_timeout_sec

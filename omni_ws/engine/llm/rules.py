@@ -14,7 +14,7 @@ from itertools import chain
 from random import Random
 from typing import Final
 
-from omni_ws.engine.base import Message
+from omni_ws.core.messages import Message
 from omni_ws.engine.llm.intents import fun
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.intent import Asked

@@ -11,17 +11,10 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.messages import Message
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
-from omni_ws.engine.base import (
-    EngineCapabilities,
-    EngineOutput,
-    EngineState,
-    Finished,
-    GenerationRequest,
-    Message,
-    TextOutput,
-)
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.decoded_parts import MODALITIES, ImagePart, TextPart, VideoPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
 from omni_ws.engine.history_turns import unanswered
@@ -100,7 +93,7 @@ class RulesEngine:
 
     async def _answer(self, request: GenerationRequest, question: _Question) -> AsyncGenerator[EngineOutput, None]:
         text = AnswerText(request.sampling)
-        writes = OutputModality.TEXT in request.modalities
+        writes = request.tells_text
         separator = ""
         sentences = question.answer(self._now(), request.sampling.get("seed"))
         while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:

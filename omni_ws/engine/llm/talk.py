@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from omni_ws.engine.base import Message
+from omni_ws.core.messages import Message
 
 #: Of how many messages of each side the texts are looked at, and how many characters of each.
 RECENT: Final = 64

@@ -9,8 +9,9 @@ from itertools import count
 from typing import ClassVar, Final
 
 from omni_ws.core.chunks import Modality, OutputModality, Task
+from omni_ws.core.messages import Message
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, GenerationRequest, Message
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, GenerationRequest
 from omni_ws.engine.history_turns import whole_turns
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.context_window import ContextWindow

@@ -39,7 +39,7 @@ class RequestStages:
             raise UnsupportedParameter("n must be 1 for audio output", param="n")
         writes = OutputModality.TEXT in request.modalities
         rows = voice.rows if speaks and isinstance(voice, OmniVoice) else None
-        self._thinker = Thinker(shared, request, writes=writes, share=share, rows=rows)
+        self._thinker = Thinker(shared, request, writes=request.tells_text, share=share, rows=rows)
         self._talker: OmniTalker | None = None
         self._vocoder: Code2Wav | VocoderStage | None = None
         self.stages: list[Stage[Any]] = [self._thinker]

@@ -32,10 +32,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
+from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
@@ -44,16 +47,15 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.configuration import Configuration
 from omni_ws.service.conversation.greeting import greeting_configuration, greeting_input
-from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, ConversationLimits
-from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import NOBODY, ConversationOwner
-from omni_ws.service.conversation.playback import Playback
+from omni_ws.service.conversation.read_aloud import read_aloud
 from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.conversation.request_state import RequestState
+from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.turn_listener import TurnListener
@@ -61,6 +63,9 @@ from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled, SpeechHeard
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig
+
+#: Requests whose configuration is known after their end.
+MAX_CONFIGURATIONS: Final = 64
 
 
 class Conversation:
@@ -96,8 +101,7 @@ class Conversation:
         self.stream = InputStream(
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
-        self.history = History(limits.max_history_tokens, budget)
-        self.loudspeaker = Loudspeaker(self.history)
+        self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -106,8 +110,6 @@ class Conversation:
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
-        #: Whether a client that reports nothing plays what it is sent, see Playback.
-        self.plays_at_once = False
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
         self.finish_reason_at_end = FinishReason.CANCELLED
@@ -116,9 +118,13 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         outbox.writer = self
-        self.queue = RequestQueue(
-            engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
-        )
+        self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
+        self.queue.cut_turns.patience = limits.asr_timeout_sec
+        self._results = ToolResults(self.ledger)
+        #: Whether the chunks of the open request are looked at for results.
+        self._answers_calls = False
+        #: Those of the latest requests.
+        self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
@@ -174,14 +180,38 @@ class Conversation:
         """
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
-        events = self.stream.receive_chunk(chunk, now=now)
-        if events:
+        if chunk.tool_call_id is not None or self._answers_calls:
+            self._receive_result(chunk, now)
+        elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
         request = self.receiving
         if request is not None and request.session.received.chunks > MAX_TOOL_RESULTS:
             request.check_held()
         if self._refusal is not None:
             self._raise_refused_text()
+
+    def _receive_result(self, chunk: InputChunk, now: float) -> None:
+        """Take the result of a tool, or a chunk while the open request has nothing but results."""
+        number = chunk.sequence_id
+        is_new = self.stream.single_request or number is None or number >= self.stream.reorder.next_sequence_id
+        if chunk.tool_call_id is not None and is_new and not self.stream.single_request:
+            try:
+                wanted = self._results.check(chunk)
+            except SessionConflict as refusal:  # which ends a session elsewhere
+                self.outbox.put_nowait(refusal)
+                wanted = False
+            if not wanted:
+                if chunk.end_of_input and self.receiving is not None:
+                    chunk = msgspec.structs.replace(InputChunk.end(), sequence_id=number)
+                else:
+                    self._handle(self.stream.refuse(number, now=now) if number is not None else ())
+                    return
+        self._results.taking(chunk, self.receiving)
+        self._handle(self.stream.receive_chunk(chunk, now=now))
+        self._results.taken()
+        self._answers_calls = not self.stream.single_request and self.receiving is not None
+        if self._results.complete(chunk, self.receiving):
+            self._handle(self.stream.finish(now=now))
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
@@ -195,24 +225,51 @@ class Conversation:
     def cancel(self, request_id: str | None = None) -> None:
         """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
         if (request := self.queue.find(request_id)) is None and request_id is not None:
-            return  # it has ended, and input behind a gap belongs to others
+            self.ledger.stop(request_id, self._now())  # it has ended, and input behind a gap belongs to others
+            return
         if request is self.receiving:
             self.stream.cancel(now=self._now())
             self._stop_receiving()
         else:
             self.stream.drop_waiting(now=self._now())
         if request is None or request.answering:
-            self.loudspeaker.silence()
+            self.ledger.silence(self._now())
         if request is not None:
             self.queue.cancel(request)
         if self._listener is not None and self.receiving is None:
             self._listener.cancel()
 
+    @property
+    def plays_at_once(self) -> bool:
+        """Whether a client that reports nothing plays what it is sent, without a pause."""
+        return self.ledger.clocked
+
+    @plays_at_once.setter
+    def plays_at_once(self, value: bool) -> None:
+        self.ledger.clocked = value
+
+    def report_playback(
+        self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
+    ) -> None:
+        """See Ledger.report."""
+        self.ledger.report(played_ms, now=self._now(), request_id=request_id, sequence_id=sequence_id)
+
+    def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
+        """The client has played so much of this answer, and plays nothing more of it.
+
+        Returns the text that it heard; None where the answer is not over, or too long ago.
+        """
+        entry = self.ledger.find(request_id)
+        if entry is None:
+            return None
+        self.ledger.cut(entry, self._now(), at_ms=heard_ms)
+        return self.ledger.heard_text(entry) if entry.finished else None
+
     def truncate_history(self, request_id: str) -> int:
-        """See History.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
+        """See Ledger.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
-        return self.history.truncate(request_id)
+        return self.ledger.truncate(request_id)
 
     def drain(self) -> None:
         """Refuse new requests; those that are open get their answers."""
@@ -273,12 +330,11 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        for request in tuple(self.queue.requests):
-            self.queue.end(request, self.finish_reason_at_end)
+        self.queue.end_all(self.finish_reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
-        self.history.close()
+        self.ledger.close()
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
@@ -294,8 +350,10 @@ class Conversation:
     def request_progressed(self) -> None:
         self._update_answering()
 
-    def request_ended(self, request: Request) -> None:
+    def request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
+
+    def request_ended(self, request: Request) -> None:
         if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
@@ -307,7 +365,7 @@ class Conversation:
 
     @property
     def is_playing(self) -> bool:
-        return self.loudspeaker.playing
+        return self.ledger.playing(self._now())
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         self._handle(events)
@@ -360,9 +418,12 @@ class Conversation:
     def _open(self, session: RequestInput, *, by_speech: bool) -> None:
         request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
-            request.keep_speech(self.history, supported=self.engine.capabilities.speech_in_history)
+            request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
-        self.admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
+        settings = self._ordinary_settings()
+        answers_calls = not self.stream.single_request and self._results.opened(request, settings)
+        interrupts = request.interrupts(by_speech=by_speech) and not answers_calls
+        self.admit_request(request, interrupts=interrupts)
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """A request that opens now, to be admitted."""
@@ -376,7 +437,7 @@ class Conversation:
             config,
             timeline,
             self._flow.taken,
-            Playback(self._now, assumed=self.plays_at_once),
+            self.ledger,
             self._media_room,
             options=self.options,
             owner=self._owner,
@@ -384,7 +445,14 @@ class Conversation:
             field_names=self.field_names,
         )
         self.queue.open(request)
+        self._configurations[request_id] = config
+        if len(self._configurations) > MAX_CONFIGURATIONS:
+            del self._configurations[next(iter(self._configurations))]
         return request
+
+    def configuration_of(self, request_id: str) -> SessionConfig:
+        """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
+        return self._configurations.get(request_id, self.configuration.effective)
 
     def admit_request(self, request: Request, *, interrupts: bool) -> None:
         """Queue a request, or end it with the error that it is refused with."""
@@ -405,7 +473,7 @@ class Conversation:
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if waits and len(self.queue.requests) > may_wait:
+        if waits and len(self.queue.waiting) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self._admit()
 
@@ -424,12 +492,18 @@ class Conversation:
 
     def _input_settings(self) -> InputSettings:
         self._update_order()
+        settings = self._ordinary_settings()
+        return settings if self.stream.single_request else self._results.opening(settings)
+
+    def _ordinary_settings(self) -> InputSettings:
         settings = self.configuration.input_settings()
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
         self.receiving = None
+        self._answers_calls = False
+        self._results.closed()
         self._update_order()
 
     def _update_order(self) -> None:

@@ -58,7 +58,7 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
         async for output in outputs:
             if isinstance(output, AudioOutput):
                 if not writes:
-                    request.said.append(text)  # for the history; how much of it was heard is known later
+                    request.entry.say(text)  # for the history; how much of it was heard is known later
                     writes = True
                 yield output
             elif isinstance(output, Finished):

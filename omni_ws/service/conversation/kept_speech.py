@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from omni_ws.audio.mime import parse_audio_format
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.history_items import MAX_SPEECH_BYTES
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.messages import RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Speech
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import Speech
 
-#: What a second of speech counts in a history. Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
-TOKENS_PER_SEC: Final = 25
-#: What the speech of a request, and that in a history, may hold. At 25 tokens a second a history of 4096 tokens takes
-#: 5 MB of 16 kHz pcm16; other formats take more.
-MAX_SPEECH_BYTES: Final = 16 << 20
-#: What a run of audio of one format costs to hold besides its bytes.
-RUN_OVERHEAD_BYTES: Final = 256
 #: The same for each chunk of a run, until the run is joined.
 CHUNK_OVERHEAD_BYTES: Final = 64
-
-
-def tokens_of(speech: Speech) -> int:
-    return math.ceil(speech.audio_ms * TOKENS_PER_SEC / 1000)
-
-
-def held_bytes(speech: Speech) -> int:
-    """What is charged for it."""
-    return sum(len(chunk.payload) + RUN_OVERHEAD_BYTES for chunk in speech.chunks)
 
 
 class KeptSpeech:
@@ -53,6 +38,14 @@ class KeptSpeech:
         #: again and again while somebody speaks.
         self._runs: list[tuple[str | None, list[bytes]]] = []
 
+    @classmethod
+    def of(cls, ledger: Ledger, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
+        """A place for the speech of a request; None where the ledger keeps no history."""
+        history = ledger.history
+        if not history.max_tokens:
+            return None
+        return cls(audio, history.budget, max_tokens=history.max_tokens, unwanted=unwanted)
+
     def append(self, chunk: InputChunk) -> None:
         payload = chunk.payload
         self.began = self.began or bool(payload)
@@ -76,7 +69,7 @@ class KeptSpeech:
             self._runs[-1][1].append(payload)
 
     def hand_over(self, *, audio_ms: float) -> Speech | None:
-        """What is kept, for which the taker gives back ``held_bytes``; None where it is lost.
+        """What is kept, for which the taker gives back ``Speech.held_bytes``; None where it is lost.
 
         ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
         """
@@ -86,7 +79,7 @@ class KeptSpeech:
             return None
         chunks = tuple(InputChunk(Modality.AUDIO, b"".join(run), format=name) for name, run in self._runs)
         speech = Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
-        self._charged -= held_bytes(speech)
+        self._charged -= speech.held_bytes
         self._lose("it was passed on")
         return speech
 

@@ -15,7 +15,8 @@ from functools import lru_cache
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputMode
-from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
+from omni_ws.core.messages import Message
+from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
@@ -68,7 +69,7 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
     if request.role not in capabilities.input_roles:
         raise InvalidValue("the last message must have role user or tool", param=request.role_at)
     conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role, thought=True)
-    conversation.history.add(
+    conversation.ledger.place(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
     )
 

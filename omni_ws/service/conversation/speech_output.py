@@ -10,7 +10,6 @@ from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.service.conversation.playback import Playback
 
 #: Longer pieces, and all compressed audio, are encoded in a worker thread. For short raw pieces the switch would cost
 #: more than the encoding.
@@ -23,13 +22,14 @@ class SpeechOutput:
     """Turns the samples of one answer into audio of the format ``target``.
 
     With ``max_lead_ms`` no audio is returned earlier than that before its playback is due; with None, at once.
-    ``released`` waits while the playback is held.
+    ``due_ms`` tells in how many milliseconds the audio at a place of the answer will be played, and ``released`` waits
+    while the playback is held.
     """
 
     def __init__(
         self,
         target: AudioFormat,
-        playback: Playback,
+        due_ms: Callable[[float], float],
         *,
         max_lead_ms: float | None,
         released: Callable[[], Awaitable[None]],
@@ -40,7 +40,7 @@ class SpeechOutput:
         self._target = target
         self._is_raw = target.is_raw
         self._bytes_per_second = target.bytes_per_second
-        self._playback = playback
+        self._due_ms = due_ms
         self._max_lead_ms = max_lead_ms
         self._released = released
         self._encoder: AudioEncoder | None = None
@@ -104,4 +104,4 @@ class SpeechOutput:
 
     def _ahead_ms(self, start_ms: float) -> float:
         """Milliseconds until audio at ``start_ms`` may be sent; 0 or less when it is due."""
-        return 0 if self._max_lead_ms is None else start_ms - self._playback.position_ms - self._max_lead_ms
+        return 0 if self._max_lead_ms is None else self._due_ms(start_ms) - self._max_lead_ms

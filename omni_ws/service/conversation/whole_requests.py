@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_ws.core.chunks import InputChunk, InputMode
+from omni_ws.core.messages import Message
 from omni_ws.core.request_input import GenerationStarted, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
-from omni_ws.engine.base import Message
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.wire.session_config import SessionConfig
@@ -42,7 +42,7 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
     request = conversation.new_request(session, asked.config, by_speech=False)
     request.input_kept, request.answer_kept, request.context = asked.input_kept, asked.answer_kept, asked.context
     if asked.input_kept:
-        request.keep_speech(conversation.history, supported=conversation.engine.capabilities.speech_in_history)
+        request.keep_speech(supported=conversation.engine.capabilities.speech_in_history)
     conversation.admit_request(request, interrupts=False)
     if request.state is RequestState.FINISHED:  # refused
         return request.request_id

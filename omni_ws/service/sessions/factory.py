@@ -149,6 +149,7 @@ class SessionFactory:
             ),
             max_pending_requests=streaming.max_pending_requests,
             max_history_tokens=config.limits.max_history_tokens,
+            asr_timeout_sec=config.asr.timeout_sec,
         )
 
     @property
@@ -257,7 +258,7 @@ class SessionFactory:
         total(metrics.queue_bytes.labels("input"), lambda one: one.stream.held_bytes)
         total(metrics.queue_bytes.labels("outbox"), lambda one: one.outbox.queued)
         total(metrics.queue_bytes.labels("journal"), lambda one: one.outbox.journaled)
-        total(metrics.queue_bytes.labels("history"), lambda one: one.history.held_bytes)
+        total(metrics.queue_bytes.labels("history"), lambda one: one.ledger.held_bytes)
         total(metrics.queue_items.labels("reorder"), lambda one: one.stream.buffered_chunks)
         total(metrics.queue_items.labels("outbox"), lambda one: len(one.outbox))
 

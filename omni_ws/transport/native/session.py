@@ -226,10 +226,11 @@ class WebSocketSession:
                 conversation.greet()
             case PingFrame(t=t):
                 self._outbox.put_nowait(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000))
-            case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms):
-                self._outbox.acknowledge(sequence_id)
+            case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms, request_id=request_id):
+                if sequence_id is not None:
+                    self._outbox.acknowledge(sequence_id)
                 if played_ms is not None:
-                    conversation.loudspeaker.report(sequence_id, played_ms)
+                    conversation.report_playback(played_ms, request_id=request_id, sequence_id=sequence_id)
             case _:
                 raise AssertionError(f"unexpected {frame!r}")
         self._stream.touch(now=now)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.core.messages import Message
 from omni_ws.core.quota import Share
-from omni_ws.engine.base import Message
 from omni_ws.errors import InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond
@@ -99,7 +99,7 @@ class Commands:
         self._conversation = conversation
         self._abilities = abilities_of(factory)
         limit = factory.config.streaming_input.max_payload_per_session
-        self._items = ConversationItems(conversation.history, factory.budget, max_bytes=limit)
+        self._items = ConversationItems(conversation.ledger, factory.budget, max_bytes=limit)
         start = merged_session({}, bound)
         self._translator = Translator(conversation, self._items, start)
         self._translator.on_transcribed = self._respond_deferred
@@ -301,7 +301,7 @@ class Commands:
         item = self._known_item(event, "item_truncate_invalid_item_id")
         played_ms = number_field(event, "audio_end_ms")
         if item.role == "assistant" and item.request_id is not None:
-            heard = self._conversation.loudspeaker.cut(item.request_id, played_ms)
+            heard = self._conversation.cut_answer(item.request_id, played_ms)
             if heard is not None:
                 self._items.cut(item, heard)
         self.send(

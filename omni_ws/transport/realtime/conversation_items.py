@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
+from omni_ws.core.history_items import ALL_ROLES
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.messages import Message
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.engine.base import Message
 from omni_ws.errors import PayloadTooLarge
-from omni_ws.service.conversation.history import ALL_ROLES, History
 from omni_ws.wire.realtime_items import Item
 
 #: Items that a client may name. The oldest that wait for nothing make room.
@@ -25,8 +26,8 @@ class ConversationItems:
     brings it back into the history with its answer.
     """
 
-    def __init__(self, history: History, budget: ByteBudget, *, max_bytes: int) -> None:
-        self._history = history
+    def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
+        self._ledger = ledger
         self._items: dict[str, Item] = {}
         self._share = Share(budget)
         #: The bytes that each is charged with.
@@ -72,7 +73,7 @@ class ConversationItems:
         pending = self.pending()
         asked = [item for item in pending if item.role != "system"] or pending[-1:]
         for item in asked:
-            self._history.remove(item.item_id)
+            self._ledger.remove(item.item_id)
         chunks = list(as_input(asked))
         return asked, chunks
 
@@ -111,7 +112,7 @@ class ConversationItems:
         """The input that pending items with images are: it joins the turn that is being spoken."""
         for item in self.pending():
             if any(chunk.modality is Modality.IMAGE for chunk in item.chunks):
-                self._history.remove(item.item_id)
+                self._ledger.remove(item.item_id)
                 chunks, item.chunks = item.chunks, []
                 self._charge(item)
                 yield from chunks
@@ -132,11 +133,11 @@ class ConversationItems:
         """Drop an item, and what the history has of it."""
         answer = {"assistant"}
         if item.request_id is None:
-            self._history.remove(item.item_id)
+            self._ledger.remove(item.item_id)
         elif item.role == "assistant" or item.kind == "function_call":
-            self._history.remove(item.request_id, roles=answer)
+            self._ledger.remove(item.request_id, roles=answer)
         else:
-            self._history.remove(item.request_id, roles=ALL_ROLES - answer)
+            self._ledger.remove(item.request_id, roles=ALL_ROLES - answer)
         self._forget(item.item_id)
 
     def close(self) -> None:
@@ -157,8 +158,7 @@ class ConversationItems:
         self._share.resize(self._share.size - self._charged.pop(item_id))
 
     def _remember(self, item: Item) -> None:
-        self._history.open(item.item_id)
-        self._history.add(messages_of([item]), request_id=item.item_id)
+        self._ledger.place(messages_of([item]), item_id=item.item_id)
 
 
 def as_new(item: Item) -> Item:

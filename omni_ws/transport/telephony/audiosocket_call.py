@@ -32,7 +32,7 @@ class AudioSocketCall(PhoneCall):
         super().__init__(link, session, keep_alive=_NO_PINGS)
         self._link = link
         link.refused = session.end
-        self._playout = PacedPlayout(self._send, session.conversation.loudspeaker.report, self.output_ready)
+        self._playout = PacedPlayout(self._send, self._report, self.output_ready)
 
     async def serve(self) -> None:
         """Serves the call to its end, and hangs up."""

@@ -147,6 +147,10 @@ class PhoneCall(SoleConnection):
 
     # output
 
+    def _report(self, request_id: str, played_ms: float) -> None:
+        """The caller has heard so much of an answer."""
+        self._conversation.report_playback(played_ms, request_id=request_id)
+
     resume_output = SoleConnection.output_ready
 
     def _check_silent(self) -> None:

@@ -29,8 +29,6 @@ class _WaitingAnswer:
     """An answer until its last frame was heard, with the audio that was not sent yet."""
 
     request_id: str
-    #: Number of its first audio output, by which playback is reported.
-    sequence_id: int
     audio: bytearray = field(default_factory=bytearray)
     #: Bytes that were sent.
     sent: int = 0
@@ -41,12 +39,12 @@ class PacedPlayout:
     """Sends what there is to say, and nothing in between: the other side takes pauses for silence.
 
     ``send`` is called with each frame of pcm16, and returns whether more may be sent; if not, ``resume`` goes on.
-    ``report`` is called with what was played: the number of an output of the answer, and milliseconds on its time line.
+    ``report`` is called with what was played: the request, and milliseconds on its time line.
     ``progressed`` is called when a frame, or an answer, is over.
     """
 
     def __init__(
-        self, send: Callable[[bytes], bool], report: Callable[[int, float], None], progressed: Callable[[], None]
+        self, send: Callable[[bytes], bool], report: Callable[[str, float], None], progressed: Callable[[], None]
     ) -> None:
         self._send = send
         self._report = report
@@ -105,7 +103,7 @@ class PacedPlayout:
         if not self._answers or self._answers[-1].request_id != chunk.request_id:
             if self._answers:
                 self._answers[-1].ended = True
-            self._answers.append(_WaitingAnswer(chunk.request_id, chunk.sequence_id))
+            self._answers.append(_WaitingAnswer(chunk.request_id))
         self._answers[-1].audio += chunk.payload
         self._waiting += len(chunk.payload)
         self._arm()
@@ -127,7 +125,7 @@ class PacedPlayout:
         self._timer = None
         if self._ready:
             answer = self._answers[0]
-            self._report(answer.sequence_id, answer.sent / BYTES_PER_MS)
+            self._report(answer.request_id, answer.sent / BYTES_PER_MS)
             if answer.audio:
                 self._send_frame(answer)
             else:

@@ -29,8 +29,6 @@ class _PlayedAnswer:
     """The answer that is being sent. Positions are bytes on its time line."""
 
     request_id: str
-    #: Number of its first audio output, by which playback is reported.
-    sequence_id: int
     #: The beginning of the next packet.
     rest: bytearray = field(default_factory=bytearray)
     sent: int = 0
@@ -42,16 +40,16 @@ class Playout:
     """Turns the messages of one outbox into those of the stream. Has no socket and no clock.
 
     A mark goes out before the first audio of an answer, after every 200 ms of it, and after its end. When it returns,
-    ``report`` is called with what was played: the number of an output of the answer, and milliseconds on its time line.
+    ``report`` is called with what was played: the request, and milliseconds on its time line.
     Marks that return after a ``clear`` were not played, and are ignored.
     """
 
-    def __init__(self, stream_sid: str, report: Callable[[int, float], None]) -> None:
+    def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
         self._stream_sid = stream_sid
         self._report = report
         self._answer: _PlayedAnswer | None = None
         #: Marks that have not returned, oldest first, with what they report.
-        self._marks: dict[str, tuple[int, float]] = {}
+        self._marks: dict[str, tuple[str, float]] = {}
 
     @property
     def unplayed(self) -> bool:
@@ -76,16 +74,16 @@ class Playout:
             return
         while self._marks:
             earlier = next(iter(self._marks))
-            sequence_id, played_ms = self._marks.pop(earlier)
+            request_id, played_ms = self._marks.pop(earlier)
             if earlier == name:
-                self._report(sequence_id, played_ms)
+                self._report(request_id, played_ms)
                 return
 
     def _send_audio(self, chunk: OutputChunk) -> list[bytes]:
         messages = []
         answer = self._answer
         if answer is None or answer.request_id != chunk.request_id:
-            answer = self._answer = _PlayedAnswer(chunk.request_id, chunk.sequence_id)
+            answer = self._answer = _PlayedAnswer(chunk.request_id)
             messages.append(self._mark(answer))
         answer.rest += chunk.payload
         while size := min(len(answer.rest) // FRAME_BYTES * FRAME_BYTES, PIECE_BYTES):
@@ -120,7 +118,7 @@ class Playout:
         answer.marked = answer.sent
         position_ms = answer.sent / BYTES_PER_MS
         name = f"{answer.request_id}:{name or round(position_ms)}"
-        self._marks[name] = (answer.sequence_id, position_ms)
+        self._marks[name] = (answer.request_id, position_ms)
         if len(self._marks) > MAX_MARKS:
             del self._marks[next(iter(self._marks))]
         return encode_mark(self._stream_sid, name)

@@ -49,7 +49,7 @@ class StreamCall(PhoneCall):
         self, connection: StreamConnection, session: LiveSession, stream_sid: str, *, keep_alive: KeepAliveSettings
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
-        self._playout = Playout(stream_sid, session.conversation.loudspeaker.report)
+        self._playout = Playout(stream_sid, self._report)
         self._last_chunk = -1
 
     def _close_code(self, error: OmniError) -> int:

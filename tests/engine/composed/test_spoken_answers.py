@@ -18,7 +18,8 @@ from support.until import until
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, Word
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, Message, TextOutput
+from omni_ws.core.messages import Message
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.tts_stage import _spoken_pieces

@@ -14,7 +14,8 @@ from support.scripted_upstream import says, upstream
 from omni_ws.client import connect
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, ToolCall
-from omni_ws.engine.base import Message, StructuredOutput, TextOutput
+from omni_ws.core.messages import Message
+from omni_ws.engine.base import StructuredOutput, TextOutput
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.engine import RemoteEngine
 

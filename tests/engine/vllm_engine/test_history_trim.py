@@ -11,7 +11,7 @@ from support.word_prompts import WordTokenizer, form, render
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import Modality, ToolCall
-from omni_ws.engine.base import Message, Speech
+from omni_ws.core.messages import Message, Speech
 from omni_ws.engine.vllm.excerpt import Media
 from omni_ws.engine.vllm.history_trim import HistoryTrim, PromptLimit
 from omni_ws.engine.vllm.prompt import PromptDraft

@@ -12,7 +12,7 @@ from support.word_prompts import CONTROL, WordTokenizer, form, placeholder, rend
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import Modality, ToolCall
-from omni_ws.engine.base import Message, Speech
+from omni_ws.core.messages import Message, Speech
 from omni_ws.engine.vllm.excerpt import Given, Media
 from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm

@@ -14,7 +14,7 @@ from support.until import until
 
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.engine.base import Message, Speech
+from omni_ws.core.messages import Message, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows

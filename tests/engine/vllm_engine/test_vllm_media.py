@@ -17,7 +17,8 @@ from support.vllm_engine import answer, llm_of, plain_answer
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, Message, Speech
+from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.engine.base import AnswerOptions
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.media.limits import MediaLimits

@@ -10,7 +10,8 @@ from contextlib import aclosing
 import pytest
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment, Usage
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall, ToolCallFragment, Usage
+from omni_ws.core.messages import Message
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.stream_limits import StreamLimits
@@ -213,6 +214,10 @@ async def test_a_request_has_a_limit_of_tool_results(policy: str) -> None:
     session = Session(ScriptedEngine((gate.wait,)))
     session.conversation.configure({"start_policy": policy})
     running = asyncio.create_task(session.conversation.run())
+    names = [f"call_{number}" for number in range(MAX_TOOL_RESULTS)] + ["one too many", "another"]
+    session.conversation.ledger.place(
+        [Message("assistant", "", tool_calls=tuple(ToolCall(n, "f", "{}") for n in names))]
+    )
     for number in range(MAX_TOOL_RESULTS):
         session.chunk("", result_of=f"call_{number}")
     with pytest.raises(PayloadTooLarge, match="tool results"):

@@ -16,6 +16,7 @@ from support.made_requests import give_input, make_request
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.core.ledger import Ledger
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import (
@@ -31,8 +32,6 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
 from omni_ws.service.conversation.answer_writer import AnswerWriter
-from omni_ws.service.conversation.history import History
-from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.outbox import COALESCE_SEC, Outbox
 from omni_ws.service.conversation.owner import Nobody
@@ -135,6 +134,9 @@ class Owner:
     def request_progressed(self) -> None:
         pass
 
+    def request_released(self, request: Request) -> None:
+        pass
+
     def request_ended(self, request: Request) -> None:
         pass
 
@@ -163,16 +165,15 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     client = UnevenClient(outbox, chance)
     outbox.reader = client
     engine = UnevenEngine(chance, texts=30)
-    history = History(10_000, budget)
+    ledger = Ledger(10_000, budget)
     queue = RequestQueue(
         engine,
         outbox,
         Owner(),
-        history=history,
-        loudspeaker=Loudspeaker(history),
+        ledger=ledger,
         observed=ObservedSession.unobserved(now),
     )
-    requests = {name: make_request(name) for name in ("a", "b", "c")}
+    requests = {name: make_request(name, ledger=ledger) for name in ("a", "b", "c")}
     for request in requests.values():
         queue.open(request)
         queue.append(request)
@@ -219,7 +220,7 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     client.acknowledge()
     assert (outbox.queued, outbox.journaled) == (0, 0)
     outbox.close()
-    history.close()
+    ledger.close()
     assert budget.held == 0
 
 
@@ -261,7 +262,7 @@ async def test_a_sink_takes_what_needs_no_wait() -> None:
     first = TranscriptOutput("hello")
     assert [bench.writer.offer(output) for output in (first, TextOutput("hi"), DONE)] == [True, True, False]
     assert [message.text for message in bench.messages] == ["hello", "hi"]
-    assert (bench.request.heard.joined(), bench.request.answer_text) == ("hello", "hi")
+    assert (bench.request.entry.heard.joined(), bench.request.answer_text) == ("hello", "hi")
 
 
 @pytest.mark.virtual_clock

@@ -17,12 +17,10 @@ from omni_ws.core.chunks import (
     ToolCallFragment,
 )
 from omni_ws.core.output import OutputChunk
-from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_state import RequestState
-from omni_ws.service.conversation.unheard_output import UnheardOutput
 
 STARTED = GenerationStarted(StartTrigger.END_OF_INPUT, 0, (InputChunk(Modality.TEXT, b"hello", 0),))
 ERROR = EngineFailed("broken")
@@ -64,7 +62,6 @@ LEGAL = {
 
 def request_in(state: RequestState, *, mode: InputMode = InputMode.EXTEND) -> Request:
     request = make_request(mode=mode)
-    request.unheard_output = UnheardOutput(ByteBudget(1 << 20))
     for step in PATHS[state]:
         STEPS[step][0](request)
     assert request.state is state
@@ -122,10 +119,11 @@ def test_a_failed_request_keeps_its_error_to_the_end() -> None:
     assert request.error is ERROR
 
 
-def test_a_finished_request_holds_neither_input_nor_the_engine_s_meter() -> None:
+def test_a_released_request_holds_neither_input_nor_the_engine_s_meter() -> None:
     request = request_in(RequestState.ANSWERING)
     meter = request.meter
     request.finish()
+    request.release()
     assert request.input.queued == 0
     assert request.meter is not meter
 
@@ -144,10 +142,11 @@ CALLS = (ToolCall("call_1", "weather", '{"city": "Bern"}'), ToolCall("call_2", "
 def test_an_answer_that_goes_on_has_its_tool_calls_whole(sent: int) -> None:
     request = request_in(RequestState.ANSWERING)
     for fragment in FRAGMENTS:
-        request.called(fragment)
+        request.entry.call(fragment)
     withdrawn = [OutputChunk("req_1", 1, OutputModality.TOOL_CALL, tool_call=one) for one in FRAGMENTS[sent:]]
     request.hold(withdrawn)
     assert [call.id for call in request.tool_calls] == ["call_1", "call_2"][: (sent + 1) // 2]
-    assert request.messages_if_cut()[-1].tool_calls == CALLS[: sent // 2]
+    seen = request.ledger.messages(now=0, held=request.entry)
+    assert sum((one.tool_calls for one in seen), ()) == CALLS[: sent // 2]
     assert request.go_on() == withdrawn
     assert request.tool_calls == CALLS

@@ -11,14 +11,13 @@ from support.made_requests import end_input, give_input, make_request
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.ledger import Ledger
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
-from omni_ws.service.conversation.history import History
-from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
@@ -36,14 +35,13 @@ class Bench:
         self.engine = ScriptedEngine(script)
         self.engine.state = EngineState.OK
         self.outbox = Outbox(1 << 20, write_timeout=30, now=now)
-        self.history = History(1000, ByteBudget(1 << 20))
+        self.ledger = Ledger(1000, ByteBudget(1 << 20))
         self.observed = ObservedSession.unobserved(now)
         self.queue = RequestQueue(
             self.engine,
             self.outbox,
             self,
-            history=self.history,
-            loudspeaker=Loudspeaker(self.history),
+            ledger=self.ledger,
             observed=self.observed,
         )
         self.ended: list[str] = []
@@ -53,11 +51,14 @@ class Bench:
     def request_progressed(self) -> None:
         self.progress += 1
 
+    def request_released(self, request: Request) -> None:
+        pass
+
     def request_ended(self, request: Request) -> None:
         self.ended.append(request.request_id)
 
     def open(self, request_id: str, *, mode: InputMode = InputMode.EXTEND) -> Request:
-        request = make_request(request_id, mode=mode, observed=self.observed)
+        request = make_request(request_id, mode=mode, observed=self.observed, ledger=self.ledger)
         self.queue.open(request)
         self.queue.append(request)
         return request
@@ -222,7 +223,7 @@ async def test_a_request_that_is_cancelled_while_it_is_answered_has_its_final_at
         assert request.state is RequestState.FINISHED
         assert not bench.queue.requests
     assert numbers(bench.messages) == [0, 1]
-    assert [message.text for message in bench.history.messages] == ["req_1", "sent"]
+    assert [message.text for message in bench.ledger.messages(now=0)] == ["req_1", "sent"]
 
 
 async def test_a_cancellation_takes_back_what_was_not_sent() -> None:
@@ -234,7 +235,7 @@ async def test_a_cancellation_takes_back_what_was_not_sent() -> None:
         bench.queue.cancel(request)
     assert bench.texts == ["one"]
     assert numbers(bench.messages) == [0, 1]
-    assert bench.history.messages[-1].text == "one"
+    assert bench.ledger.messages(now=0)[-1].text == "one"
 
 
 async def test_a_cancellation_settles_the_last_interim_transcript() -> None:

@@ -13,8 +13,8 @@ from support.live_server import live_server
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.messages import Message
 from omni_ws.core.output import FinalChunk
-from omni_ws.engine.base import Message
 from omni_ws.errors import EmptyInput, OmniError, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond
@@ -64,7 +64,7 @@ async def test_it_is_answered_in_its_order_and_leaves_the_open_input_alone() -> 
         opened.receive_chunk(InputChunk(Modality.TEXT, b" three", 1, end_of_input=True), now=now())
         assert (await over(opened))[1].finish_reason is FinishReason.STOP
         assert [b"".join(chunk.payload for chunk in taken) for taken in engine.inputs] == [b"one", b"two three"]
-        assert [message.text for message in opened.history.messages] == ["one", "yes", "two three", "yes"]
+        assert [message.text for message in opened.ledger.messages(now=0)] == ["one", "yes", "two three", "yes"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ async def test_the_history_keeps_what_it_is_told_to(fields: dict[str, bool], lef
     async with conversation(CapableEngine([said("yes")])) as opened:
         asked(opened, "one", **fields)
         await over(opened)
-        assert [message.text for message in opened.history.messages] == left
+        assert [message.text for message in opened.ledger.messages(now=0)] == left
 
 
 async def test_a_context_takes_the_place_of_the_history() -> None:

@@ -14,6 +14,7 @@ from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
 
+from omni_ws.core import ledger
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import (
     AudioOutput,
@@ -24,7 +25,6 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.errors import EngineFailed
-from omni_ws.service.conversation import unheard_output
 from omni_ws.service.conversation.held_answer import MAX_HOLD_SEC
 
 pytestmark = pytest.mark.virtual_clock
@@ -228,7 +228,83 @@ async def test_what_fails_meanwhile_is_told_once_it_goes_on() -> None:
         assert [error["request_id"] for error in answer.errors] == [request_id]
 
 
+@pytest.mark.parametrize(
+    "heard",
+    [
+        [TranscriptOutput("Yeah", interim=True), TranscriptOutput("Yeah.")],
+        [TranscriptOutput("Okay."), TranscriptOutput(" I see.")],
+        [TranscriptOutput("Mm-hmm."), TextOutput("Pardon?")],
+    ],
+    ids=["yeah", "in two pieces", "mm-hm"],
+)
+async def test_it_goes_on_after_a_mere_acknowledgement(heard: Sequence[Any]) -> None:
+    whole = await whole_sound(hearing())
+    engine = hearing(heard=heard)
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        before = len(client.frames)
+        await cough(client)
+        turn = await client.answer()
+        assert (turn.reason, turn.chunks, turn.started) == ("stop", [], None)
+        rest = await client.answer()
+        assert (rest.final["request_id"], rest.reason) == (request_id, "stop")
+        assert sound(client.frames[:before], upto_ms=HEARD_MS) + rest.audio == whole
+        await client.configure(turn_detection=None, overlap=None)
+        await client.say("and?")
+        await client.answer()
+        assert [message.role for message in engine.requests[-1].history] == ["user", "assistant"]
+
+
 # it does not
+
+
+def question(text: str) -> list[EngineOutput]:
+    """The answer with other words, the ninth of which ends at the place that is heard."""
+    words = text.split()
+    script = spoken_answer()
+    for index, output in enumerate(script):
+        if isinstance(output, AudioOutput):
+            (word,) = output.words
+            spoken = words[index - 1] if index <= len(words) else "so"
+            script[index] = AudioOutput(output.samples, RATE, (Word(spoken, word.start_ms, word.end_ms),))
+    script[0] = TextOutput(" ".join([*words, *["so"] * (PIECES - len(words))]))
+    return script
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("It will rain. Shall I read on for you? Then", True),
+        ("It will rain. I shall read on for you. Then", False),
+    ],
+)
+async def test_an_acknowledgement_answers_a_question(text: str, ends: bool) -> None:
+    engine = hearing(question(text), heard=[TranscriptOutput("Yeah."), TextOutput("Very well.")])
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        await cough(client)
+        answer = await client.answer()
+        assert (answer.final["request_id"] == request_id, answer.reason) == (ends, "cancelled" if ends else "stop")
+        if ends:
+            assert (await client.answer()).text == "Very well."
+
+
+async def test_what_was_passed_over_as_an_acknowledgement_is_told_with_the_words_behind_it() -> None:
+    heard = [TranscriptOutput("Okay."), TranscriptOutput(" Stop now."), TextOutput("Very well.")]
+    engine = hearing(heard=heard)
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        await cough(client)
+        answer = await cut_answer(client, request_id)
+        assert [chunk["text"] for chunk in answer.chunks] == ["Okay.", " Stop now.", "Very well."]
+
+
+async def test_without_resuming_an_acknowledgement_is_a_turn_like_any_other() -> None:
+    engine = hearing(heard=[TranscriptOutput("Yeah."), TextOutput("Very well.")])
+    async with conversation(engine, turns={"interrupt_resume": False}) as (_, client):
+        await played(client)
+        await stream(client, COUGH + PAUSE)
+        assert [(await client.answer()).reason, (await client.answer()).text] == ["cancelled", "Very well."]
 
 
 @pytest.mark.parametrize("interim", [False, True])
@@ -339,7 +415,7 @@ async def test_an_answer_that_has_had_its_final_is_over() -> None:
 @pytest.mark.parametrize("past", [False, True])
 async def test_more_unheard_audio_than_is_kept_does_not_go_on(past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = RATE * PIECE_MS // 1000 * 2 + 128  # with what a message costs
-    monkeypatch.setattr(unheard_output, "MAX_UNHEARD_BYTES", 22 * piece - past)
+    monkeypatch.setattr(ledger, "MAX_UNHEARD_BYTES", 22 * piece - past)
     # The first pieces were heard when the others were sent.
     rest = asyncio.Event()
     script = spoken_answer()

@@ -94,7 +94,7 @@ async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drai
             session = living.session
             assert session.conversation.stream.held_bytes == 0
             assert not session.conversation.busy
-            assert server.held_bytes == session.outbox.journaled + session.conversation.history.held_bytes
+            assert server.held_bytes == session.outbox.journaled + session.conversation.ledger.held_bytes
         except BaseException as failure:
             failure.add_note(f"seed {seed}: {' '.join(client.story)}")
             raise
@@ -144,7 +144,7 @@ async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
             gc.collect()
             ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
             (living,) = server.native._live._living.values()
-            speech = living.session.conversation.history.held_bytes
+            speech = living.session.conversation.ledger.held_bytes
             assert speech <= 8 * 32_000 + 8 * 256  # 200 tokens
             return ours, server.held_bytes - speech
 

@@ -14,7 +14,7 @@ from support.part_engines import ReadingEngine, ToolCallingEngine
 
 from omni_ws.config.part_settings import SPOKEN_INSTRUCTIONS, LlmConfig
 from omni_ws.core.chunks import ToolCall
-from omni_ws.engine.base import Message
+from omni_ws.core.messages import Message
 from omni_ws.engine.composed.engine import ComposedEngine
 
 CALL = ToolCall("call_1", "local_time", '{"city":"Paris"}')
@@ -84,7 +84,7 @@ async def test_whoever_speaks_before_the_result_is_answered_and_the_result_may_s
         assert (await client.answer()).reason == "tool_calls"
         assert (await tell(client, "3:05 PM", of="call_1")).text == "It is 3:05 PM."
         calls = [call.id for message in llm.requests[-1].history for call in message.tool_calls]
-        assert calls == ["call_1", "call_2"]
+        assert calls == ["call_2", "call_1"]  # right before its result
 
 
 @pytest.mark.parametrize("by", ["cancel", "request"])

@@ -23,7 +23,8 @@ from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, Modality, Usage
-from omni_ws.engine.base import AudioOutput, Finished, Message, TextOutput, TranscriptOutput
+from omni_ws.core.messages import Message
+from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, EngineOverloaded
 

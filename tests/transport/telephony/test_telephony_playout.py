@@ -22,8 +22,8 @@ class Player:
     """A Playout, what it sends, and what it reports."""
 
     def __init__(self) -> None:
-        self.reports: list[tuple[int, float]] = []
-        self.playout = Playout("MZ1", lambda number, ms: self.reports.append((number, ms)))
+        self.reports: list[tuple[str, float]] = []
+        self.playout = Playout("MZ1", lambda request_id, ms: self.reports.append((request_id, ms)))
 
     def render(self, *messages: ServerMessage) -> list[tuple[str, Any]]:
         sent: list[tuple[str, Any]] = []
@@ -83,7 +83,7 @@ def test_marks_report_what_was_played() -> None:
         assert player.playout.unplayed
         player.playout.mark_returned(name)
     assert not player.playout.unplayed
-    assert player.reports == [(7, 0), (7, 200), (7, 3300 / 8)]
+    assert player.reports == [("r1", 0), ("r1", 200), ("r1", 3300 / 8)]
 
 
 def test_a_mark_stands_for_those_before_it_and_unknown_ones_for_nothing() -> None:
@@ -91,14 +91,14 @@ def test_a_mark_stands_for_those_before_it_and_unknown_ones_for_nothing() -> Non
     player.render(audio(bytes(3200)))
     for name in ("r1:400", "r1:400", "r1:0", "else", ""):
         player.playout.mark_returned(name)
-    assert player.reports == [(7, 400)]
+    assert player.reports == [("r1", 400)]
 
 
 def test_two_answers_have_marks_of_their_own() -> None:
     player = Player()
     player.render(audio(bytes(160)), final(), audio(bytes(160), request="r2", number=12), final("r2"))
     player.playout.mark_returned("r2:end")
-    assert player.reports == [(12, 20)]
+    assert player.reports == [("r2", 20)]
 
 
 def test_speech_clears_what_is_not_played_once() -> None:

@@ -1,0 +1,414 @@
+"""HistoryItems: what earlier requests of a conversation left for the engine, as items with ids. Part of the ledger."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from omni_ws.core.messages import WORDS_UNKNOWN, Message, in_order, message_tokens
+from omni_ws.core.quota import ByteBudget
+from omni_ws.errors import InvalidValue
+
+#: Items are kept up to this multiple of what a request sees, so that a truncation brings earlier turns back.
+KEPT_MULTIPLE: Final = 2
+#: What the engine sees is shortened by this share of its limit at a time.
+_STRIDE: Final = 0.25
+#: Requests that can be named, with or without items; and, beside them, ids of requests that were truncated.
+MAX_REQUESTS: Final = 1 << 14
+#: What the speech of a request, and that in a history, may hold. At 25 tokens a second a history of 4096 tokens takes
+#: 5 MB of 16 kHz pcm16; other formats take more.
+MAX_SPEECH_BYTES: Final = 16 << 20
+#: Who a message may be of.
+ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
+#: The place of messages that belong to no request: those of an HTTP body, before all requests.
+_BEFORE_ALL: Final = -1
+#: Thousands of items are read for each request.
+_MESSAGE_OF: Final = attrgetter("message")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HistoryItem:
+    """One message of a request: a role with its text, kept speech, tool calls or the result of a tool.
+
+    ``request_id`` is None for messages that a client sent as history; ``place`` counts requests in the order of their
+    opening. Its size is ``tokens``, which are words and a rate of speech, and ``speech_bytes``.
+    """
+
+    item_id: str
+    request_id: str | None
+    place: int
+    message: Message
+    tokens: int
+    speech_bytes: int
+
+    @property
+    def role(self) -> str:
+        return self.message.role
+
+
+class _Window(msgspec.Struct):
+    """The newest items that fit into a limit: from ``first`` on, with their sizes together.
+
+    ``asked``: whether the items before it, which are still kept, have a question; ``said``: whether the last of them is
+    one, which is one message with another behind it.
+    """
+
+    tokens: int = 0
+    speech_bytes: int = 0
+    first: int = 0
+    asked: bool = False
+    said: bool = False
+
+
+class HistoryState(msgspec.Struct, kw_only=True):
+    """A history in a form that can be written to bytes."""
+
+    max_tokens: int
+    items: list[HistoryItem]
+    left_behind: int
+    made: int
+    seen: _Window
+    places: dict[str, int]
+    opened: int
+    truncated: list[str]
+    results: list[str]
+
+
+class HistoryItems:
+    """The items of a conversation, in the order in which their requests opened.
+
+    ``messages`` are what the engine gets: the latest turns, up to ``max_tokens`` by ``estimate_tokens``: a session
+    does not know the tokens of its engine, which may leave out more. The copy begins at a multiple of a quarter of
+    ``max_tokens``, counted over the whole conversation: engines reuse what they computed for a prompt that began alike,
+    and a copy that moved on with every turn would never begin like the one before.
+
+    The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only within that copy: an item that is older has
+    ``WORDS_UNKNOWN`` in the place of its speech.
+
+    Speech is charged to ``budget`` before it is added, and given back when it is dropped.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_items",
+        "_left_behind",
+        "_made",
+        "_opened",
+        "_places",
+        "_results",
+        "_seen",
+        "_speech_bytes",
+        "_tokens",
+        "_truncated",
+        "budget",
+        "held_bytes",
+        "max_tokens",
+    )
+
+    def __init__(self, max_tokens: int, budget: ByteBudget) -> None:
+        self.max_tokens = max_tokens
+        #: Bytes of speech, with their overhead.
+        self.held_bytes = 0
+        self.budget = budget
+        self._items: list[HistoryItem] = []
+        self._tokens = 0
+        #: Of the items that are not kept any more because others came.
+        self._left_behind = 0
+        #: Items that were ever made, by which they are named.
+        self._made = 0
+        #: The calls in the items, each with its place; and the calls whose results are in the items.
+        self._calls: dict[str, int] = {}
+        self._results: dict[str, None] = {}  # which is smaller than a set, while it is empty
+        #: Of all speech that was added, also where it is not held any more: an item keeps its size.
+        self._speech_bytes = 0
+        #: What a request sees. It moves on as items are added, and is sought anew only where items go or shrink.
+        self._seen = _Window()
+        #: The place of each request that can be named, in that order.
+        self._places: dict[str, int] = {}
+        self._opened = 0
+        #: Ids of truncated requests, the oldest first.
+        self._truncated: dict[str, None] = {}
+
+    @property
+    def items(self) -> tuple[HistoryItem, ...]:
+        """All that is kept, the oldest first."""
+        return tuple(self._items)
+
+    def messages(self, answering: Collection[str] = (), *, more: Iterable[Message] = ()) -> tuple[Message, ...]:
+        """What a request that is answered now sees, and behind it ``more``.
+
+        ``answering`` are calls whose results are in its input. Messages that belong to no request stand as they are.
+        """
+        items, first = self._items, self._seen.first
+        given = first
+        while given < len(items) and items[given].place == _BEFORE_ALL:
+            given += 1
+        while first < given and items[first].role == "tool":  # without the call that it answers
+            first += 1
+        seen = map(_MESSAGE_OF, items[given:])
+        return (*map(_MESSAGE_OF, items[first:given]), *in_order(chain(seen, more), answering=answering))
+
+    def sees_call(self, call_id: str) -> bool:
+        """Whether a request that is answered now sees this call."""
+        place = self._calls.get(call_id)
+        first = self._seen.first
+        return place is not None and first < len(self._items) and place >= self._items[first].place
+
+    def calls_beside(self, call_id: str) -> tuple[str, ...]:
+        """The calls of the answer that has this one; none where it is not here."""
+        if (place := self._calls.get(call_id)) is None:
+            return ()
+        return tuple(call.id for index in range(*self._range(place)) for call in self._items[index].message.tool_calls)
+
+    def sees_result(self, call_id: str) -> bool:
+        """Whether the history has the result of this call."""
+        return call_id in self._results
+
+    def open(self, request_id: str) -> None:
+        """A request opens. What it leaves has its place behind all requests before it, whichever ends first."""
+        self._places[request_id] = self._opened
+        self._opened += 1
+        _keep_newest(self._places)
+
+    def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
+        """What a request leaves. Messages without content are left out, and the oldest turns make room.
+
+        Nothing is kept of a request that was truncated before.
+        """
+        if request_id in self._truncated:
+            for message in messages:
+                self.budget.give(_speech_bytes(message))
+            return
+        place = _BEFORE_ALL if request_id is None else self._places.get(request_id, self._opened)
+        behind_all = not self._items or self._items[-1].place <= place
+        for message in messages:
+            if message.says_something or (request_id is None and message.text):
+                item = self._new_item(message, request_id, place)
+                self._items.append(item)
+                self._seen.tokens += item.tokens
+                self._seen.speech_bytes += item.speech_bytes
+        if not behind_all:  # it was cancelled while it waited for the one before it
+            self._items.sort(key=lambda item: item.place)
+            self._seek()
+        self._advance_seen()
+        self._make_room()
+
+    def revise(self, request_id: str, message: Message) -> bool:
+        """What a request left in the role of ``message`` is this now. Returns False where it has no place any more.
+
+        Where it has left nothing in this role, the message gets the place that it would have had.
+        """
+        if (place := self._places.get(request_id)) is None:
+            return False
+        first, end = self._range(place)
+        index = next((one for one in range(first, end) if self._items[one].role == message.role), None)
+        if index is not None and message.says_something:
+            item = self._items[index]
+            changed = replace(
+                item, message=message, tokens=message_tokens(message), speech_bytes=_speech_bytes(message)
+            )
+            if message.speech is not None:
+                self.budget.used += changed.speech_bytes  # which the old item gives back
+            self._drop(index, index + 1)
+            self._insert(index, changed)
+        elif index is not None:
+            self._drop(index, index + 1)
+        elif message.says_something:
+            answers = [one for one in range(first, end) if self._items[one].role == "assistant"]
+            behind = end if message.role == "assistant" else next(iter(answers), end)
+            self._insert(behind, self._new_item(message, request_id, place, counted=False))
+        self._seek()
+        self._make_room()
+        return True
+
+    def truncate(self, request_id: str) -> int:
+        """Drops a request and all later ones; returns how many these are.
+
+        The message of a user who went on before there was an answer is dropped whole: with the requests of its parts.
+
+        Idempotent: for a request that an earlier truncation dropped nothing happens, and 0 is returned. Raises
+        InvalidValue for any other id that is not, or no longer, that of a request here.
+        """
+        first = self._places.get(request_id)
+        if first is None:
+            if request_id in self._truncated:
+                return 0
+            raise InvalidValue(f"request {request_id[:64]!r} is not in the history", param="request_id")
+        first = self._begin_of_message(first)
+        dropped = [known for known, place in self._places.items() if place >= first]
+        for known in dropped:
+            del self._places[known]
+        self._truncated |= dict.fromkeys(dropped)
+        _keep_newest(self._truncated)
+        self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
+        self._seek()
+        return len(dropped)
+
+    def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
+        """Drops the items of these roles that a request, or an item that was placed like one, has left."""
+        if (place := self._places.get(request_id)) is None:
+            return
+        for index in reversed(range(*self._range(place))):
+            if self._items[index].role in roles:
+                self._drop(index, index + 1)
+        self._seek()
+
+    # bytes
+
+    def state(self) -> HistoryState:
+        """All of it, to be restored."""
+        return HistoryState(
+            max_tokens=self.max_tokens,
+            items=list(self._items),
+            left_behind=self._left_behind,
+            made=self._made,
+            seen=self._seen,
+            places=self._places,
+            opened=self._opened,
+            truncated=list(self._truncated),
+            results=sorted(self._results),
+        )
+
+    @classmethod
+    def restored(cls, state: HistoryState, budget: ByteBudget) -> HistoryItems:
+        """The items of ``state``, whose speech is charged to ``budget``."""
+        new = cls(state.max_tokens, budget)
+        for item in state.items:
+            new._insert(len(new._items), item)
+            if item.message.speech is not None:
+                budget.used += item.speech_bytes
+        new._left_behind, new._made, new._seen = state.left_behind, state.made, state.seen
+        new._places, new._opened = state.places, state.opened
+        new._truncated, new._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
+        return new
+
+    def close(self) -> None:
+        """Drops everything, and keeps nothing of what is added later. Idempotent."""
+        self.max_tokens = 0
+        self._advance_seen()
+        self._make_room()
+
+    def _range(self, place: int) -> tuple[int, int]:
+        """The indices of the items of this place: the first, and that behind the last."""
+        first, end = (bisect_left(self._items, one, key=lambda item: item.place) for one in (place, place + 1))
+        return first, end
+
+    def _begin_of_message(self, place: int) -> int:
+        """The place of the request with which the message begins that the user says in the first from ``place`` on."""
+        index = bisect_left(self._items, place, key=lambda item: item.place)
+        if index == len(self._items) or self._items[index].role not in ("user", "assistant"):
+            return place
+        while index and self._items[index - 1].role == "user" and self._items[index - 1].place != _BEFORE_ALL:
+            index -= 1
+            place = self._items[index].place
+        return place
+
+    def _new_item(self, message: Message, request_id: str | None, place: int, *, counted: bool = True) -> HistoryItem:
+        self._made += 1
+        tokens, speech_bytes = message_tokens(message), _speech_bytes(message)
+        item = HistoryItem(f"item_{self._made}", request_id, place, message, tokens, speech_bytes)
+        if counted:
+            self._count(item)
+        return item
+
+    def _count(self, item: HistoryItem) -> None:
+        self._tokens += item.tokens
+        self._speech_bytes += item.speech_bytes
+        if item.message.speech is not None:
+            self.held_bytes += item.speech_bytes
+        for call in item.message.tool_calls:  # some engines give the same ids again
+            self._calls[call.id] = item.place
+            self._results.pop(call.id, None)
+        if item.message.tool_call_id is not None:
+            self._results[item.message.tool_call_id] = None
+
+    def _insert(self, index: int, item: HistoryItem) -> None:
+        self._items.insert(index, item)
+        self._count(item)
+
+    def _advance(self, window: _Window, max_tokens: int, *, max_speech_bytes: int) -> None:
+        """Shrink the window until it fits.
+
+        A question goes with its answer: chat templates want turns that alternate.
+        """
+        items = self._items
+        while window.first < len(items):
+            item = items[window.first]
+            fits = window.tokens <= max_tokens and window.speech_bytes <= max_speech_bytes
+            whole = window.said and item.role == "user" and item.request_id is not None
+            if fits and not whole and not (window.asked and item.role != "user"):
+                break
+            window.asked = window.asked or item.role == "user"
+            window.said = item.role == "user"
+            window.tokens -= item.tokens
+            window.speech_bytes -= item.speech_bytes
+            window.first += 1
+
+    def _seek(self) -> None:
+        """Find what a request sees from all that is kept: it may be more than before."""
+        self._seen = _Window(self._tokens, self._speech_bytes)
+        self._advance_seen()
+
+    def _advance_seen(self) -> None:
+        """Move what a request sees on, and drop the speech of the items that it leaves behind."""
+        before = self._seen.first
+        self._advance(self._seen, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
+        for index in range(before, self._seen.first):
+            item = self._items[index]
+            if item.message.speech is not None:
+                self._release(item)
+                text = " ".join(filter(None, [item.message.text, WORDS_UNKNOWN]))
+                self._items[index] = replace(item, message=replace(item.message, text=text, speech=None))
+
+    def _seen_tokens(self) -> int:
+        """The tokens from the first stride that fits on."""
+        total = self._left_behind + self._tokens
+        stride = max(1, int(self.max_tokens * _STRIDE))
+        strides = max(0, math.ceil((total - self.max_tokens) / stride))
+        return total - strides * stride
+
+    def _make_room(self) -> None:
+        """Drop the oldest items beyond what is kept. A request sees none of them."""
+        kept = _Window(self._tokens, self._speech_bytes)
+        self._advance(kept, KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
+        if kept.first:
+            place = self._items[kept.first - 1].place
+            self._left_behind += self._tokens - kept.tokens
+            self._drop(0, kept.first)
+            while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
+                del self._places[oldest[0]]
+            self._seen.first -= kept.first
+            self._seen.asked = self._seen.asked and self._seen.first > 0
+            self._seen.said = self._seen.said and self._seen.first > 0
+
+    def _drop(self, start: int, end: int) -> None:
+        for item in self._items[start:end]:
+            self._tokens -= item.tokens
+            self._speech_bytes -= item.speech_bytes
+            self._release(item)
+            for call in item.message.tool_calls:
+                if self._calls.get(call.id) == item.place:
+                    del self._calls[call.id]
+            self._results.pop(item.message.tool_call_id or "", None)
+        del self._items[start:end]
+
+    def _release(self, item: HistoryItem) -> None:
+        if item.message.speech is not None:
+            self.held_bytes -= item.speech_bytes
+            self.budget.give(item.speech_bytes)
+
+
+def _speech_bytes(message: Message) -> int:
+    return 0 if message.speech is None else message.speech.held_bytes
+
+
+def _keep_newest(ids: dict[str, int] | dict[str, None]) -> None:
+    while len(ids) > MAX_REQUESTS:
+        del ids[next(iter(ids))]

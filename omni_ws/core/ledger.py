@@ -1,0 +1,846 @@
+"""Ledger: what was said and what was heard in one session. Nobody else computes either.
+
+**Entries.** A LedgerEntry is one request with its answer: what the user typed and said, results of tools, the answer's
+text as the engine said it, its tool calls, and its audio as it was made, sent and played. ``Ledger.open`` begins one,
+``finish`` puts it into the history, and later facts (a late transcript, a cut, a report) revise it there.
+
+**One loudspeaker.** The client plays answers one after the other, in the order in which their first audio was sent.
+``_line`` has them in this order, and ``_at`` is the one that plays now, or played last. Its position moves with ``now``
+from ``_origin`` on, up to the audio that was sent; a report sets it. The next answer starts where the one before ends.
+
+**Heard.** An answer that is never cut counts as heard whole. ``cut`` fixes where one was: at its latest report; without
+one by the line, where the client reports at all or is ``clocked``, and else at the end of what was sent. Until a
+request has read the history, a report may still say where that was. ``heard_text`` maps the position to the text.
+
+**Bounds.** Text is kept up to MAX_KEPT_TEXT characters an entry; words and clauses up to MAX_MARKS, of which older
+ones are summed up; entries with all of this up to MAX_ENTRIES and MAX_DETAIL. What is dropped stays in the history,
+which has bounds of its own, as it stands there.
+
+Times are seconds on the caller's clock. ``to_bytes`` writes all of it, and ``from_bytes`` restores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from omni_ws.core.audio_format import SAMPLE_BYTES
+from omni_ws.core.chunks import OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_of_words, read_all
+from omni_ws.core.history_items import ALL_ROLES, HistoryItem, HistoryItems, HistoryState
+from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.output import OutputChunk
+from omni_ws.core.quota import ByteBudget
+
+#: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
+MAX_KEPT_TEXT: Final = 1 << 18
+#: Words, and clauses, of an answer with their times: an hour of speech.
+MAX_MARKS: Final = 1 << 14
+#: Entries that are over and played, of which more is known than the history has.
+MAX_ENTRIES: Final = 16
+#: What entries that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
+MAX_DETAIL: Final = 1 << 20
+MARK_SIZE: Final = 16
+#: Audio of one answer that is kept to be sent again: five seconds at 24 kHz.
+MAX_UNHEARD_BYTES: Final = 256 * 1024
+#: The least sound from which a voice's pace is measured, and the sound beyond which older sound counts half.
+_LEAST_PACE_MS: Final = 1000
+_MOST_PACE_MS: Final = 600_000
+_PLAYED_KEPT: Final = 8
+
+
+class BoundedText(msgspec.Struct):
+    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is counted, and dropped."""
+
+    pieces: list[str] = []
+    length: int = 0
+
+    def append(self, piece: str) -> None:
+        self.length += len(piece)
+        if self.length > MAX_KEPT_TEXT:
+            piece = piece[: max(0, MAX_KEPT_TEXT - self.length + len(piece))]
+        if piece:
+            self.pieces.append(piece)
+
+    def joined(self, separator: str = "") -> str:
+        return separator.join(self.pieces)
+
+
+class SentCall(msgspec.Struct):
+    """What was sent of a tool call, and in how many fragments."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = []
+    length: int = 0
+
+    def append(self, fragment: ToolCallFragment) -> None:
+        self.id, self.name = fragment.id or self.id, fragment.name or self.name
+        self.arguments.append(fragment.arguments[: max(0, MAX_KEPT_TEXT - self.length)])
+        self.length += len(fragment.arguments)
+
+
+class SentAudio(msgspec.Struct, frozen=True):
+    """Audio that was sent, its place on the answer's time line, and what it is charged with."""
+
+    chunk: OutputChunk
+    start_ms: float
+    end_ms: float
+    cost: int
+
+
+class Unheard(msgspec.Struct):
+    """What the client has not heard of an answer, to be sent again where its playback goes on.
+
+    The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
+    the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
+    what it may.
+    """
+
+    kept: list[SentAudio] = []
+    charged: int = 0
+    #: The end of the newest audio that was dropped unheard.
+    missing_ms: float = 0
+    aside: list[OutputChunk] = []
+    aside_cost: int = 0
+
+
+class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
+    """One request and its answer. Changed by its own methods and by those of the ledger only."""
+
+    request_id: str
+    #: Whether the answer is to be spoken, and whether its text is sent.
+    speaks: bool = False
+    writes: bool = True
+    #: Text of the input, and the results of tools by the id of the call; bytes of both that may still be kept.
+    typed: bytearray = msgspec.field(default_factory=bytearray)
+    results: dict[str, bytearray] = {}
+    input_room: int = MAX_KEPT_TEXT
+    #: Settled transcripts of the input.
+    heard: BoundedText = msgspec.field(default_factory=BoundedText)
+    #: The answer as the engine said it, and how many characters of it were sent as text.
+    said: BoundedText = msgspec.field(default_factory=BoundedText)
+    shown: int = 0
+    calls: dict[int, SentCall] = {}
+    #: The words of the audio, or the clauses where it has none; up to ``base_ms``, where the text is heard up to
+    #: ``base_end``, they are summed up.
+    words: list[Word] = []
+    clauses: list[Clause] = []
+    base_ms: float = 0
+    base_end: int = 0
+    #: The number of the first audio, and when it was sent; None before.
+    first_number: int | None = None
+    first_sent: float = 0
+    #: The end of the audio that was made, and of that which was sent.
+    made_ms: float = 0
+    sent_ms: float = 0
+    #: The latest report of the client; None without any.
+    reported_ms: float | None = None
+    #: Where the client stopped to play; None while it has not.
+    cut_ms: float | None = None
+    #: Whether the speaker went on before there was anything to hear of the answer.
+    unheard: bool = False
+    #: Whether a request has read the history since the cut.
+    read: bool = False
+    #: Where the answer stands while it is held, and what had been sent by then; None while it is not.
+    held_ms: float | None = None
+    sent_before_hold_ms: float = 0
+    kept: Unheard | None = None
+    #: Whether its final is out; whether the engine came to its own end; whether it was cancelled.
+    finished: bool = False
+    whole: bool = False
+    cancelled: bool = False
+    #: What the history keeps of it.
+    input_kept: bool = True
+    answer_kept: bool = True
+    speech: Speech | None = None
+    words_unknown: bool = False
+    #: How often a client that reports had played everything before more was sent, and for how long together.
+    underruns: int = 0
+    underrun_sec: float = 0
+    #: The smallest lead at any report: audio that was sent and not played. None without reports.
+    least_lead_ms: float | None = None
+
+    # what was said
+
+    def take_text(self, payload: bytes, call_id: str | None = None) -> None:
+        """Text of the input, or of the result of a tool."""
+        kept = self.typed if call_id is None else self.results.setdefault(call_id, bytearray())
+        piece = payload[: self.input_room]
+        kept += piece
+        self.input_room -= len(piece)
+
+    def hear(self, transcript: str) -> None:
+        """A settled transcript of the input."""
+        self.heard.append(transcript)
+
+    def say(self, text: str) -> None:
+        """Text of the answer, which is sent where its text is."""
+        self.said.append(text)
+        if self.writes:
+            self.shown = self.said.length
+
+    def call(self, fragment: ToolCallFragment) -> None:
+        """A fragment of a tool call is sent."""
+        self.calls.setdefault(fragment.index, SentCall()).append(fragment)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that were sent, in the order in which they began. One that was cut off is not whole."""
+        return tuple(ToolCall(one.id, one.name, "".join(one.arguments)) for one in self.calls.values())
+
+    @property
+    def user_text(self) -> str:
+        """The words of the user, typed and spoken."""
+        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
+
+    @property
+    def answer_text(self) -> str:
+        """The text of the answer as far as it was sent; what was only spoken, as far as it was made."""
+        text = self.said.joined()
+        return text[: self.shown] if self.writes else text
+
+    def pronounce(self, words: Sequence[Word], clause: Clause | None) -> None:
+        """What audio is of the text: its words with their times, or the clause that it belongs to."""
+        if words:
+            self.words += words
+        elif clause is not None and self.clauses and self.clauses[-1][2:] == clause[2:]:
+            self.clauses[-1] = Clause(self.clauses[-1].start_ms, clause.end_ms, clause.start, clause.end)
+        elif clause is not None:
+            self.clauses.append(clause)
+        if len(self.words) > MAX_MARKS or len(self.clauses) > MAX_MARKS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Keep the newer half of the words and clauses."""
+        old = self.words[: MAX_MARKS // 2]
+        if old and len(self.words) > MAX_MARKS:
+            self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)
+            self.base_ms = old[-1].start_ms
+            del self.words[: MAX_MARKS // 2]
+        else:
+            last = self.clauses[MAX_MARKS // 2 - 1]
+            self.base_ms, self.base_end = last.end_ms, last.end
+            del self.clauses[: MAX_MARKS // 2]
+
+    @property
+    def size(self) -> int:
+        """What is kept of it, in characters."""
+        return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
+
+    def forget(self) -> None:
+        """The history has all that is still known of it."""
+        self.said, self.heard = BoundedText(), BoundedText()
+        self.typed, self.results, self.calls, self.speech = bytearray(), {}, {}, None
+        self.words, self.clauses = [], []
+
+
+class _State(msgspec.Struct, kw_only=True):
+    """A ledger in a form that can be written to bytes; behind the ``known`` entries are those on the line alone."""
+
+    history: HistoryState
+    entries: list[LedgerEntry]
+    known: int
+    line: list[str]
+    at: int
+    origin: float
+    clocked: bool
+    reporting: bool
+    pace_characters: float
+    pace_ms: float
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_State)
+
+
+class Ledger:
+    """What was said and heard in one session: see above.
+
+    ``max_tokens`` and ``budget`` bound the history, see HistoryItems. ``read`` tells which pieces of a text a voice
+    reads, where a voice tells neither times of words nor clauses.
+    """
+
+    __slots__ = (
+        "_at",
+        "_budget",
+        "_entries",
+        "_line",
+        "_origin",
+        "_pace_characters",
+        "_pace_ms",
+        "_read",
+        "clocked",
+        "history",
+        "reporting",
+    )
+
+    def __init__(self, max_tokens: int, budget: ByteBudget, *, read: Read = read_all) -> None:
+        self.history = HistoryItems(max_tokens, budget)
+        #: Whether a client that reports nothing plays what it is sent, without a pause.
+        self.clocked = False
+        #: Whether the client has ever reported its playback.
+        self.reporting = False
+        self._budget = budget
+        self._read = read
+        self._entries: dict[str, LedgerEntry] = {}
+        self._line: list[LedgerEntry] = []
+        self._at = 0
+        #: When the answer at ``_at`` began to play, shifted by every pause since.
+        self._origin = 0.0
+        #: Characters of text whose sound was whole, and the length of that.
+        self._pace_characters = 0.0
+        self._pace_ms = 0.0
+
+    # entries
+
+    def open(
+        self, request_id: str, *, speaks: bool = False, writes: bool = True, resumable: bool = False
+    ) -> LedgerEntry:
+        """A request opens. What it leaves in the history stands behind what earlier ones leave, whichever ends first.
+
+        ``speaks``: its answer is to be spoken; ``writes``: its text is sent; ``resumable``: what was not heard of it is
+        kept, to be sent again.
+        """
+        kept = Unheard() if resumable else None
+        entry = LedgerEntry(request_id=request_id, speaks=speaks, writes=writes, kept=kept)
+        self._entries[request_id] = entry
+        self.history.open(request_id)
+        return entry
+
+    def find(self, request_id: str) -> LedgerEntry | None:
+        """An entry of which more is known than the history has."""
+        return self._entries.get(request_id)
+
+    def finish(
+        self,
+        entry: LedgerEntry,
+        *,
+        whole: bool,
+        cancelled: bool = False,
+        remembered: bool = True,
+        speech: Speech | None = None,
+        words_unknown: bool = False,
+    ) -> None:
+        """The final of a request is out: it enters the history, where it is ``remembered``.
+
+        ``whole``: the engine came to its own end. ``speech`` is what was said where its words are not known, charged to
+        the budget, and ``words_unknown`` says that it could not be kept.
+        """
+        entry.finished, entry.whole, entry.cancelled = True, whole, cancelled
+        entry.speech, entry.words_unknown = speech, words_unknown
+        self._release(entry)
+        if remembered:
+            self.history.add(self._messages(entry), request_id=entry.request_id)
+        else:
+            entry.input_kept = entry.answer_kept = False
+        if whole and entry.made_ms >= _LEAST_PACE_MS:
+            self._measure(entry)
+        self._drop_details()
+
+    def late_transcript(self, request_id: str, text: str) -> bool:
+        """A transcript that comes behind the final of its request. Returns False where it is not kept any more."""
+        entry = self._entries.get(request_id)
+        if entry is None or not entry.finished or not entry.input_kept:
+            return False
+        entry.hear(text)
+        entry.speech, entry.words_unknown = None, False
+        return self.history.revise(request_id, self.question(entry))
+
+    def _messages(self, entry: LedgerEntry) -> Iterator[Message]:
+        if entry.input_kept:
+            yield from _results(entry)
+            yield self.question(entry)
+        if entry.answer_kept:
+            yield self.answer(entry)
+
+    def question(self, entry: LedgerEntry) -> Message:
+        """What the user says in it, as far as that is known."""
+        typed = entry.typed.decode("utf-8", "replace")
+        if entry.speech is not None:
+            return Message("user", typed, speech=entry.speech)
+        if entry.words_unknown:
+            return Message("user", " ".join(filter(None, [typed, WORDS_UNKNOWN])))
+        return Message("user", entry.user_text)
+
+    def answer(self, entry: LedgerEntry) -> Message:
+        """The answer for the history: where it was cut, only the part that was heard."""
+        text = self.heard_text(entry)
+        # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
+        calls = tuple(call for call in entry.tool_calls if call.is_whole or not entry.cancelled)
+        return Message("assistant", text, tool_calls=calls)
+
+    def heard_text(self, entry: LedgerEntry) -> str:
+        """The part of the answer's text that was heard, or will be where it was not cut."""
+        return self._heard_text(entry, entry.cut_ms)
+
+    def _heard_text(self, entry: LedgerEntry, cut_ms: float | None) -> str:
+        text = entry.said.joined()
+        if cut_ms is None:
+            return text if entry.writes or audible(text) else ""
+        if not entry.sent_ms:  # text without sound is heard when it is sent
+            return "" if entry.unheard else text[: entry.shown].rstrip()
+        if entry.whole and cut_ms >= entry.made_ms:
+            return text
+        if cut_ms <= 0:
+            return ""
+        if entry.words or entry.base_ms:
+            return self._heard_words(entry, text, cut_ms)
+        clauses = entry.clauses or [Clause(0, entry.made_ms, 0, len(text))]
+        pace = self._pace(entry)
+        end = end_of_clauses(text, clauses, cut_ms, whole=entry.whole, pace=pace, read=self._read)
+        return audible(text[:end])
+
+    def _heard_words(self, entry: LedgerEntry, text: str, cut_ms: float) -> str:
+        if cut_ms < entry.base_ms:  # before the words that are known one by one
+            clause = [Clause(0, entry.base_ms, 0, entry.base_end)]
+            end = end_of_clauses(text, clause, cut_ms, whole=True, pace=None, read=self._read)
+        elif entry.words:
+            begun = (word for word in entry.words if word.start_ms < cut_ms)
+            end = end_of_words(text, begun, begin=entry.base_end)
+        else:
+            summed = Clause(0, entry.base_ms, 0, entry.base_end)
+            clauses = [summed, *entry.clauses]
+            pace = self._pace(entry)
+            end = end_of_clauses(text, clauses, cut_ms, whole=entry.whole, pace=pace, read=self._read)
+        return audible(text[:end])
+
+    def _pace(self, entry: LedgerEntry) -> float | None:
+        """Characters a second of the answer's voice; None where that is not known."""
+        known = entry.clauses[:-1]
+        lasted = sum(clause.end_ms - clause.start_ms for clause in known)
+        if lasted >= _LEAST_PACE_MS:
+            return sum(clause.end - clause.start for clause in known) * 1000 / lasted
+        return self._pace_characters * 1000 / self._pace_ms if self._pace_ms else None
+
+    def _measure(self, entry: LedgerEntry) -> None:
+        self._pace_characters += entry.said.length
+        self._pace_ms += entry.made_ms
+        if self._pace_ms > _MOST_PACE_MS:
+            self._pace_characters /= 2
+            self._pace_ms /= 2
+
+    # the loudspeaker
+
+    def send(self, entry: LedgerEntry, number: int, start_ms: float, end_ms: float, now: float) -> None:
+        """Audio from ``start_ms`` to ``end_ms`` is made and sent, as output ``number``.
+
+        After an underrun the position continues from there.
+        """
+        if self._at + 1 < len(self._line):
+            self._advance(now)
+        if entry.first_number is None:
+            entry.first_number, entry.first_sent = number, now
+            self._line.append(entry)
+            if len(self._line) == 1:
+                self._at, self._origin = 0, now
+            self._advance(now)
+        entry.sent_ms = end_ms
+        if end_ms > entry.made_ms:
+            entry.made_ms = end_ms
+        if self._line[self._at] is entry:
+            late_sec = now - self._origin - start_ms / 1000
+            if late_sec > 0:
+                if entry.reported_ms is not None:
+                    entry.underruns += 1
+                    entry.underrun_sec += late_sec
+                self._origin = now - start_ms / 1000
+
+    def position_ms(self, entry: LedgerEntry, now: float) -> float:
+        """How much of the answer was played, by the line."""
+        if entry.held_ms is not None:
+            return entry.held_ms
+        if entry.cut_ms is not None:
+            return entry.cut_ms
+        self._advance(now)
+        if entry.first_number is None:
+            return 0
+        if self._line[self._at] is entry:
+            # Clocks count binary fractions of seconds: without rounding, a word would have begun at its first instant.
+            return min(entry.sent_ms, round(max(0.0, now - self._origin) * 1000, 3))
+        return 0 if entry in self._line[self._at :] else entry.sent_ms
+
+    def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
+        """Milliseconds until the audio at ``start_ms`` of the answer is played, behind all that is before it."""
+        position = self.position_ms(entry, now)
+        before = 0.0
+        for other in self._line[self._at :]:
+            if other is entry:
+                break
+            if other.cut_ms is None:
+                before += other.sent_ms - self.position_ms(other, now)
+        return start_ms - position + before
+
+    def playing(self, now: float) -> bool:
+        """Whether any audio that was sent is not played yet."""
+        self._advance(now)
+        return any(self._unplayed(entry, now) for entry in self._line[self._at :])
+
+    def resume_ms(self, entry: LedgerEntry, now: float) -> float:
+        """Where an answer that is held goes on: at its latest report, or without one where it is by the line."""
+        if entry.reported_ms is None:
+            return self.position_ms(entry, now)
+        return min(entry.reported_ms, entry.sent_ms)
+
+    def report(
+        self, played_ms: float, *, now: float, request_id: str | None = None, sequence_id: int | None = None
+    ) -> None:
+        """The client has played so much of an answer.
+
+        Without ``request_id``, of the one that plays by the line, or played last, whose first audio is not numbered
+        above ``sequence_id``. All before it were heard as far as they were not cut, and nothing was of those behind. A
+        report of less than was reported before, or about an answer that is not known, changes nothing.
+        """
+        self._advance(now)
+        index = self._reported_index(request_id, sequence_id)
+        if index is None:
+            return
+        entry = self._line[index]
+        if any(one.reported_ms is not None for one in self._line[index + 1 :]):
+            return
+        played_ms = min(played_ms, entry.sent_ms)
+        if entry.reported_ms is not None and played_ms < entry.reported_ms:
+            return
+        if entry.cut_ms is not None:
+            self._say_where_cut(entry, played_ms)
+            return
+        self.reporting = True
+        for earlier in self._line[:index]:
+            if earlier.reported_ms is not None and earlier.cut_ms is None:
+                earlier.reported_ms = earlier.sent_ms
+        entry.reported_ms = played_ms
+        lead_ms = entry.sent_ms - played_ms
+        entry.least_lead_ms = lead_ms if entry.least_lead_ms is None else min(lead_ms, entry.least_lead_ms)
+        if entry.held_ms is None:
+            self._at, self._origin = index, now - played_ms / 1000
+
+    def _reported_index(self, request_id: str | None, sequence_id: int | None) -> int | None:
+        if request_id is not None:
+            places = (index for index, one in enumerate(self._line) if one.request_id == request_id)
+            return next(places, None)
+        for index in range(min(self._at, len(self._line) - 1), -1, -1):
+            first = self._line[index].first_number
+            if sequence_id is None or (first is not None and first <= sequence_id):
+                return index
+        return None
+
+    def _say_where_cut(self, entry: LedgerEntry, played_ms: float) -> None:
+        self.reporting = True
+        if not entry.read:
+            entry.reported_ms = entry.cut_ms = played_ms
+            self._revise(entry)
+
+    def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
+        """The client plays nothing more of this answer; ``at_ms`` says where it stopped, where that is known.
+
+        ``unheard``: the speaker went on; if no audio was sent, nothing was heard. Idempotent.
+        """
+        self._advance(now)
+        if entry.cut_ms is not None:
+            if at_ms is not None:
+                entry.cut_ms = min(at_ms, entry.sent_ms)
+                self._revise(entry)
+            return
+        where = self._heard_ms(entry, now) if at_ms is None else at_ms
+        entry.held_ms = None
+        entry.cut_ms = min(where, entry.sent_ms)
+        entry.unheard = unheard and entry.speaks and not entry.sent_ms
+        if entry.first_number is not None and self._line[self._at] is entry:
+            self._origin = now  # when the next one begins
+            self._advance(now)
+        self._revise(entry)
+
+    def stop(self, request_id: str, now: float) -> None:
+        """The client plays nothing more of this answer, if it plays it at all."""
+        entry = self._entries.get(request_id)
+        if entry is not None and self._unplayed(entry, now):
+            self.cut(entry, now)
+
+    def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
+        """The client drops all audio that it has not played, but for that of ``spared``."""
+        self._advance(now)
+        for entry in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
+            self.cut(entry, now)
+
+    def _unplayed(self, entry: LedgerEntry, now: float) -> bool:
+        if entry.cut_ms is not None or entry.held_ms is not None:
+            return False
+        return self.position_ms(entry, now) < entry.sent_ms
+
+    def _heard_ms(self, entry: LedgerEntry, now: float) -> float:
+        if entry.reported_ms is not None:
+            return entry.reported_ms
+        if self.clocked or self.reporting:
+            return self.position_ms(entry, now)
+        return entry.sent_ms
+
+    def _advance(self, now: float) -> None:
+        """Let answers that were played through be followed by the next ones."""
+        line = self._line
+        while self._at + 1 < len(line):
+            playing, following = line[self._at], line[self._at + 1]
+            if playing.held_ms is not None:
+                return
+            ends = self._origin if playing.cut_ms is not None else self._origin + playing.sent_ms / 1000
+            if now < ends:
+                return
+            self._at += 1
+            self._origin = max(following.first_sent, min(ends, now))
+        if self._at > 2 * _PLAYED_KEPT:
+            del line[: self._at - _PLAYED_KEPT]
+            self._at = _PLAYED_KEPT
+
+    def _revise(self, entry: LedgerEntry) -> None:
+        if entry.finished and entry.answer_kept and entry.request_id in self._entries:
+            self.history.revise(entry.request_id, self.answer(entry))
+
+    # withdrawn, held
+
+    def withdraw(self, entry: LedgerEntry, chunks: Sequence[OutputChunk]) -> None:
+        """These outputs, the latest of the answer, were taken back before they were sent."""
+        for chunk in reversed(chunks):
+            if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
+                entry.sent_ms = min(entry.sent_ms, chunk.start_ms)
+            elif chunk.modality is OutputModality.TEXT:
+                entry.shown -= len(chunk.text)
+            elif chunk.tool_call is not None:
+                _take_back(entry.calls, chunk.tool_call)
+        if entry.cut_ms is not None:
+            entry.cut_ms = min(entry.cut_ms, entry.sent_ms)
+
+    def keep_unheard(self, entry: LedgerEntry, audio: SentAudio, now: float) -> None:
+        """Keep audio that is sent now, to be sent again where speech without words interrupts the answer."""
+        unheard = entry.kept
+        if unheard is None:
+            return
+        heard_ms = self.resume_ms(entry, now)
+        while unheard.kept and unheard.kept[0].end_ms <= heard_ms:
+            self._drop_unheard(unheard)
+        unheard.kept.append(audio)
+        unheard.charged += audio.cost
+        self._budget.used += audio.cost
+        scarce = self._budget.held > self._budget.capacity // 2
+        while unheard.kept and (scarce or unheard.charged > MAX_UNHEARD_BYTES):
+            unheard.missing_ms = unheard.kept[0].end_ms
+            self._drop_unheard(unheard)
+
+    def can_resume(self, entry: LedgerEntry, now: float) -> bool:
+        """Whether all that was sent and not heard is kept."""
+        return entry.kept is not None and self.resume_ms(entry, now) >= entry.kept.missing_ms
+
+    def hold(self, entry: LedgerEntry, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
+        """The client stops to play: speech interrupts the answer, which may go on. Others are silenced for good.
+
+        ``withdrawn`` are outputs of it that were taken back; they are charged with ``cost``.
+        """
+        self.silence(now, spared=entry)
+        entry.kept = entry.kept or Unheard()
+        entry.held_ms, entry.sent_before_hold_ms = self.position_ms(entry, now), entry.sent_ms
+        self.withdraw(entry, withdrawn)
+        entry.kept.aside, entry.kept.aside_cost = list(withdrawn), cost
+        self._budget.used += cost
+
+    def go_on(self, entry: LedgerEntry, now: float) -> list[OutputChunk]:
+        """The speech had no words. Returns what has to be sent first, numbered as it was."""
+        entry.kept = entry.kept or Unheard()
+        resume_ms = self.resume_ms(entry, now)
+        outputs = _unheard_from(entry.kept, resume_ms)
+        self._drop_aside(entry.kept)
+        for chunk in outputs:
+            if chunk.modality is OutputModality.TEXT:
+                entry.shown += len(chunk.text)
+            elif chunk.tool_call is not None:
+                entry.call(chunk.tool_call)
+        entry.held_ms, entry.sent_ms = None, entry.sent_before_hold_ms
+        if entry.first_number is not None:
+            self._at = self._line.index(entry)
+            self._origin = now - resume_ms / 1000
+        return outputs
+
+    def answer_if_cut(self, entry: LedgerEntry, now: float) -> Message:
+        """What the history would get of the answer, which is held, if it had ended where it was interrupted."""
+        unheard = entry.speaks and not entry.sent_ms
+        text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
+        return Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
+
+    def leaves_answer(self, entry: LedgerEntry, now: float) -> bool:
+        """Whether the history keeps anything of it but what the user said, now that its answer is cut off or held."""
+        answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)
+        return bool(entry.results) or answer.says_something
+
+    def _drop_unheard(self, unheard: Unheard) -> None:
+        cost = unheard.kept.pop(0).cost
+        unheard.charged -= cost
+        self._budget.give(cost)
+
+    def _drop_aside(self, unheard: Unheard) -> None:
+        self._budget.give(unheard.aside_cost)
+        unheard.aside, unheard.aside_cost = [], 0
+
+    def _release(self, entry: LedgerEntry) -> None:
+        if entry.kept is not None:
+            self._drop_aside(entry.kept)
+            while entry.kept.kept:
+                self._drop_unheard(entry.kept)
+            entry.kept = None
+
+    # the history
+
+    def messages(
+        self, answering: Collection[str] = (), *, now: float, held: LedgerEntry | None = None
+    ) -> tuple[Message, ...]:
+        """What a request sees of earlier ones. ``answering`` are the calls whose results are in its input.
+
+        Of the answer that is ``held`` it sees what was heard. Where an answer was cut is settled from here on.
+        """
+        for entry in self._entries.values():
+            entry.read = entry.read or entry.cut_ms is not None
+        more = () if held is None else (*_results(held), self.question(held), self.answer_if_cut(held, now))
+        return self.history.messages(answering, more=more)
+
+    def knows_call(self, call_id: str) -> bool:
+        """Whether a model can be given the result of this call: it is in the history, or in an answer under way."""
+        return self.history.sees_call(call_id) or any(
+            one.id == call_id for entry in self._entries.values() if not entry.finished for one in entry.calls.values()
+        )
+
+    def calls_beside(self, call_id: str) -> tuple[str, ...]:
+        """The calls of the answer that has this one."""
+        for entry in self._entries.values():
+            calls = [one.id for one in entry.calls.values()]
+            if call_id in calls and not entry.finished:
+                return tuple(calls)
+        return self.history.calls_beside(call_id)
+
+    def knows_result(self, call_id: str) -> bool:
+        """Whether the result of this call has come."""
+        return self.history.sees_result(call_id) or any(
+            call_id in entry.results for entry in self._entries.values() if not entry.finished
+        )
+
+    @property
+    def items(self) -> tuple[HistoryItem, ...]:
+        """All that the history keeps, the oldest first."""
+        return self.history.items
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of speech in the history, with their overhead."""
+        return self.history.held_bytes
+
+    def place(self, messages: Iterable[Message], *, item_id: str | None = None) -> None:
+        """Messages that are no request's: an item of the client's behind all requests so far, or an earlier history."""
+        if item_id is not None:
+            self.history.open(item_id)
+        self.history.add(messages, request_id=item_id)
+
+    def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
+        """Drop from the history what a request, or an item of the client's, has left in these roles."""
+        self.history.remove(request_id, roles=roles)
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.input_kept = entry.input_kept and "user" not in roles
+            entry.answer_kept = entry.answer_kept and "assistant" not in roles
+
+    def truncate(self, request_id: str) -> int:
+        """Drop a request and all later ones from the history: see HistoryItems."""
+        return self.history.truncate(request_id)
+
+    def close(self) -> None:
+        """Drop everything, and keep nothing of what comes later. Idempotent."""
+        for entry in self._entries.values():
+            self._release(entry)
+        self._entries.clear()
+        self._line.clear()
+        self._at = 0
+        self.history.close()
+
+    def _drop_details(self) -> None:
+        """Keep little more than the history of entries that are over and played."""
+        over = [entry for entry in self._entries.values() if entry.finished]
+        waiting = {one.request_id for one in self._line[self._at :] if one.cut_ms is None}
+        size = sum(entry.size for entry in over)
+        played = sum(entry.request_id not in waiting for entry in over)
+        for entry in over:
+            waits = entry.request_id in waiting
+            if size > MAX_DETAIL or (played > MAX_ENTRIES and not waits):
+                played -= not waits
+                size -= entry.size
+                del self._entries[entry.request_id]
+                entry.forget()
+
+    # bytes
+
+    def to_bytes(self) -> bytes:
+        """All of it. Speech and audio that are held are part of it."""
+        dropped = [one for one in self._line if one.request_id not in self._entries]
+        return msgspec.msgpack.encode(
+            _State(
+                history=self.history.state(),
+                entries=[*self._entries.values(), *dropped],
+                known=len(self._entries),
+                line=[entry.request_id for entry in self._line],
+                at=self._at,
+                origin=self._origin,
+                clocked=self.clocked,
+                reporting=self.reporting,
+                pace_characters=self._pace_characters,
+                pace_ms=self._pace_ms,
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, budget: ByteBudget, *, read: Read = read_all) -> Ledger:
+        """The ledger that ``to_bytes`` wrote, which charges ``budget`` from now on."""
+        state = _STATE.decode(data)
+        new = cls(state.history.max_tokens, budget, read=read)
+        new.history = HistoryItems.restored(state.history, budget)
+        by_id = {entry.request_id: entry for entry in state.entries}
+        new._entries = {one.request_id: one for one in state.entries[: state.known]}
+        new._line = [by_id[request_id] for request_id in state.line]
+        new._at, new._origin = state.at, state.origin
+        new.clocked, new.reporting = state.clocked, state.reporting
+        new._pace_characters, new._pace_ms = state.pace_characters, state.pace_ms
+        for entry in state.entries:
+            if entry.kept is not None:
+                budget.used += entry.kept.charged + entry.kept.aside_cost
+        return new
+
+
+def _results(entry: LedgerEntry) -> Iterator[Message]:
+    for call, text in entry.results.items():
+        yield Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
+
+
+def _take_back(calls: dict[int, SentCall], fragment: ToolCallFragment) -> None:
+    """The latest fragment of its call was taken back. A call of which nothing was sent is none."""
+    call = calls.get(fragment.index)
+    if call is None:
+        return
+    call.arguments.pop()
+    call.length -= len(fragment.arguments)
+    if not call.arguments:
+        del calls[fragment.index]
+
+
+def _unheard_from(unheard: Unheard, position_ms: float) -> list[OutputChunk]:
+    """The audio behind this position, the first chunk of raw samples cut there, and what was set aside."""
+    # What was withdrawn was never sent, wherever the clock says that playback was, and is kept, too.
+    unsent_ms = min((one.start_ms for one in unheard.aside if one.start_ms is not None), default=float("inf"))
+    sent = [one for one in unheard.kept if one.end_ms > position_ms]
+    sent = [one for one in sent if round(max(one.start_ms, position_ms)) < unsent_ms]
+    return [*(_behind(one, position_ms) for one in sent), *unheard.aside]
+
+
+def _behind(sent: SentAudio, position_ms: float) -> OutputChunk:
+    chunk, audio = sent.chunk, sent.chunk.format
+    if position_ms <= sent.start_ms or audio is None or not audio.is_raw:
+        return chunk
+    samples = int((position_ms - sent.start_ms) * audio.sample_rate / 1000)
+    return msgspec.structs.replace(
+        chunk,
+        payload=chunk.payload[samples * SAMPLE_BYTES[audio.encoding] :],
+        start_ms=round(sent.start_ms + samples * 1000 / audio.sample_rate),
+        words=tuple(word for word in chunk.words if word.end_ms > position_ms),
+    )
