@@ -101,7 +101,12 @@ class Conversation:
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
-        self._flow = InputFlow(self.stream, self.observed, offer=lambda: self._attached.input_may_continue())
+        self._flow = InputFlow(
+            self.stream,
+            self.observed,
+            receiving=lambda: self.receiving,
+            offer=lambda: self._attached.input_may_continue(),
+        )
         #: The options of requests that open from now on; checked as they open.
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
