@@ -89,7 +89,7 @@ class AnswerWriter:
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
-            finished = await self._write_all(generate(request.generation_request(history, sink=self)))
+            finished = await self._write_all(generate(request.generation_request(history, sink=self, warn=self.warn)))
         except OmniError as error:
             failure = error
         except (Exception, asyncio.CancelledError) as error:
@@ -211,6 +211,14 @@ class AnswerWriter:
                 self._outbox.put_nowait(RequestWarning(error))
             case _:
                 pass
+
+    def warn(self, error: OmniError) -> None:
+        """Tell the client, once, of something in its input that the request goes on without."""
+        request = self._request
+        if not any(type(warning) is type(error) for warning in request.warnings):
+            error.request_id = request.request_id
+            request.warnings.append(error)
+            self._outbox.put_nowait(RequestWarning(error))
 
     def _put_text(self, output: TextOutput) -> None:
         request, text = self._request, output.text

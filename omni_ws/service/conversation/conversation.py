@@ -198,20 +198,34 @@ class Conversation:
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
-        if (request := self.queue.find(request_id)) is None and request_id is not None:
-            return  # it has ended, and input behind a gap belongs to others
-        if request is self.receiving:
-            self.stream.cancel(now=self._now())
-            self._stop_receiving()
+        """Cancel the named request, or with None the one whose answer is due and the one whose input is open.
+
+        Unless it names another than the latter, it is a position in the input: what came before it is over.
+        """
+        receiving = self.receiving
+        if request_id is not None:
+            if (named := self.queue.find(request_id)) is None:
+                return  # it has ended
+            cancelled = [named]
         else:
-            self.stream.drop_waiting(now=self._now())
-        if request is None or request.answering:
+            cancelled = [*self.queue.requests[:1]]
+            if receiving is not None and receiving not in cancelled:
+                cancelled.append(receiving)
+        if request_id is None or receiving in cancelled:
+            self.stream.cancel(now=self._now())
+            if receiving is not None:
+                self._stop_receiving()
+        else:
+            self.stream.touch(now=self._now())
+        if request_id is None or any(request.answering for request in cancelled):
             self.loudspeaker.silence()
-        if request is not None:
+        for request in cancelled:
             self.queue.cancel(request)
-        if self._listener is not None and self.receiving is None:
+            if request is receiving:  # what waits before it does not hold its final up
+                self.queue.end(request, FinishReason.CANCELLED)
+        if self._listener is not None and (request_id is None or receiving in cancelled):
             self._listener.cancel()
+        self._flow.renew_credit()
 
     def truncate_history(self, request_id: str) -> int:
         """See History.truncate. Raises SessionConflict, which is not fatal, while any request is open."""

@@ -353,7 +353,12 @@ class Request:
 
     # the engine
 
-    def generation_request(self, history: tuple[Message, ...], sink: OutputSink = NO_SINK) -> GenerationRequest:
+    def generation_request(
+        self,
+        history: tuple[Message, ...],
+        sink: OutputSink = NO_SINK,
+        warn: Callable[[OmniError], None] = lambda error: None,
+    ) -> GenerationRequest:
         """The request as the engine gets it."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
@@ -382,6 +387,7 @@ class Request:
             meter=self.meter,
             sink=sink,
             media_room=self.media_room,
+            warn=warn,
         )
 
     @property
