@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from omni_ws.audio.file_walkers import FileKind
+from omni_ws.audio.files import FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
 from omni_ws.audio.pcm import SampleLayout, mixed_down, samples_from_bytes
 from omni_ws.audio.resample import NO_SAMPLES, StreamResampler
 from omni_ws.audio.samples import Samples, SourceBlock
@@ -22,6 +24,16 @@ _RAW_LAYOUTS = {
     AudioEncoding.PCMU: SampleLayout.MU_LAW,
     AudioEncoding.PCMA: SampleLayout.A_LAW,
 }
+#: The kinds of the formats that are files, and the formats of the kinds.
+_KINDS = {
+    AudioEncoding.WAV: FileKind.WAV,
+    AudioEncoding.OPUS: FileKind.OGG,
+    AudioEncoding.OGG: FileKind.OGG,
+    AudioEncoding.WEBM: FileKind.MATROSKA,
+    AudioEncoding.MP3: FileKind.MP3,
+    AudioEncoding.FLAC: FileKind.FLAC,
+}
+_ENCODINGS = {kind: encoding for encoding, kind in _KINDS.items()}
 #: The limit against decompression bombs. Speech takes more than 500 bytes a second in every codec; silence takes
 #: fewer, so each call may return ten minutes on top.
 _BURST_ALLOWANCE_SECONDS = 600
@@ -39,6 +51,9 @@ class _SourceDecoder(Protocol):
 class AudioDecoder:
     """Decodes one audio stream incrementally, mixes it down to mono and resamples it to ``sample_rate`` (Hz).
 
+    A stream of a format that is a file may hold several, one after the other, of any such format: their heads decide.
+    Their audio is one stream, too. ``take_stray`` tells of bytes that belong to none of them.
+
     The samples do not depend on how the bytes are cut. An incomplete sample at the end of the input is dropped. Every
     call raises UnsupportedFormat for input that is not in the format of ``source``, and so does every call after that.
 
@@ -55,23 +70,24 @@ class AudioDecoder:
         self._decoder = _source_decoder(source)
         #: The same for raw audio at ``sample_rate``, which has to be converted and nothing else.
         self._raw: _RawDecoder | None = None
+        self._files = self._decoder if isinstance(self._decoder, _FileStream) else None
         if isinstance(self._decoder, _RawDecoder) and source.sample_rate == sample_rate:
             self._raw = self._decoder
         self._resampler: StreamResampler | None = None
         self._failure: UnsupportedFormat | None = None
         self._ended = False
 
-    def decode(self, data: bytes) -> Samples:
-        """Return the samples that ``data`` completes.
+    def decode(self, data: bytes, *, begins_chunk: bool = True) -> Samples:
+        """Return the samples that ``data`` completes. ``begins_chunk``: a chunk of the client begins with it.
 
         Raises UnsupportedFormat for more audio than as many bytes of speech can hold; ``pieces`` has no such limit.
         """
         if self._raw is not None:
             return self._decode_raw(data, self._raw)
         limit = int(self.sample_rate * (_BURST_ALLOWANCE_SECONDS + len(data) / _MIN_BYTES_PER_SECOND))
-        return self._joined(self.pieces(data), limit)
+        return self._joined(self.pieces(data, begins_chunk=begins_chunk), limit)
 
-    def pieces(self, data: bytes) -> Iterator[Samples]:
+    def pieces(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[Samples]:
         """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._failure is not None:
             raise self._failure
@@ -80,8 +96,24 @@ class AudioDecoder:
                 yield samples
             return
         self._check_open()
-        for block in self._guarded(self._decoder.decode(data)):
+        files = self._files
+        blocks = self._decoder.decode(data) if files is None else files.decode(data, begins_chunk=begins_chunk)
+        for block in self._guarded(blocks):
             yield from self._resampled(block)
+
+    def take_stray(self) -> UnsupportedFormat | None:
+        """Return, once, the error to tell of bytes that were dropped: neither a file, nor padding, nor a tag."""
+        if self._files is None or not self._files.stray:
+            return None
+        self._files.stray = False
+        return UnsupportedFormat(
+            f"{self.source.encoding}: bytes behind the end of a file are no audio, and were dropped", param="payload"
+        )
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether it decodes compressed audio now."""
+        return self._files is not None and self._files.unpacks
 
     def _check_open(self) -> None:
         if self._ended:
@@ -138,7 +170,7 @@ class AudioDecoder:
         samples, source_rate = block
         self.consumed_ms += len(samples) * 1000 / source_rate
         if self._resampler is not None and self._resampler.source_rate != source_rate:
-            # The parts of a chained Ogg file may differ in sample rate.
+            # The parts of a chained Ogg file, and files behind one another, may differ in sample rate.
             yield self._clipped(self._resampler.flush())
             self._resampler = None
         if self._resampler is None:
@@ -195,8 +227,62 @@ class _RawDecoder:
         self._frames.drop()
 
 
+class _FileStream:
+    """Decodes files one behind the other."""
+
+    def __init__(self, encoding: AudioEncoding) -> None:
+        self._encoding = encoding
+        self._cutter = FileCutter(_KINDS[encoding])
+        self._file: _SourceDecoder | None = None
+        #: Whether bytes were dropped.
+        self.stray = False
+
+    @property
+    def unpacks(self) -> bool:
+        return self._file is not None and not isinstance(self._file, _WavDecoder)
+
+    def decode(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[SourceBlock]:
+        return self._decoded(self._cutter.feed(data, begins_chunk=begins_chunk))
+
+    def flush(self) -> Iterator[SourceBlock]:
+        return self._decoded(self._cutter.finish())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _decoded(self, events: Iterator[FileEvent]) -> Iterator[SourceBlock]:
+        for event in events:
+            match event:
+                case FileBegins(kind=kind):
+                    self._file = _file_decoder(self._encoding, kind)
+                case FileBytes(data=data):
+                    assert self._file is not None
+                    yield from self._file.decode(data)
+                case FileEnds():
+                    ended, self._file = self._file, None
+                    assert ended is not None
+                    try:
+                        yield from ended.flush()
+                    finally:
+                        ended.close()
+                case StrayBytes():
+                    self.stray = True
+
+
+def _file_decoder(named: AudioEncoding, kind: FileKind | None) -> _SourceDecoder:
+    """The decoder of a file: of the kind that its head says, or of the named format."""
+    encoding = named if kind is None or _KINDS[named] is kind else _ENCODINGS[kind]
+    if encoding is AudioEncoding.WAV:
+        return _WavDecoder()
+    # Imported on use: libav takes long to load.
+    from omni_ws.audio.compressed_decoder import CompressedDecoder
+
+    return CompressedDecoder(encoding)
+
+
 class _WavDecoder:
-    """Decodes WAV: reads the header, then raw samples. Input after their announced end is ignored."""
+    """Decodes one WAV file: reads the header, then raw samples. What follows them is no audio."""
 
     def __init__(self) -> None:
         self._reader = WavHeaderReader()
@@ -232,9 +318,4 @@ class _WavDecoder:
 def _source_decoder(source: AudioFormat) -> _SourceDecoder:
     if source.encoding in _RAW_LAYOUTS:
         return _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
-    if source.encoding is AudioEncoding.WAV:
-        return _WavDecoder()
-    # Imported on use: libav takes long to load.
-    from omni_ws.audio.compressed_decoder import CompressedDecoder
-
-    return CompressedDecoder(source.encoding)
+    return _FileStream(source.encoding)

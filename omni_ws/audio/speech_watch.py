@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from omni_ws.audio.turn_rule import (
 )
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.audio_format import AudioFormat
+from omni_ws.errors import OmniError
 
 T = TypeVar("T")
 
@@ -69,6 +71,8 @@ class Watched:
     samples: Samples
     pausing: bool
     question: Future[float] | None = None
+    #: What of the piece was dropped, for the client.
+    left_out: OmniError | None = None
 
     @property
     def rest_ms(self) -> float:
@@ -86,6 +90,7 @@ class _Decoded:
     start_ms: float
     samples: Samples
     unjudged: Samples
+    left_out: OmniError | None
 
 
 class SpeechWatch:
@@ -116,13 +121,22 @@ class SpeechWatch:
         #: The length of the stream so far, in samples at 16 kHz.
         self._samples = 0
 
-    def hear(self, data: bytes, source: AudioFormat, bar: StartBar) -> Watched:
+    def hear(
+        self,
+        data: bytes,
+        source: AudioFormat,
+        bar: StartBar,
+        *,
+        borders: Sequence[int] = (0,),
+        ends: bool = False,
+    ) -> Watched:
         """Process the next piece of the stream. ``bar`` applies to it from its first window.
 
-        A ``source`` different from the last one is decoded as a new file that continues the stream. Raises
-        UnsupportedFormat for input that cannot be decoded.
+        ``borders`` are where chunks of the client begin in ``data``. ``ends``: the input ends behind it, and with it a
+        file, of which the decoder gives what it still holds. A ``source`` different from the last one is decoded as a
+        new file that continues the stream. Raises UnsupportedFormat for input that cannot be decoded.
         """
-        decoded = self._decode(data, source)
+        decoded = self._decode(data, source, borders, ends)
         return self._judge(decoded, self.detector.process(decoded.unjudged), bar)
 
     def go_on(self) -> Watched:
@@ -134,7 +148,7 @@ class SpeechWatch:
         if self._decoder is not None:
             self._decoder.close()
 
-    def _decode(self, data: bytes, source: AudioFormat) -> _Decoded:
+    def _decode(self, data: bytes, source: AudioFormat, borders: Sequence[int], ends: bool) -> _Decoded:
         held: Samples | None = None
         if self._decoder is None or source != self._source:
             if self._decoder is not None:
@@ -142,15 +156,28 @@ class SpeechWatch:
                 self._samples += len(held)
             self._decoder, self._source = AudioDecoder(source, sample_rate=SAMPLE_RATE), source
         start_ms = self._samples * 1000 / SAMPLE_RATE
-        samples = self._decoder.decode(data)
+        decoder = self._decoder
+        cuts = [0, *(border for border in borders if border), len(data)]
+        pieces = [
+            decoder.decode(data[start:end], begins_chunk=start in borders)
+            for start, end in (pairwise(cuts) if not source.is_raw else ((0, len(data)),))
+        ]
+        left_out = decoder.take_stray()
+        if ends:
+            pieces.append(decoder.flush())
+            left_out = left_out or decoder.take_stray()
+            self._decoder = None
+        samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         self._samples += len(samples)
-        return _Decoded(start_ms, samples, samples if held is None else np.concatenate((held, samples)))
+        unjudged = samples if held is None else np.concatenate((held, samples))
+        return _Decoded(start_ms, samples, unjudged, left_out)
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
         self._turns.bar = bar
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
-        return self._watched(probabilities, decoded.start_ms, decoded.samples)
+        watched = self._watched(probabilities, decoded.start_ms, decoded.samples)
+        return watched if decoded.left_out is None else replace(watched, left_out=decoded.left_out)
 
     def _watched(self, probabilities: Iterable[float], start_ms: float, samples: Samples) -> Watched:
         turns, pauses = self._turns, self._pauses
@@ -249,9 +276,14 @@ class StreamPiece:
     data: bytes
     source: AudioFormat
     bar: StartBar
+    borders: Sequence[int] = (0,)
+    ends: bool = False
+
+    def decode(self) -> _Decoded:
+        return self.watch._decode(self.data, self.source, self.borders, self.ends)
 
     def hear(self) -> Watched:
-        return self.watch.hear(self.data, self.source, self.bar)
+        return self.watch.hear(self.data, self.source, self.bar, borders=self.borders, ends=self.ends)
 
 
 def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
@@ -259,7 +291,7 @@ def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
 
     The detectors of all streams work at once (``process_together``).
     """
-    decoded = [_outcome(piece.watch._decode, piece.data, piece.source) for piece in pieces]
+    decoded = [_outcome(piece.decode) for piece in pieces]
     heard = [(piece, each) for piece, each in zip(pieces, decoded, strict=True) if isinstance(each, _Decoded)]
     probabilities: Sequence[list[float] | Exception]
     try:

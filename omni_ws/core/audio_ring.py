@@ -25,16 +25,49 @@ class AudioRing:
         #: The stream offsets, in bytes, of the first byte held and of the byte after the last.
         self._begin = 0
         self._end = 0
+        #: The bytes of a frame that are dropped when they arrive.
+        self._dropped = 0
 
     @property
     def held_bytes(self) -> int:
         return self._end - self._begin
 
-    def append(self, chunk: InputChunk) -> None:
-        """Add ``chunk`` at the end of the stream."""
+    def append(self, chunk: InputChunk) -> int:
+        """Add ``chunk`` at the end of the stream. Returns how many of its bytes were dropped, see ``drop``."""
+        dropped = min(self._dropped, len(chunk.payload))
+        if dropped:
+            self._dropped -= dropped
+            self._begin += dropped
+            self._end += dropped
+            chunk = replace(chunk, payload=chunk.payload[dropped:])
         if chunk.payload:
             self._pieces.append(chunk)
             self._end += len(chunk.payload)
+        return dropped
+
+    def cut(self) -> int:
+        """The stream begins anew with a whole frame. Discards an incomplete one at the end; returns its size."""
+        incomplete = self._end % self._frame_bytes
+        removed = 0
+        while self._pieces and removed < incomplete:
+            last = self._pieces.pop()
+            kept = last.payload[: max(0, len(last.payload) - (incomplete - removed))]
+            removed += len(last.payload) - len(kept)
+            if kept:
+                self._pieces.append(replace(last, payload=kept))
+        self._end -= incomplete
+        self._begin = min(self._begin, self._end)
+        self._dropped = 0
+        return removed
+
+    def drop(self) -> int:
+        """Discard everything, and a frame that is cut here whole: its rest too, when that arrives.
+
+        Returns the size of what was discarded.
+        """
+        size = self.forget()
+        self._dropped = -self._end % self._frame_bytes
+        return size
 
     def take(self, until_ms: float | None = None) -> list[InputChunk]:
         """Remove and return the audio before ``until_ms``, or all of it when that is None.

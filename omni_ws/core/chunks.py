@@ -104,6 +104,8 @@ class InputChunk(Struct, frozen=True, gc=False):
     tool_call_id: str | None = None
     #: Given instead of ``sequence_id`` by clients that address input by position.
     offset: Offset | None = None
+    #: Whether it is a piece of something longer that was cut here, so that its beginning means nothing.
+    continues: bool = False
 
     @property
     def has_content(self) -> bool:

@@ -37,6 +37,9 @@ class _Consumed:
 
 
 _CONSUMED: Final = _Consumed()
+#: The clocks of silence and gap leave so much time to read what was sent while they stood still.
+READ_SEC: Final = 0.1
+
 _TEXT: Final = Modality.TEXT  # found faster than a member of an enum
 
 
@@ -92,6 +95,8 @@ class InputStream(InputBytes):
         self._last_activity = now
         #: Since when a chunk is missing before others that have arrived; None without a gap.
         self.gap_since: float | None = None
+        #: Since when the clocks stand still.
+        self._held_since: float | None = None
         #: Counts what a client that gets acknowledgements learns at once: duplicates, filled gaps, ends of input, and
         #: waiting chunks that were discarded.
         self.notable_events = 0
@@ -191,8 +196,29 @@ class InputStream(InputBytes):
         """Begin the idle time anew: the client was heard."""
         self._last_activity = now
 
+    def hold_clocks(self, *, now: float) -> None:
+        """The times of silence and gap stand still from now on: what the client sends is not read. Idempotent."""
+        if self._held_since is None:
+            self._held_since = now
+
+    def release_clocks(self, *, now: float) -> None:
+        """The times of silence and gap go on: what the client sends is read again. Idempotent.
+
+        What it has sent meanwhile is not there yet: at least ``READ_SEC`` are left for that.
+        """
+        held, self._held_since = self._held_since, None
+        if held is None:
+            return
+        limits = self.limits
+        self._last_activity += now - max(held, self._last_activity)
+        self._last_activity = max(self._last_activity, now + READ_SEC - limits.session_timeout)
+        if self.gap_since is not None:
+            self.gap_since += now - max(held, self.gap_since)
+            self.gap_since = max(self.gap_since, now + READ_SEC - limits.reorder_timeout)
+
     def unheard(self, *, now: float) -> None:
-        """Begin the times of silence and gap anew: until now the client was not read, or not connected."""
+        """Begin the times of silence and gap anew: until now the client was not connected."""
+        self._held_since = None
         self._last_activity = now
         if self.gap_since is not None:
             self.gap_since = now
@@ -228,6 +254,8 @@ class InputStream(InputBytes):
 
     def get_timer(self) -> float | None:
         """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""
+        if self._held_since is not None:
+            return None
         when = math.inf if self.answering or self.suspended else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
             when = min(when, self.gap_since + self.limits.reorder_timeout)
@@ -235,6 +263,8 @@ class InputStream(InputBytes):
 
     def handle_timer(self, *, now: float) -> None:
         """Raise SequenceGap or SessionTimeout if it is due."""
+        if self._held_since is not None:
+            return
         if self.gap_since is not None and now >= self.gap_since + self.limits.reorder_timeout:
             raise self.gap_error()
         if not (self.answering or self.suspended) and now >= self._last_activity + self.limits.session_timeout:

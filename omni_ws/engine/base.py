@@ -288,6 +288,8 @@ class GenerationRequest:
     sink: OutputSink = NO_SINK
     #: The budget in which decoded input is reserved.
     media_room: MediaRoom = field(default_factory=MediaRoom)
+    #: Tells the client of something in its input that the request goes on without. Called on the event loop.
+    warn: Callable[[OmniError], None] = lambda error: None
 
     @property
     def tells_text(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
@@ -63,11 +63,12 @@ async def decode_input(
     executor: Executor,
     share: MediaShare,
     limits: MediaLimits = NO_LIMITS,
+    warn: Callable[[OmniError], None] = lambda error: None,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
     ``audio`` is the format of chunks that do not name one. Audio is decoded to mono at ``sample_rate`` Hz; images and
-    video are scaled to ``limits``. Close the generator when stopping early.
+    video are scaled to ``limits``. ``warn`` is told what was left out. Close the generator when stopping early.
 
     Memory is reserved in ``share`` before it is allocated. A part remains reserved until the next one is requested; a
     consumer that keeps it longer reserves it anew.
@@ -87,9 +88,11 @@ async def decode_input(
             thread = None if decoder.decodes_at_once(batch) else executor
             async for part in _hops(decoder, decoder.decode(batch), thread, share):
                 yield part
+            decoder.tell(warn)
         thread = None if decoder.decodes_at_once() else executor
         async for part in _hops(decoder, decoder.finish(), thread, share):
             yield part
+        decoder.tell(warn)
     finally:
         reader.cancel()
         waiting.discard()
@@ -117,6 +120,7 @@ async def decode_request(
         executor=executor,
         share=share,
         limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
+        warn=request.warn,
     )
     async with aclosing(decoded) as parts:
         async for part in parts:

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -213,6 +214,8 @@ class _Echo:
         self._speaks = OutputModality.AUDIO in request.modalities
         self._decoder: AudioDecoder | _Unchanged | None = None
         self._source: AudioFormat | None = None
+        #: The number of the last chunk of audio.
+        self._last_id: int | None = None
         #: Whether it is decoded without a thread.
         self._is_fast = False
         #: The rate of the first audio: an answer has a single rate.
@@ -301,10 +304,14 @@ class _Echo:
         decoder = self._decoder
         assert decoder is not None
         samples: Samples | Pcm16
-        if self._is_fast:
+        if isinstance(decoder, _Unchanged):
             samples = decoder.decode(chunk.payload)
+        elif self._is_fast:
+            samples = decoder.decode(chunk.payload, begins_chunk=not chunk.continues)
         else:
-            samples = await run_in_any_thread(decoder.decode, chunk.payload)
+            decode = partial(decoder.decode, begins_chunk=not chunk.continues)
+            samples = await run_in_any_thread(decode, chunk.payload)
+        self._tell_stray(decoder, chunk.sequence_id)
         outputs = self._outputs(samples, decoder.sample_rate)
         return [*before, *outputs] if before else outputs
 
@@ -328,7 +335,14 @@ class _Echo:
         finally:
             decoder.close()
             self._decoder = self._source = None
+        self._tell_stray(decoder, self._last_id)
         return self._outputs(samples, decoder.sample_rate)
+
+    def _tell_stray(self, decoder: AudioDecoder | _Unchanged, sequence_id: int | None) -> None:
+        self._last_id = sequence_id
+        if isinstance(decoder, AudioDecoder) and (stray := decoder.take_stray()) is not None:
+            stray.sequence_id = sequence_id
+            self._request.warn(stray)
 
     def _outputs(self, samples: Samples | Pcm16, sample_rate: int) -> list[AudioOutput]:
         duration = len(samples) * 1000 / sample_rate
@@ -377,7 +391,8 @@ def _cut(chunk: InputChunk) -> Iterator[InputChunk]:
     content = chunk.payload.decode() if chunk.modality is Modality.TEXT else chunk.payload
     for start in range(0, len(content), _SLICE_BYTES):
         piece = content[start : start + _SLICE_BYTES]
-        yield msgspec.structs.replace(chunk, payload=piece.encode() if isinstance(piece, str) else piece)
+        payload = piece.encode() if isinstance(piece, str) else piece
+        yield msgspec.structs.replace(chunk, payload=payload, continues=chunk.continues or start > 0)
 
 
 class ScriptedEngine(_ModelFree):

@@ -13,6 +13,7 @@ from omni_ws.core.audio_format import MIN_SAMPLE_RATE, SAMPLE_BYTES, AudioEncodi
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import Room, reserved
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
+from omni_ws.errors import OmniError
 from omni_ws.media.frame_selection import FrameSelection
 from omni_ws.media.image import Pixels, decode_image, decoding_bytes
 from omni_ws.media.limits import MediaLimits
@@ -52,6 +53,8 @@ class InputDecoder:
         self.last_sequence_id: int | None = None
         #: The bytes reserved for the part yielded last; maintained by the caller.
         self.yielded_bytes = 0
+        #: What was left out, and has not been told.
+        self._left_out: list[OmniError] = []
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
         self._selection: FrameSelection | None = None
@@ -66,6 +69,12 @@ class InputDecoder:
     def finish(self) -> Generator[DecodedPart | SlotRequest]:
         """Yield the parts that the end of the input completes."""
         yield from self._close_part()
+
+    def tell(self, warn: Callable[[OmniError], None]) -> None:
+        """Call ``warn`` with what was left out of the input so far, once."""
+        left_out, self._left_out = self._left_out, []
+        for error in left_out:
+            warn(error)
 
     def decodes_at_once(self, chunks: Sequence[InputChunk] = ()) -> bool:
         """Whether ``chunks``, or ``finish``, take less time than it takes to wake a thread for them.
@@ -118,7 +127,8 @@ class InputDecoder:
     def _feed(self, chunk: InputChunk) -> Generator[DecodedPart | SlotRequest]:
         if self._audio is not None:
             for start in range(0, len(chunk.payload), AUDIO_PIECE_BYTES):
-                yield from self._samples(self._audio, chunk.payload[start : start + AUDIO_PIECE_BYTES])
+                piece = chunk.payload[start : start + AUDIO_PIECE_BYTES]
+                yield from self._samples(self._audio, piece, begins_chunk=start == 0 and not chunk.continues)
         elif self._video is not None:
             with reserved(self._room, len(chunk.payload)):
                 yield SlotRequest(0)
@@ -190,12 +200,16 @@ class InputDecoder:
             self._room.give(pixels.nbytes)
         return fitted
 
-    def _samples(self, decoder: AudioDecoder, data: bytes | None) -> Iterator[AudioPart]:
+    def _samples(self, decoder: AudioDecoder, data: bytes | None, *, begins_chunk: bool = False) -> Iterator[AudioPart]:
         """Yield decoded audio; ``data`` None ends it."""
         with reserved(self._room, _unpacking_bytes(decoder, len(data or b""))):
-            for samples in decoder.last_pieces() if data is None else decoder.pieces(data):
+            pieces = decoder.last_pieces() if data is None else decoder.pieces(data, begins_chunk=begins_chunk)
+            for samples in pieces:
                 self._room.take(samples.nbytes)
                 yield AudioPart(samples, self._part)
+        if (stray := decoder.take_stray()) is not None:
+            stray.sequence_id = self.last_sequence_id
+            self._left_out.append(stray)
 
 
 def _unpacking_bytes(decoder: AudioDecoder, size: int) -> int:
@@ -204,7 +218,7 @@ def _unpacking_bytes(decoder: AudioDecoder, size: int) -> int:
     That is float32 at the source's rate, mixed down, and resampled, with the lowest possible source rate.
     """
     encoding = decoder.source.encoding
-    if encoding not in SAMPLE_BYTES and encoding is not AudioEncoding.WAV:
+    if decoder.unpacks or (encoding not in SAMPLE_BYTES and encoding is not AudioEncoding.WAV):
         return BURST_BYTES
     samples = size // SAMPLE_BYTES.get(encoding, 1)  # WAV: the header may announce any layout
     return samples * 4 * (2 + decoder.sample_rate // MIN_SAMPLE_RATE)

@@ -156,7 +156,7 @@ class RawAudioBody:
 
     def feed(self, data: bytes) -> Iterator[BodyItem]:
         for start in range(0, len(data), self._max_chunk_bytes):
-            yield InputChunk(Modality.AUDIO, data[start : start + self._max_chunk_bytes])
+            yield InputChunk(Modality.AUDIO, data[start : start + self._max_chunk_bytes], continues=True)
 
     def finish(self) -> Iterator[BodyItem]:
         yield from ()

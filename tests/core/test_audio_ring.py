@@ -52,3 +52,30 @@ def test_the_second_part_of_a_chunk_has_its_own_time_and_the_same_number() -> No
     (second,) = ring.take()
     assert (len(first.payload), first.timestamp_ms, first.sequence_id) == (128, 1000, 0)
     assert (len(second.payload), second.timestamp_ms, second.sequence_id) == (192, 1004, 0)
+
+
+def test_a_drop_within_a_frame_drops_its_rest_too() -> None:
+    ring = AudioRing(AudioFormat(channels=2))
+    assert ring.append(InputChunk(Modality.AUDIO, b"aaaabb", 0)) == 0
+    assert ring.drop() == 6
+    assert ring.append(InputChunk(Modality.AUDIO, b"b", 1)) == 1
+    assert ring.append(InputChunk(Modality.AUDIO, b"bcccc", 2)) == 1
+    assert ring.held_bytes == 4
+    assert [chunk.payload for chunk in ring.take()] == [b"cccc"]
+    assert ring.drop() == 0
+    assert ring.append(InputChunk(Modality.AUDIO, b"dddd", 3)) == 0
+
+
+def test_a_cut_drops_the_incomplete_frame_alone() -> None:
+    ring = AudioRing(AudioFormat(channels=2))
+    for payload in (b"aaaa", b"b", b"bb"):
+        ring.append(InputChunk(Modality.AUDIO, payload, 0))
+    assert ring.cut() == 3
+    assert ring.cut() == 0
+    ring.append(InputChunk(Modality.AUDIO, b"cccc", 1))
+    assert b"".join(chunk.payload for chunk in ring.take()) == b"aaaacccc"
+    ring.append(InputChunk(Modality.AUDIO, b"dd", 2))
+    assert len(ring.take()) == 1
+    assert ring.cut() == 0  # it was taken already
+    ring.append(InputChunk(Modality.AUDIO, b"eeee", 3))
+    assert b"".join(chunk.payload for chunk in ring.take()) == b"eeee"

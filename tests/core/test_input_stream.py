@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset, StartTrigger
+from omni_ws.core.input_stream import READ_SEC
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import (
     GenerationStarted,
@@ -635,6 +636,57 @@ def test_nothing_is_idle_while_an_answer_runs() -> None:
     assert stream.get_timer() == 1010
     with pytest.raises(SequenceGap):
         stream.handle_timer(now=1010)
+
+
+def test_clocks_stand_still_while_nothing_is_read() -> None:
+    stream = make()
+    stream.receive_chunk(text(1), now=100)
+    stream.hold_clocks(now=104)
+    stream.hold_clocks(now=106)
+    assert stream.get_timer() is None
+    stream.handle_timer(now=10_000)
+    stream.release_clocks(now=204)
+    stream.release_clocks(now=9_999)
+    assert stream.get_timer() == 210
+    stream.handle_timer(now=209.999)
+    with pytest.raises(SequenceGap):
+        stream.handle_timer(now=210)
+    stream.receive_chunk(text(0), now=208)
+    stream.take_ack()
+    assert stream.get_timer() == 508
+
+
+def test_silence_stands_still_too() -> None:
+    stream = make()
+    stream.hold_clocks(now=100)
+    stream.touch(now=150)
+    stream.release_clocks(now=1_000)
+    assert stream.get_timer() == 1_300
+
+
+def test_a_gap_found_while_the_clocks_stand_still_has_its_whole_time() -> None:
+    stream = make()
+    stream.hold_clocks(now=50)
+    stream.receive_chunk(text(1), now=60)
+    stream.release_clocks(now=100)
+    assert stream.get_timer() == 110
+
+
+def test_what_was_sent_meanwhile_can_be_read() -> None:
+    stream = make()
+    stream.receive_chunk(text(1), now=0)
+    stream.hold_clocks(now=9.999)
+    stream.release_clocks(now=20)
+    assert stream.get_timer() == 20 + READ_SEC
+    stream.unheard(now=21)
+    assert stream.get_timer() == 31
+
+
+def test_another_connection_is_read() -> None:
+    stream = make()
+    stream.hold_clocks(now=0)
+    stream.unheard(now=5)
+    assert stream.get_timer() == 305
 
 
 def test_the_chunk_that_started_the_work_is_named() -> None:

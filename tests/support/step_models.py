@@ -24,8 +24,9 @@ from omni_ws.engine.omni.items import (
 )
 from omni_ws.engine.omni.step_model import LoadedModel, NoSlot, RefusedInput, StepResult
 
-#: A token that the Talker refuses.
+#: A token that the Talker refuses, and one at which its reader fails.
 REFUSED_TOKEN = 999
+FATAL_TOKEN = 998
 SAMPLES_PER_FRAME = 240
 
 
@@ -75,6 +76,8 @@ class RowTalker:
             case PromptRows():
                 if REFUSED_TOKEN in item.tokens:
                     raise RefusedInput("the prompt has a token that nobody can say")
+                if FATAL_TOKEN in item.tokens:
+                    raise IndexError("a fault of the reader")
                 speech.prompt += int(item.tokens.sum())
             case AnswerRows():
                 speech.rows += item.tokens.tolist()

@@ -182,8 +182,8 @@ class UserTurnsReader:
     def read(self, item: PromptRows) -> TalkerRows:
         if self._held is not None:
             item, self._held = _joined(self._held, item), None
-        count = len(item.tokens)
-        starts = np.flatnonzero(item.tokens == self._ids.turn).tolist()
+        tokens, count = item.tokens, len(item.tokens)
+        starts = np.flatnonzero(tokens == self._ids.turn).tolist()
         if starts and starts[-1] == count - 1:
             count = starts.pop()
             item, self._held = _cut(item, count)
@@ -191,8 +191,9 @@ class UserTurnsReader:
         for start, end in pairwise([0, *starts, count]):
             if start == end:
                 continue
-            if item.tokens[start] == self._ids.turn:
-                self._begin_turn(item, start)
+            if tokens[start] == self._ids.turn:
+                # Of the tokens before the cut: a turn may be its first token alone, where another begins behind it.
+                self._begin_turn(tokens[start + 1], int(item.positions[0, start]))
             if self._header is not None:
                 self._header += item.tokens[start:end][: self._HEADER - len(self._header)].tolist()
             if self._reads:
@@ -200,11 +201,10 @@ class UserTurnsReader:
                 self._position = max(self._position, int(item.positions[:, start:end].max()) + self._shift + 1)
         return self._rows(item, picked, shifts)
 
-    def _begin_turn(self, item: PromptRows, start: int) -> None:
-        role = item.tokens[start + 1]
+    def _begin_turn(self, role: int, position: int) -> None:
         self._reads = role == self._ids.user
         self._header = [] if role == self._ids.assistant else None
-        self._shift = self._position - int(item.positions[0, start])
+        self._shift = self._position - position
 
     def _rows(self, item: PromptRows, picked: NDArray[np.bool_], shifts: NDArray[np.int64]) -> TalkerRows:
         media = np.isin(item.tokens, self._ids.media)

@@ -8,11 +8,11 @@ from typing import Any
 from omni_ws.engine.base import PartFailed
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.pipeline import Outputs, Stage
-from omni_ws.errors import EngineFailed
+from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 
 class SpeechPart:
-    """A Stage around one that speaks: what that loses with its process costs the answer its sound, and not its text.
+    """A Stage around one that speaks: without its process, or a slot there, an answer loses its sound, not its text.
 
     The client is told by a PartFailed.
     """
@@ -22,11 +22,15 @@ class SpeechPart:
         self._stage = stage
 
     async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Run the stage. If its process dies, the rest of ``source`` is read and dropped."""
+        """Run the stage. If it cannot go on, the rest of ``source`` is read and dropped."""
         try:
             await self._stage.run(source, sink, outputs)
-        except EngineFailed as error:
-            told = EngineFailed(error.message, param=error.param, request_id=error.request_id)
+        except (EngineFailed, EngineOverloaded) as error:
+            told: OmniError
+            if isinstance(error, EngineOverloaded):
+                told = EngineOverloaded(error.message, param=error.param, retry_after_ms=error.retry_after_ms)
+            else:
+                told = EngineFailed(error.message, param=error.param)
             await outputs.put(PartFailed(told))
             # A stage that returns has those before it cancelled, and with them the text.
             async for _ in source:

@@ -33,8 +33,9 @@ class OmniTalker:
     """A Stage of one request: TalkerItems in, Codes out.
 
     ``settings`` are those of a session in the Talker's process: ``voice``, and the names in OMNI_TALKER_SAMPLING. The
-    session is opened with the first item. A source that ends without an answer, such as one of tool calls alone, makes
-    no sound.
+    session is opened with the first row of the answer: until then somebody may still be speaking, for minutes. The
+    prompt waits here, as it would in the process. A source that ends without an answer, such as one of tool calls
+    alone, takes no slot and makes no sound.
     """
 
     name = "talker"
@@ -54,20 +55,18 @@ class OmniTalker:
     ) -> None:
         """Hand rows to the process as they come, and its frames on, as far as the vocoder keeps up."""
         assert sink is not None, "the Talker requires a stage after it"
-        first = await anext(source, None)
-        if first is None:
+        begun = await self._begun_answer(source)
+        if not self._speaks:
             return
         async with self._process.open(self._settings) as session:
             await sink.put(_NO_CODES)
             session.grant(max(1, round(AHEAD_MS / self._process.frame_ms)))
-            feeding = asyncio.create_task(self._feed(session, first, source), name="talker rows")
+            feeding = asyncio.create_task(self._feed(session, begun, source), name="talker rows")
             speaking = asyncio.create_task(self._speak(session, sink), name="talker codes")
             try:
                 await asyncio.wait((feeding, speaking), return_when=asyncio.FIRST_COMPLETED)
                 if feeding.done():
                     await feeding
-                    if not self._speaks:
-                        return
                 await speaking
             finally:
                 for task in (feeding, speaking):
@@ -77,17 +76,31 @@ class OmniTalker:
         async for _ in source:
             pass
 
-    async def _feed(self, session: TalkerSession, first: TalkerItem, source: AsyncIterator[TalkerItem]) -> None:
+    async def _begun_answer(self, source: AsyncIterator[TalkerItem]) -> list[TalkerItem]:
+        """Everything up to the first row of the answer; ``_speaks`` says whether there is one."""
+        begun: list[TalkerItem] = []
+        async for item in source:
+            if isinstance(item, AnswerEnd):
+                break
+            if isinstance(item, PromptReset):
+                begun.clear()
+            begun.append(item)
+            self._count(item)
+            if self._speaks:
+                break
+        return begun
+
+    async def _feed(self, session: TalkerSession, begun: list[TalkerItem], source: AsyncIterator[TalkerItem]) -> None:
         """Hand on all rows; an answer whose end does not come ends with the source."""
-        item: TalkerItem | None = first
-        while item is not None:
+        for item in begun:
+            await session.feed(item)
+        begun.clear()  # not kept for as long as the answer lasts
+        async for item in source:
             if isinstance(item, AnswerEnd):
                 break
             self._count(item)
             await session.feed(item)
-            item = await anext(source, None)
-        if self._speaks:
-            await session.feed(AnswerEnd())
+        await session.feed(AnswerEnd())
 
     async def _speak(self, session: TalkerSession, sink: Channel[Codes]) -> None:
         async for codes in events.generated(self.name, aiter(session)):

@@ -161,6 +161,9 @@ class _Worker:
             self._model.feed(session, item)
         except RefusedInput as refusal:
             self._link.send(self._refused(session, str(refusal)))
+        except Exception:  # what one session sends must not end the others
+            traceback.print_exc()
+            self._link.send(self._refused(session, "this input cannot be read"))
 
     def _refused(self, session: int, message: str) -> SlotRefused:
         self._sessions.discard(session)

@@ -108,6 +108,7 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
                 sample_rate=AUDIO_SAMPLE_RATE,
                 executor=executor,
                 share=share,
+                warn=request.warn,
             )
             async with aclosing(decoded) as parts:
                 async for part in parts:

@@ -347,6 +347,7 @@ class VllmEngine:
             executor=decoding,
             share=share,
             limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
+            warn=request.warn,
         )
         self._chats += 1
         try:

@@ -100,7 +100,8 @@ class AnswerWriter:
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
-            finished = await self._write_all(generate(request.generation_request(history, sink=self, earlier=earlier)))
+            wanted = request.generation_request(history, sink=self, earlier=earlier, warn=self.warn)
+            finished = await self._write_all(generate(wanted))
             request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
         except OmniError as error:
             failure = error
@@ -250,6 +251,14 @@ class AnswerWriter:
                 self._outbox.put_nowait(RequestWarning(error))
             case _:
                 pass
+
+    def warn(self, error: OmniError) -> None:
+        """Tell the client, once, of something in its input that the request goes on without."""
+        request = self._request
+        if not any(type(warning) is type(error) for warning in request.warnings):
+            error.request_id = request.request_id
+            request.warnings.append(error)
+            self._outbox.put_nowait(RequestWarning(error))
 
     def _put_text(self, output: TextOutput) -> None:
         request, text = self._request, output.text

@@ -105,7 +105,12 @@ class Conversation:
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
-        self._flow = InputFlow(self.stream, self.observed, offer=lambda: self._attached.input_may_continue())
+        self._flow = InputFlow(
+            self.stream,
+            self.observed,
+            receiving=lambda: self.receiving,
+            offer=lambda: self._attached.input_may_continue(),
+        )
         #: The options of requests that open from now on; checked as they open.
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
@@ -223,21 +228,35 @@ class Conversation:
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
-        if (request := self.queue.find(request_id)) is None and request_id is not None:
-            self.ledger.stop(request_id, self._now())  # it has ended, and input behind a gap belongs to others
-            return
-        if request is self.receiving:
-            self.stream.cancel(now=self._now())
-            self._stop_receiving()
+        """Cancel the named request, or with None the one whose answer is due and the one whose input is open.
+
+        Unless it names another than the latter, it is a position in the input: what came before it is over.
+        """
+        receiving = self.receiving
+        if request_id is not None:
+            if (named := self.queue.find(request_id)) is None:
+                self.ledger.stop(request_id, self._now())  # it has ended, and may still be heard
+                return
+            cancelled = [named]
         else:
-            self.stream.drop_waiting(now=self._now())
-        if request is None or request.answering:
+            cancelled = [*self.queue.requests[:1]]
+            if receiving is not None and receiving not in cancelled:
+                cancelled.append(receiving)
+        if request_id is None or receiving in cancelled:
+            self.stream.cancel(now=self._now())
+            if receiving is not None:
+                self._stop_receiving()
+        else:
+            self.stream.touch(now=self._now())
+        if request_id is None or any(request.answering for request in cancelled):
             self.ledger.silence(self._now())
-        if request is not None:
+        for request in cancelled:
             self.queue.cancel(request)
-        if self._listener is not None and self.receiving is None:
+            if request is receiving:  # what waits before it does not hold its final up
+                self.queue.end(request, FinishReason.CANCELLED)
+        if self._listener is not None and (request_id is None or receiving in cancelled):
             self._listener.cancel()
+        self._flow.renew_credit()
 
     @property
     def plays_at_once(self) -> bool:

@@ -14,17 +14,27 @@ from omni_ws.wire.server_frames import InputAckFrame
 class InputFlow:
     """Decides when a transport pauses its input, and what it acknowledges.
 
-    ``offer`` is called when input may continue, after ``is_full`` was true or an acknowledgement left little credit.
+    ``offer`` is called when input may continue: after ``is_full`` was true, or once there is credit for a whole chunk
+    after an acknowledgement that told less. ``receiving`` returns the request whose input is open.
     """
 
-    def __init__(self, stream: InputStream, observed: ObservedSession, *, offer: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stream: InputStream,
+        observed: ObservedSession,
+        *,
+        receiving: Callable[[], Request | None],
+        offer: Callable[[], None],
+    ) -> None:
         #: Set once turn detection is configured.
         self.listener: TurnListener | None = None
         self._stream = stream
         self._observed = observed
+        self._receiving = receiving
         self._offer = offer
-        #: Whether the client waits for ``offer``.
+        #: Whether the client waits for ``offer``, and whether that depends on its credit alone.
         self._wanted = False
+        self._credit_was_low = False
 
     def is_full(self, receiving: Request | None) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
@@ -38,11 +48,9 @@ class InputFlow:
         """The acknowledgement that is due, with the credit in bytes."""
         ack = self._stream.received()
         self.notify_observers()
-        limits = self._stream.limits
-        credit = limits.max_held_bytes - self._stream.held_bytes
+        credit = self._credit(receiving)
+        self._credit_was_low = credit < self._whole_chunk
         if receiving is not None and receiving.answering:
-            # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
             # A client that respects its credit may wait for more now.
             self._wanted = self._wanted or receiving.input.queued > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
@@ -51,6 +59,19 @@ class InputFlow:
             received_bytes=ack.received_bytes,
             credit_bytes=max(0, credit),
         )
+
+    def _credit(self, receiving: Request | None) -> int:
+        limits = self._stream.limits
+        credit = limits.max_held_bytes - self._stream.held_bytes
+        if receiving is not None and receiving.answering:
+            # The chunk that makes the queue full still fits, whatever its size.
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
+        return credit
+
+    @property
+    def _whole_chunk(self) -> int:
+        """The credit below which a client may have to wait with a chunk."""
+        return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
 
     def notify_observers(self) -> None:
         """Report how much input was accepted, also where the end of a request or session precludes an ack."""
@@ -66,9 +87,19 @@ class InputFlow:
         self._stream.taken(request.session, int(size))
         if self._wanted and request.input.queued <= INPUT_QUEUE_BYTES / 2:
             self.offer()
+        elif self._credit_was_low:
+            self.renew_credit()
 
     def offer(self) -> None:
         """Let the input continue, if anything waits for that."""
         if self._wanted:
             self._wanted = False
+            self._offer()
+        elif self._credit_was_low:
+            self.renew_credit()
+
+    def renew_credit(self) -> None:
+        """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
+        if self._credit_was_low and self._credit(self._receiving()) >= self._whole_chunk:
+            self._credit_was_low = False
             self._offer()

@@ -410,7 +410,12 @@ class Request:
     # the engine
 
     def generation_request(
-        self, history: tuple[Message, ...], sink: OutputSink = NO_SINK, *, earlier: EarlierParts | None = None
+        self,
+        history: tuple[Message, ...],
+        sink: OutputSink = NO_SINK,
+        *,
+        earlier: EarlierParts | None = None,
+        warn: Callable[[OmniError], None] = lambda error: None,
     ) -> GenerationRequest:
         """The request as the engine gets it; ``earlier`` is what its message begins with."""
         config, settings = self.config, self.session.settings
@@ -442,6 +447,7 @@ class Request:
             cut=self.cut,
             sink=sink,
             media_room=self.media_room,
+            warn=warn,
         )
 
     @property

@@ -52,6 +52,8 @@ class AudioPiece:
     payload: bytes
     first: InputChunk
     last: InputChunk
+    #: Where chunks of the client begin in it.
+    borders: tuple[int, ...] = (0,)
 
     def as_chunk(self) -> InputChunk:
         """One chunk with the number of the last, with which all of it has arrived, and the time of the first."""
@@ -94,6 +96,15 @@ class ListeningQueue:
     def audio_is_next(self) -> bool:
         return bool(self._items) and _is_audio(self._items[0])
 
+    def ends_file(self, source: AudioFormat | None) -> bool:
+        """Whether the next item ends a stream of ``source``: an end of the input, or audio of another format."""
+        if not self._items:
+            return False
+        item = self._items[0]
+        if not isinstance(item, InputChunk):
+            return item is None
+        return self._source_of(item) != source if item.modality is _AUDIO else item.end_of_input
+
     def put(self, item: Item) -> None:
         """Append an item. An audio chunk of more than ``MAX_PIECE_BYTES`` becomes several."""
         if not isinstance(item, InputChunk) or len(item.payload) <= MAX_PIECE_BYTES or not _is_audio(item):
@@ -101,8 +112,9 @@ class ListeningQueue:
             return
         payload = item.payload
         for end in range(MAX_PIECE_BYTES, len(payload), MAX_PIECE_BYTES):
-            self._append(replace(item, payload=payload[end - MAX_PIECE_BYTES : end], end_of_input=False))
-        self._append(replace(item, payload=payload[end:]))
+            piece, begins = payload[end - MAX_PIECE_BYTES : end], end == MAX_PIECE_BYTES
+            self._append(replace(item, payload=piece, end_of_input=False, continues=item.continues or not begins))
+        self._append(replace(item, payload=payload[end:], continues=True))
 
     def _append(self, item: Item) -> None:
         if not self._items:
@@ -130,6 +142,7 @@ class ListeningQueue:
         assert isinstance(first, InputChunk)
         source = self._source_of(first)
         chunks: list[InputChunk] = []
+        borders: list[int] = []
         size = 0
         while self._items and size < MAX_PIECE_BYTES:
             chunk = self._items[0]
@@ -139,11 +152,13 @@ class ListeningQueue:
                 break
             self.take()
             chunks.append(chunk)
+            if not chunk.continues:
+                borders.append(size)
             size += len(chunk.payload)
             if chunk.end_of_input:
                 break
         payload = first.payload if len(chunks) == 1 else b"".join(chunk.payload for chunk in chunks)
-        return AudioPiece(source, payload, first, chunks[-1])
+        return AudioPiece(source, payload, first, chunks[-1], tuple(borders))
 
     def _source_of(self, chunk: InputChunk) -> AudioFormat:
         return self.audio if chunk.format is None else parse_audio_format(chunk.format, self.audio)

@@ -35,8 +35,13 @@ whatever the chunks or pieces were. Text and images that arrive within a turn jo
 ``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
 ``finish``); the rest of the speech in progress then belongs to no request.
 
-*Cancel.* Text, images and ends of input that wait are withdrawn. Audio that waits is still judged, since the speech in
-it may go on afterwards, but an onset in it opens no request. The ring is emptied where the cancel was sent.
+*Cancel.* It is a position on the time line. Text, images and ends of input that wait are withdrawn. Audio before it is
+still judged, since the speech in it may go on afterwards, but neither an onset in it, nor one behind it of speech that
+began before it, opens a request. The ring is emptied there; a sample that is cut is dropped whole.
+
+*Ends of input.* The end of an input ends a file, whose decoder gives what it still held to the turn. What follows is
+another recording: speech that was in progress is over, and detection starts afresh. Raw samples go on, apart from half
+a sample.
 
 *New settings.* They apply once the audio before them has been judged and the open request has ended. Detection then
 starts afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times go on:
@@ -65,7 +70,7 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece, Watched
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.audio_ring import AudioRing
-from omni_ws.core.chunks import InputChunk, StartTrigger
+from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.errors import OmniError
@@ -131,6 +136,8 @@ class TurnListener:
         self._asked: AudioPiece | None = None
         #: Judged audio that belongs to no request, or not yet.
         self._ring: AudioRing | None = None
+        #: The number of the last chunk that was judged.
+        self._last_id: int | None = None
         #: The format of the last piece.
         self._source: AudioFormat | None = None
         #: The request that the speech in progress was admitted to. It may have ended since.
@@ -140,8 +147,11 @@ class TurnListener:
         self._rest_ms = 0.0
         #: When detection began, on the session's time line of audio.
         self._offset_ms = 0
-        #: Cancels in the queue.
+        #: Cancels in the queue, and where the last one before what is judged stands.
         self._cancels = 0
+        self._cancelled_ms = 0.0
+        #: Whether a decoder may hold a part of what was judged.
+        self._is_decoding = False
         self._closed = False
 
     @property
@@ -175,10 +185,12 @@ class TurnListener:
 
     def cancel(self) -> None:
         """Drop the input that waits: it belongs to no request."""
+        self._cancels += 1
         if self._queue or self._busy:
             self._stream.reweigh(-self._queue.withdraw())
-            self._cancels += 1
             self.put(Mark.CANCEL)
+        else:
+            self._process(Mark.CANCEL)
 
     def close(self) -> None:
         """Drop the queue and return the detector; if it is in use, once the thread is done. Idempotent."""
@@ -199,7 +211,9 @@ class TurnListener:
             self._apply_settings()
             if not self._queue or not self._ready:
                 break
-            if self._state is not _OFF and self._queue.audio_is_next:
+            if self._is_decoding and self._queue.ends_file(self._source):
+                self._judge_rest()
+            elif self._state is not _OFF and self._queue.audio_is_next:
                 self._judge_next_piece()
             else:
                 self._process(self._queue.take())
@@ -214,8 +228,14 @@ class TurnListener:
                 self._next = item
             case Mark.CANCEL:
                 self._cancels -= 1
-                if self._ring is not None and not self._in_turn:
-                    self._discard(None)
+                self._cancelled_ms = self._judged_ms + self._rest_ms
+                if self._ring is not None:
+                    self._stream.reweigh(-self._ring.drop())
+            case InputChunk(end_of_input=True):
+                self._assign(None if self._in_turn else self._judged_ms)
+                self._turn = None
+                self._owner.take_turn_events(self._stream.admit(item))
+                self._end_recording()
             case InputChunk():
                 self._owner.take_turn_events(self._stream.admit(item))
 
@@ -260,7 +280,21 @@ class TurnListener:
                 judge=self._workers.judge if turns.type == "semantic_vad" else None,
                 sure=turns.sure,
             )
-        self._workers.submit(StreamPiece(self._watch, piece.payload, piece.source, bar), self._on_judged)
+        self._is_decoding = not piece.last.end_of_input
+        ends = piece.last.end_of_input
+        self._workers.submit(
+            StreamPiece(self._watch, piece.payload, piece.source, bar, piece.borders, ends), self._on_judged
+        )
+
+    def _judge_rest(self) -> None:
+        """Have the decoder give what it holds, before the end of the input that comes next."""
+        assert self._watch is not None
+        assert self._source is not None
+        self._is_decoding = False
+        chunk = InputChunk(Modality.AUDIO, b"", self._last_id)
+        self._piece = AudioPiece(self._source, b"", chunk, chunk)
+        bar = turn_rule.ORDINARY_BAR
+        self._workers.submit(StreamPiece(self._watch, b"", self._source, bar, (), ends=True), self._on_judged)
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
         self._proceed(partial(self._apply_piece, outcome))
@@ -287,7 +321,11 @@ class TurnListener:
             raise outcome
         piece, self._piece = self._piece, None
         assert piece is not None
+        self._last_id = piece.last.sequence_id
         self._add_to_ring(piece, outcome)
+        if outcome.left_out is not None:
+            outcome.left_out.sequence_id = self._last_id
+            self._owner.report_turn(outcome.left_out)
         self._apply(piece, outcome)
 
     def _apply_rest(self) -> None:
@@ -323,14 +361,17 @@ class TurnListener:
         if self._ring is None or self._ring.audio != audio:
             self._assign(None)
             self._ring = AudioRing(audio, start_ms=watched.start_ms)
-        self._ring.append(chunk)
+        if dropped := self._ring.append(chunk):
+            self._stream.reweigh(-dropped)
 
     def _start_turn(self, onset: turn_rule.SpeechOnset) -> None:
         assert self._ring is not None
         self._discard(onset.audio_ms - self._turns.prefix_padding_ms)
         self._set_state(_SPEECH)
         self._owner.report_turn(SpeechStartedFrame(audio_ms=self._offset_ms + onset.audio_ms))
-        if not self._cancels:
+        # Of a window that the cancel cuts, more than half lies behind it.
+        straddles = onset.audio_ms + vad.WINDOW_MS / 2 < self._cancelled_ms
+        if not self._cancels and not straddles:
             self._admit(self._ring.take(onset.detected_ms))
             self._turn = self._stream.current
 
@@ -374,6 +415,15 @@ class TurnListener:
         self._assign(None if self._in_turn else self._judged_ms)
         self._turn = None
         self._owner.take_turn_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
+        self._end_recording()
+
+    def _end_recording(self) -> None:
+        """What follows the end of an input begins with a whole sample; behind a file, it is another recording."""
+        if self._source is not None and self._watch is not None:
+            if not self._source.is_raw:
+                self._reset()
+            elif self._ring is not None:
+                self._stream.reweigh(-self._ring.cut())
 
     def _discard_piece(self, piece: AudioPiece) -> None:
         self._piece = None
@@ -402,8 +452,9 @@ class TurnListener:
             self._discard(None)
         if self._speaking:
             self._report_stopped(self._judged_ms)
-        self._offset_ms += self._judged_ms
-        self._judged_ms, self._rest_ms = 0, 0.0
+        self._offset_ms += round(self._judged_ms + self._rest_ms)
+        self._judged_ms, self._rest_ms, self._cancelled_ms = 0, 0.0, 0.0
+        self._is_decoding = False
         self._ring = self._source = None
         self._close_watch()
 

@@ -28,6 +28,8 @@ class ChunkIntake:
         self._stream.limits = replace(self._stream.limits, reorder_timeout=math.inf)
         self._now = now
         self._gap_deadline = math.inf
+        #: Since when the time of the gap stands still.
+        self._held_since: float | None = None
 
     @property
     def started(self) -> bool:
@@ -99,23 +101,36 @@ class ChunkIntake:
         """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
         self._stream.suspended = suspended
 
+    def hold_clocks(self, *, held: bool) -> None:
+        """Let the time of the gap stand still, or go on: what may fill it is not read."""
+        if held == (self._held_since is not None):
+            return
+        if held:
+            self._held_since = self._now()
+        else:
+            assert self._held_since is not None
+            self._gap_deadline += self._now() - self._held_since
+            self._held_since = None
+
     def get_timer(self) -> float | None:
         """When to call ``handle_timer``, on the loop's clock; None for never."""
         when = self._conversation.get_timer()
-        gap = self._gap_deadline if self._stream.gap_since is not None else math.inf
+        counts = self._stream.gap_since is not None and self._held_since is None
+        gap = self._gap_deadline if counts else math.inf
         if when is not None:
             return min(when, gap)
         return None if gap == math.inf else gap
 
     def handle_timer(self, now: float) -> None:
         """Raise SequenceGap or SessionTimeout if it is due."""
-        if self._stream.gap_since is not None and now >= self._gap_deadline:
+        if self._held_since is None and self._stream.gap_since is not None and now >= self._gap_deadline:
             raise self._stream.gap_error()
         self._conversation.handle_timer(now)
 
     def _end_announced(self) -> None:
         if self._stream.gap_since is not None and self._gap_deadline == math.inf:
-            self._gap_deadline = self._now() + self._conversation.limits.stream.reorder_timeout
+            begins = self._now() if self._held_since is None else self._held_since
+            self._gap_deadline = begins + self._conversation.limits.stream.reorder_timeout
 
     def _use_up(self, number: int | None) -> None:
         # Without numbers there are no gaps to leave.

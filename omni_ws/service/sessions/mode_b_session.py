@@ -119,6 +119,8 @@ class ModeBSession:
         self._input_room = asyncio.Event()
         #: Bodies that are being received, or wait for the engine.
         self._bodies = 0
+        #: Those of them that wait for room.
+        self._waiting_bodies = 0
         self._slot = slot
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
@@ -260,10 +262,21 @@ class ModeBSession:
         if not self._is_full():
             return
         with self.incoming():
-            while self._is_full():
-                self._input_room.clear()
-                await self._input_room.wait()
+            self._hold_clocks(held=True)
+            try:
+                while self._is_full():
+                    self._input_room.clear()
+                    await self._input_room.wait()
+            finally:
+                self._hold_clocks(held=False)
             self._touch()  # the client was not silent: it had to wait
+
+    def _hold_clocks(self, *, held: bool) -> None:
+        """The time of a gap stands still while bodies that may fill it wait for room."""
+        self._waiting_bodies += 1 if held else -1
+        if self.live:
+            self._intake.hold_clocks(held=self._waiting_bodies > 0)
+            self._arm()
 
     def _is_full(self) -> bool:
         return self.live and self._intake.full

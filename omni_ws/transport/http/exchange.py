@@ -129,8 +129,8 @@ class HttpExchange:
         #: Throttle: called with the size of every piece of the body, returns for how many seconds to hold the piece
         #: back. The socket is not read meanwhile, once enough is held.
         self.input_pace: Callable[[int], float] | None = None
-        #: Whether a piece is being held back by ``input_pace``.
-        self.input_throttled = False
+        #: Called with True while a piece is being held back by ``input_pace``, then with False.
+        self.on_throttled: Callable[[bool], None] = lambda held: None
         #: Where ``charge`` counts the bytes kept of the body; released when the exchange is over.
         self.input_share: Share | None = None
         #: Called with an error that ends what runs for this request, in order that the client receives it.
@@ -181,9 +181,11 @@ class HttpExchange:
         if self.on_body is not None:
             self.on_body(chunk)
         if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
-            self.input_throttled = True
-            await asyncio.sleep(seconds)
-            self.input_throttled = False
+            self.on_throttled(True)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.on_throttled(False)
         self._input.after_read()
         if self.recording is not None:
             self.recording.read(chunk)

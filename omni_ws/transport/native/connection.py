@@ -221,9 +221,12 @@ class StreamConnection(ServerConnection):
         """Stop reading the socket, until each reason is gone."""
         if not self._pauses:
             self.transport.pause_reading()
+        rested = self._pauses & RESTS
         self._pauses |= reason
         if reason & RESTS:
             self._watch.begin(self.transport)
+            if not rested and self._receiver is not None:
+                self._receiver.reading_changed()
 
     def resume_reading(self, reason: Pause) -> None:
         """Read again, unless there is another reason not to."""
@@ -231,6 +234,8 @@ class StreamConnection(ServerConnection):
             self._pauses &= ~reason
             if not self._pauses & RESTS:
                 self._watch.end()
+                if reason & RESTS and self._receiver is not None:
+                    self._receiver.reading_changed()
             if self._pending and self._pauses in (Pause.NONE, Pause.PASS):
                 self._schedule_pass()
             elif not self._pauses and not self.transport.is_closing():
@@ -311,8 +316,6 @@ class StreamConnection(ServerConnection):
 
     def _pace_kept(self) -> None:
         self._pace_timer = None
-        if self._receiver is not None:
-            self._receiver.resume_input()
         self.resume_reading(Pause.PACE)
 
     def _check_hang_up(self, found: HangUp) -> None:

@@ -15,8 +15,8 @@ class FrameReceiver(Protocol):
 
     def receive_pong(self, data: bytes) -> None: ...
 
-    def resume_input(self) -> None:
-        """Reading resumes after a pause for the pace of the input."""
+    def reading_changed(self) -> None:
+        """The connection has begun to rest from reading, or reads again: see its ``is_reading``."""
 
     def resume_output(self) -> None:
         """The write buffer is below its low-water mark again."""

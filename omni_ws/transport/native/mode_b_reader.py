@@ -229,7 +229,7 @@ class ModeBReader:
         if self._writing is not None:
             self._writing.cancel()
 
-    def resume_input(self) -> None:
+    def reading_changed(self) -> None:
         pass  # no silence times out here
 
     def receive_pong(self, data: bytes) -> None:

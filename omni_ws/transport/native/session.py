@@ -265,14 +265,16 @@ class WebSocketSession:
     def output_has_room(self) -> None:
         if self._reading_paused and not self._outbox.full and not self._conversation.input_full():
             self._reading_paused = False
-            self._silence_was_ours()
             self._connection.resume_reading(Pause.SESSION)
 
-    def resume_input(self) -> None:
-        self._silence_was_ours()
-
-    def _silence_was_ours(self) -> None:
-        self._stream.unheard(now=self._connection.touch())
+    def reading_changed(self) -> None:
+        if not self._listening:
+            return
+        if self._connection.is_reading:
+            self._stream.release_clocks(now=self._connection.touch())
+        else:
+            self._stream.hold_clocks(now=self._loop.time())
+        self._arm(self._loop.time())
 
     def input_may_continue(self) -> None:
         self.output_has_room()
@@ -300,8 +302,6 @@ class WebSocketSession:
         self._timer = None
         if not self._listening:
             return
-        if self._connection.held_to_pace or (self._reading_paused and not self._outbox.full):
-            self._stream.unheard(now=now)  # the server does not read
         try:
             self._conversation.handle_timer(now)
         except OmniError as error:

@@ -26,8 +26,6 @@ class SoleLink(Protocol):
     @property
     def is_reading(self) -> bool: ...
     @property
-    def held_to_pace(self) -> bool: ...
-    @property
     def paused(self) -> bool: ...
 
     def attach(self, receiver: FrameReceiver) -> None: ...
@@ -96,13 +94,18 @@ class SoleConnection(ABC):
     def input_may_continue(self) -> None:
         if self._reading_paused and not self._input_blocked:
             self._reading_paused = False
-            self.resume_input()
             self._connection.resume_reading(Pause.SESSION)
 
     output_has_room = input_may_continue
 
-    def resume_input(self) -> None:
-        self._conversation.stream.unheard(now=self._connection.touch())
+    def reading_changed(self) -> None:
+        if not self._listening:
+            return
+        if self._connection.is_reading:
+            self._conversation.stream.release_clocks(now=self._connection.touch())
+        else:
+            self._conversation.stream.hold_clocks(now=self._loop.time())
+        self._arm(self._loop.time())
 
     def receive_pong(self, data: bytes) -> None:  # noqa: B027  # it was heard, and that is all
         pass
@@ -142,8 +145,6 @@ class SoleConnection(ABC):
         if not self._listening:
             return
         now = max(self._loop.time(), due)  # a timer may fire a little early
-        if self._connection.held_to_pace or self._reading_paused:
-            self._conversation.stream.unheard(now=now)  # it is the server that does not read
         try:
             self._conversation.handle_timer(now)
         except OmniError as error:

@@ -49,10 +49,6 @@ class HttpSession:
         self._unwritten: list[AnyOutput] = []
         self._input_room = asyncio.Event()
         self._timer_changed = asyncio.Event()
-        #: Whether input waits for the engine, so that the client's silence is the server's doing.
-        self._held_up = False
-        #: Whether the source holds input back; set by the source.
-        self.is_throttled: Callable[[], bool] = lambda: False
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
@@ -65,11 +61,24 @@ class HttpSession:
             raise
         if self.conversation.stream.gap_since is not None:
             self._timer_changed.set()
-        while self.conversation.input_full():
-            self._held_up = True
-            self._input_room.clear()
-            await self._input_room.wait()
-        self._held_up = False
+        if not self.conversation.input_full():
+            return
+        self.hold_clocks(True)
+        try:
+            while self.conversation.input_full():
+                self._input_room.clear()
+                await self._input_room.wait()
+        finally:
+            self.hold_clocks(False)
+
+    def hold_clocks(self, held: bool) -> None:
+        """Let the times of silence and gap stand still, or go on: the server holds the input back."""
+        stream, now = self.conversation.stream, self._loop.time()
+        if held:
+            stream.hold_clocks(now=now)
+        else:
+            stream.release_clocks(now=now)
+        self._timer_changed.set()
 
     def interrupt(self, error: OmniError) -> None:
         """End the answer with ``error``, behind the messages that are in the outbox."""
@@ -207,15 +216,13 @@ class HttpSession:
             self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
 
     async def _run_clock(self) -> None:
-        """Give the conversation its time; the client is not silent while the server holds its input back."""
+        """Give the conversation its time."""
         while True:
             self._timer_changed.clear()
             try:
                 async with asyncio.timeout_at(self.conversation.get_timer()):
                     await self._timer_changed.wait()
             except TimeoutError:
-                if self._held_up or self.is_throttled():
-                    self.conversation.stream.unheard(now=self._loop.time())
                 self.conversation.handle_timer()
 
 

@@ -126,7 +126,7 @@ class StreamingBody:
     async def feed(self, session: HttpSession) -> None:
         """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""
         self._session = session
-        session.is_throttled = lambda: self._exchange.input_throttled
+        self._exchange.on_throttled = session.hold_clocks
         self._exchange.body_timeout = None
         chunk = self._first or await self._next()
         while chunk is not None:

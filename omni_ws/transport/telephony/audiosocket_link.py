@@ -194,9 +194,12 @@ class AudioSocketLink(asyncio.Protocol):
     def pause_reading(self, reason: Pause) -> None:
         if not self._pauses and self._transport is not None and self.is_open:
             self._transport.pause_reading()
+        rested = self._pauses & RESTS
         self._pauses |= reason
         if reason & RESTS and self._transport is not None:
             self._watch.begin(self._transport)
+        if reason & RESTS and not rested and self._receiver is not None:
+            self._receiver.reading_changed()
 
     def resume_reading(self, reason: Pause) -> None:
         if not self._pauses & reason:
@@ -204,6 +207,8 @@ class AudioSocketLink(asyncio.Protocol):
         self._pauses &= ~reason
         if not self._pauses & RESTS:
             self._watch.end()
+            if reason & RESTS and self._receiver is not None:
+                self._receiver.reading_changed()
         if self._pauses == Pause.PASS or (self._received and not self._pauses):
             self._schedule_pass()
         elif not self._pauses and self._transport is not None and self.is_open:
@@ -211,8 +216,6 @@ class AudioSocketLink(asyncio.Protocol):
 
     def _pace_kept(self) -> None:
         self._pace_timer = None
-        if self._receiver is not None:
-            self._receiver.resume_input()
         self.resume_reading(Pause.PACE)
 
     def _check_hang_up(self, found: HangUp) -> None:

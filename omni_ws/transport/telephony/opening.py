@@ -84,5 +84,5 @@ class StreamOpening:
     def resume_output(self) -> None:
         pass
 
-    def resume_input(self) -> None:
+    def reading_changed(self) -> None:
         pass

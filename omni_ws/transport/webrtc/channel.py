@@ -15,7 +15,7 @@ from websockets.frames import CloseCode
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge
 from omni_ws.transport.native.frame_receiver import FrameReceiver
-from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.pause import RESTS, Pause
 
 #: The channel of OpenAI's clients.
 LABEL: Final = "oai-events"
@@ -114,10 +114,16 @@ class CallChannel:
     # reading
 
     def pause_reading(self, reason: Pause) -> None:
+        rested = self._pauses & RESTS
         self._pauses |= reason
+        if reason & RESTS and not rested and self._receiver is not None:
+            self._receiver.reading_changed()
 
     def resume_reading(self, reason: Pause) -> None:
+        rested = self._pauses & RESTS
         self._pauses &= ~reason
+        if rested and not self._pauses & RESTS and self._receiver is not None:
+            self._receiver.reading_changed()
         while self._unread and not self._pauses:
             data, is_text = self._unread.popleft()
             self._unread_share.resize(self._unread_share.size - len(data) - MESSAGE_OVERHEAD_BYTES)
@@ -170,8 +176,6 @@ class CallChannel:
 
     def _resume_pace(self) -> None:
         self._pace_timer = None
-        if self._receiver is not None:
-            self._receiver.resume_input()
         self.resume_reading(Pause.PACE)
 
     def _on_room(self) -> None:

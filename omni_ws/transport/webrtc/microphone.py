@@ -40,6 +40,8 @@ class CallMicrophone:
         self._decoder = OpusPacketDecoder()
         #: The time stamp that follows what was decoded; None before the first packet.
         self._expected: int | None = None
+        #: Whether packets behind that were lost.
+        self._lost = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -54,10 +56,12 @@ class CallMicrophone:
         """What aiortc calls with each packet of the track. Returns that it has nothing more to do."""
         if not self._closed:
             now = self._loop.time()
-            payload = bytes(packet.payload)
-            if payload:
-                self._pass_on(self._buffer.receive(packet.sequence_number, packet.timestamp, payload, now=now))
-                self._arm()
+            # A packet of padding alone, with which senders measure the network, has a number like all others.
+            passed = self._buffer.receive(
+                packet.sequence_number, packet.timestamp, bytes(packet.payload), now=now, source=packet.ssrc
+            )
+            self._pass_on(passed)
+            self._arm()
         return False, None
 
     def close(self) -> None:
@@ -83,11 +87,17 @@ class CallMicrophone:
     def _pass_on(self, packets: Iterable[MediaPacket]) -> None:
         counts, self._buffer.counts = self._buffer.counts, {}
         for packet in packets:
+            if packet.begins and self._expected is not None:
+                self._decoder, self._expected, self._lost = OpusPacketDecoder(), None, False
+            self._lost = self._lost or packet.lost > 0
+            if not packet.payload:
+                continue
             try:
                 audio = self._fill(packet) + self._decoder.decode(packet.payload)
             except InvalidFrame:
                 counts[PacketOutcome.DROPPED] = counts.get(PacketOutcome.DROPPED, 0) + 1
                 continue
+            self._lost = False
             self._expected = (packet.timestamp + round(self._decoder.seconds * CLOCK_RATE)) % (1 << 32)
             if not self._closed:
                 self._hear(audio)
@@ -103,7 +113,7 @@ class CallMicrophone:
             return b""
         size = 2 * (ticks * SAMPLE_RATE // CLOCK_RATE)
         filled = bytearray()
-        if packet.lost:
+        if self._lost:
             self._metrics.webrtc_concealed_seconds.inc(ticks / CLOCK_RATE)
             wanted = min(size, int(2 * SAMPLE_RATE * CONCEALED_SEC))
             while len(filled) < wanted and (made := self._decoder.conceal()):

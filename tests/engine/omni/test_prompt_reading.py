@@ -90,6 +90,33 @@ def test_pieces_do_not_matter(seed: int) -> None:
     assert whole[2] == pieces[2]
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [TURN, USER, *[50] * 60, TURN, TURN],  # ends a piece of 64 rows, as a user may type
+        [TURN, TURN],
+        [TURN, TURN, TURN, USER, LINE, 7, TURN, TURN, ASSISTANT, LINE],
+        [TURN, USER, LINE, 7, TURN, TURN, USER, LINE, 8, TURN, ASSISTANT, LINE],
+    ],
+)
+def test_a_turn_of_its_first_token_alone_says_nothing(tokens: list[int]) -> None:
+    def rows_of(tokens: list[int], begin: int) -> PromptRows:
+        count = len(tokens)
+        positions = np.tile(np.arange(begin, begin + count), (3, 1))
+        return PromptRows(np.array(tokens), positions, np.zeros(count, np.bool_), np.zeros((0, 2), np.float32))
+
+    whole = UserTurnsReader(IDS, SPEAKER, 2).read(rows_of(tokens, 0))
+    read_tokens = whole.tokens.tolist()
+    spoken = [token for token in tokens if token in (7, 8, 50)]
+    assert [token for token in read_tokens if token in (7, 8, 50)] == spoken
+    assert ASSISTANT not in read_tokens
+    for size in (1, 2, 3):
+        reader = UserTurnsReader(IDS, SPEAKER, 2)
+        pieces = [reader.read(rows_of(tokens[at : at + size], at)) for at in range(0, len(tokens), size)]
+        assert [t for piece in pieces for t in piece.tokens.tolist()] == read_tokens
+        assert [p for piece in pieces for p in piece.positions[0].tolist()] == whole.positions[0].tolist()
+
+
 @pytest.mark.parametrize("end", range(len(PROMPT)))
 def test_a_prompt_must_end_with_the_assistants_turn(end: int) -> None:
     reader = UserTurnsReader(IDS, SPEAKER, 2)

@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.step_models import REFUSED_TOKEN
+from support.step_models import FATAL_TOKEN, REFUSED_TOKEN
 from support.until import until
 
+from omni_ws.engine.base import NO_SINK, PartFailed
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.omni import step_process
 from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.speech_part import SpeechPart
 from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.omni.talker_stage import ROWS_LINK, OmniTalker
 from omni_ws.engine.omni.vocoder_stage import VocoderStage
 from omni_ws.engine.omni.voice_processes import TalkerHost, VocoderHost
-from omni_ws.engine.pipeline import pipeline
+from omni_ws.engine.pipeline import Outputs, pipeline
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -127,6 +129,42 @@ async def test_a_turn_without_an_answer_makes_no_sound(talker: TalkerHost, items
     assert await idle(talker)
 
 
+async def test_who_is_still_speaking_has_no_slot(talker: TalkerHost) -> None:
+    """There are two slots. Three people speak, and two of them are answered."""
+    speakers = [Speech(talker, prompt(9), PromptReset(), prompt(1)) for _ in range(3)]
+    await until(lambda: all(speech.stage.prompt_tokens == 1 and not speech.source.queued for speech in speakers))
+    assert await idle(talker)
+    for speech in speakers[:2]:
+        speech.source.put_nowait(rows(5))
+        assert (await speech.next()).codes.tolist() == [[5, 1]]
+    assert talker.process.open_sessions == 2
+    for speech in speakers:
+        speech.source.close()
+        await speech.task
+    assert await idle(talker)
+
+
+async def test_without_a_slot_an_answer_goes_on_as_text(talker: TalkerHost) -> None:
+    speaking = [Speech(talker, prompt(1), rows(5)) for _ in range(2)]
+    for speech in speaking:
+        await speech.next()
+    source: Channel[TalkerItem] = Channel(ROWS_LINK.capacity, cost=ROWS_LINK.cost)
+    for item in (prompt(1), rows(5), rows(6)):
+        source.put_nowait(item)
+    source.close()
+    outputs = Outputs(NO_SINK)
+    await SpeechPart(OmniTalker(talker, {})).run(source, Channel(AHEAD, cost=lambda codes: 1), outputs)
+    assert not source.queued  # what follows is read, so that the text is not held up
+    outputs.close()
+    (told,) = [output async for output in outputs]
+    assert isinstance(told, PartFailed)
+    assert isinstance(told.error, EngineOverloaded)
+    for speech in speaking:
+        speech.source.close()
+        await speech.frames()
+        await speech.task
+
+
 async def test_a_reader_that_does_not_read_stops_the_talker(talker: TalkerHost) -> None:
     speech = Speech(talker, prompt(1), rows(*range(500)), AnswerEnd())
     await until(lambda: speech.sink.queued == AHEAD)
@@ -157,6 +195,7 @@ async def test_an_answer_begins_only_with_a_slot_of_the_vocoder(talker: TalkerHo
     vocoder = VocoderHost(process, sample_rate=24_000, frame_ms=10, context_frames=10)
     source: Channel[TalkerItem] = Channel(ROWS_LINK.capacity, cost=ROWS_LINK.cost)
     source.put_nowait(prompt(1))
+    source.put_nowait(rows(5))
     stages: list[Any] = [OmniTalker(talker, {}), VocoderStage(vocoder)]
     async with vocoder.open({}):
         async with pipeline(source, stages, [frames_link(10)]) as outputs:
@@ -167,9 +206,22 @@ async def test_an_answer_begins_only_with_a_slot_of_the_vocoder(talker: TalkerHo
 
 
 async def test_what_the_talker_refuses_ends_the_request(talker: TalkerHost) -> None:
-    for speech in (Speech(talker, prompt(REFUSED_TOKEN)), Speech(talker, prompt(1), settings={"refuse": "no voice"})):
+    for settings, first in ({}, REFUSED_TOKEN), ({"refuse": "no voice"}, 1):
+        speech = Speech(talker, prompt(first), rows(5), settings=settings)
         with pytest.raises(InvalidValue):
             await speech.task
+    assert await idle(talker)
+
+
+async def test_a_fault_in_reading_one_prompt_ends_one_answer(talker: TalkerHost) -> None:
+    other = Speech(talker, prompt(1), rows(5))
+    await other.next()
+    with pytest.raises(InvalidValue, match="cannot be read"):
+        await Speech(talker, prompt(FATAL_TOKEN), rows(5)).task
+    other.source.put_nowait(rows(6))
+    other.source.close()
+    assert await other.frames() == [[6, 1]]
+    await other.task
     assert await idle(talker)
 
 

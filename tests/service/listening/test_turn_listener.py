@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetector, loud, quiet
 from support.judges import ScriptedJudge
 from support.speech_clips import clip_bytes, silence
 
+from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
+from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
@@ -819,3 +822,187 @@ async def test_silence_alone_ends_turns_of_server_vad() -> None:
     await user.speak(quiet(320) + loud(320))
     assert await silence_until_stopped(user) == END_MS
     assert not judge_of(user).heard
+
+
+# a cancel is a position on the time line
+
+
+@pytest.mark.parametrize("before_ms", [32, 64, 320])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_speech_that_straddles_a_cancel_opens_no_request(before_ms: int, waits: bool) -> None:
+    """Whether what came before had been judged or not. What is said after the next pause does."""
+    workers = HeldWorkers() if waits else InlineWorkers()
+    user = User(workers)
+    user.listen(padding=300)
+    user.stream_audio(quiet(320) + loud(before_ms))
+    if not waits:
+        await user.settle()
+    user.cancel()
+    user.stream_audio(loud(320) + quiet(640) + loud(320) + quiet(640))
+    if isinstance(workers, HeldWorkers):
+        for _ in range(20):
+            workers.listen()
+            await user.settle()
+    await user.settle()
+    assert [name for name, _ in user.speech] == ["started", "stopped"] * 2
+    # Detected before the cancel, it has opened one, which is cancelled.
+    request = user.requests[-1]
+    assert len(user.requests) == (2 if before_ms == 320 and not waits else 1)
+    assert request.ended
+    assert len(request.audio) // MS < 1_200
+
+
+@pytest.mark.parametrize(("inside", "opens"), [(15, True), (17, False)])
+async def test_a_window_that_the_cancel_cuts_counts_where_more_of_it_is(inside: int, opens: bool) -> None:
+    """Speech that begins with the cancel is not lost because both are in one window of 32 ms."""
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    user.stream_audio(quiet(320) + loud(inside))
+    await user.settle()
+    user.cancel()
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert len(user.requests) == opens
+
+
+async def test_what_was_before_a_cancel_is_nobodys_padding() -> None:
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    user.stream_audio(quiet(640))
+    await user.settle()
+    user.cancel()
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    (request,) = user.requests
+    assert request.audio.startswith(loud(320)[:64])
+    assert len(request.audio) // MS == 320 + END_MS
+
+
+@pytest.mark.parametrize("audio", [MONO, AudioFormat(AudioEncoding.PCM16, 16_000, 2), AudioFormat(AudioEncoding.F32)])
+@pytest.mark.parametrize("size", [640, 641, 643])
+@pytest.mark.parametrize("ended_by", ["cancel", "finish", "end"])
+async def test_a_sample_that_is_cut_shifts_nothing(audio: AudioFormat, size: int, ended_by: str) -> None:
+    """A chunk may end within a sample. A cancel drops that sample whole, the end of an input its half."""
+    user = User(InlineWorkers())
+    user.listen(audio=audio, padding=300)
+    values = np.frombuffer(quiet(700) + loud(640) + quiet(640), "<i2")
+    if audio.encoding is AudioEncoding.F32:
+        stream = (values.astype("<f4") / 32768).tobytes()
+    else:
+        stream = np.repeat(values, audio.channels).tobytes()
+    frame = len(stream) // len(values)
+    cut = 33 * size
+    for start in range(0, cut, size):
+        user.send(stream[start : min(cut, start + size)], end=ended_by == "end" and start + size >= cut)
+    if ended_by == "cancel":
+        user.cancel()
+        rest = stream[cut:]
+    else:
+        if ended_by == "finish":
+            user.finish()
+        rest = stream[cut - cut % frame :]  # the client begins with a whole sample
+    for start in range(0, len(rest), size):
+        user.send(rest[start : start + size])
+    await asyncio.sleep(2)
+    await user.settle()
+    heard = user.requests[-1].audio
+    assert heard in stream
+    assert stream.index(heard) % frame == 0
+    assert user.held < 300 * 16 * frame
+
+
+# files
+
+
+def _wav(pcm: bytes, rate: int = 16_000) -> bytes:
+    return wav_header(sample_rate=rate, channels=1, data_bytes=len(pcm)) + pcm
+
+
+def _flac(pcm: bytes) -> bytes:
+    encoder = AudioEncoder(AudioFormat(AudioEncoding.FLAC), source_rate=16_000)
+    return encoder.encode(np.frombuffer(pcm, "<i2")) + encoder.flush()
+
+
+@pytest.mark.parametrize("form", ["audio/wav", "audio/flac"])
+@pytest.mark.parametrize("ended_by", ["chunk", "finish", "text"])
+async def test_each_input_is_a_file_whose_end_is_heard(form: str, ended_by: str) -> None:
+    """The end of an input empties the decoder into its turn, and ends its speech: what follows is another recording."""
+    pcm = quiet(400) + loud(2600)
+    file = _wav(pcm) if form == "audio/wav" else _flac(pcm)
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    for _ in range(2):
+        user.send(file, form=form, end=ended_by == "chunk")
+        if ended_by == "finish":
+            user.finish()
+        elif ended_by == "text":
+            user.send(b"", modality=Modality.TEXT, end=True)
+        await user.settle()
+        await asyncio.sleep(1)
+        await user.settle()
+    assert user.errors == []
+    assert [name for name, _ in user.speech] == ["started", "stopped"] * 2
+    assert [(len(request.audio) // MS, request.ended) for request in user.requests] == [(2916, True)] * 2
+    assert user.held == 0
+
+
+@pytest.mark.parametrize("pieces", [[6000], [500] * 12, [333] * 18])
+async def test_turns_go_on_through_files(pieces: list[int]) -> None:
+    """Recorders send each half second as a file of its own: the stream goes on behind it."""
+    pcm = quiet(400) + loud(1700) + quiet(900)
+    pcm += pcm
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    start = 0
+    for length in pieces:
+        user.send(_wav(pcm[start * MS : (start + length) * MS]), form="audio/wav")
+        start += length
+        await user.settle()
+    await asyncio.sleep(1)
+    await user.settle()
+    assert [len(request.audio) // MS for request in user.requests] == [2444] * 2
+
+
+async def test_the_end_of_a_file_is_heard_where_another_format_follows() -> None:
+    """What its decoder held back stands before what follows."""
+    file = _flac(quiet(400) + loud(1000))
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    user.send(file, form="audio/flac")
+    user.send(_wav(loud(1000) + quiet(700)), form="audio/wav")
+    await asyncio.sleep(1)
+    await user.settle()
+    (request,) = user.requests
+    assert len(request.audio) // MS == pytest.approx(300 + 2000 + END_MS, abs=33)
+
+
+async def test_bytes_behind_a_file_are_told_and_the_turn_goes_on() -> None:
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    user.send(_wav(quiet(400) + loud(400)), form="audio/wav")
+    user.send(b"\x01\x02 these are no samples", form="audio/wav")
+    user.send(b"nor these", form="audio/wav")
+    user.send(_wav(loud(400) + quiet(700)), form="audio/wav")
+    await asyncio.sleep(1)
+    await user.settle()
+    (error,) = user.errors
+    assert isinstance(error, UnsupportedFormat)
+    assert (error.sequence_id, error.param) == (3, "payload") or error.sequence_id == 1
+    (request,) = user.requests
+    assert len(request.audio) // MS == pytest.approx(300 + 800 + END_MS, abs=33)
+
+
+async def test_a_file_goes_on_through_a_cancel() -> None:
+    file = _wav(quiet(700) + loud(640) + quiet(640))
+    user = User(InlineWorkers())
+    user.listen(padding=300)
+    user.send(file[:9_001], form="audio/wav")
+    await user.settle()
+    user.cancel()
+    user.send(file[9_001:], form="audio/wav")
+    await asyncio.sleep(1)
+    await user.settle()
+    (request,) = user.requests
+    heard = np.frombuffer(request.audio, "<i2").astype(int)
+    sent = np.frombuffer(file[44:], "<i2")[700 * 16 - 300 * 16 :][: len(heard) + 32 * 16].astype(int)
+    assert any(np.abs(heard - sent[shift : shift + len(heard)]).max() <= 1 for shift in range(32 * 16))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.live_server import live_server
-from support.native_client import NativeClient, frame_bytes, native_client, raw_websocket, text
+from support.live_server import LiveServer, live_server
+from support.native_client import NativeClient, RawWebSocket, frame_bytes, native_client, raw_websocket, text
 from support.virtual_clock import VirtualClockLoop
 from websockets.frames import Opcode
 
@@ -199,6 +199,98 @@ async def test_peer_that_we_do_not_read_is_kept() -> None:
 
 
 # a client that does not read
+
+
+# the server itself does not read
+
+
+async def _stuck_behind_its_output(server: LiveServer, peer: RawWebSocket) -> None:
+    """The client asks for a long answer, which it does not read, and sends a chunk behind a gap: that is the last one
+    that the server reads."""
+    await peer.until("session_created")
+    await peer.send(text("input_chunk", sequence_id=0, text="talk", end_of_input=True))
+    (connection,) = server.connections
+    await server.until(lambda: connection.paused)
+    await asyncio.sleep(1)  # the outbox is full, too
+    await peer.send(text("input_chunk", sequence_id=2, text="two"))
+    await server.until(lambda: not connection.is_reading)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_gap_has_no_time_while_the_server_does_not_read(sent: bool) -> None:
+    """What fills it may lie in the socket."""
+    engine = ScriptedEngine([TextOutput("x" * 60_000)] * 400)
+    fields = {"write_timeout_sec": 60}
+    async with (
+        live_server(engine, expect_errors=not sent, streaming_input=fields) as server,
+        raw_websocket(server, read_ahead=1024) as peer,
+    ):
+        await _stuck_behind_its_output(server, peer)
+        (connection,) = server.connections
+        if sent:
+            await peer.send(text("input_chunk", sequence_id=1, text="one"))
+        await asyncio.sleep(50)
+        assert not connection.is_reading
+        while not connection.is_reading:
+            await peer.frame()
+        began = now()
+        if sent:
+            while (await peer.until("input_ack"))["next_sequence_id"] < 3:
+                pass
+            assert now() == began
+            return
+        error = (await peer.until("error"))["error"]
+        assert error["code"] == "sequence_gap"
+        assert now() - began == pytest.approx(10, abs=JUST)
+
+
+# credit
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+async def test_credit_that_returns_is_acknowledged_at_once(missing: int) -> None:
+    """Also for a request that waits for the answer before it. Who was told of enough for a chunk waits for nothing."""
+    gate = asyncio.Event()
+    limits = {"max_payload_per_session": 1 << 20, "max_chunk_bytes": 1 << 18}
+    engine = ScriptedEngine([gate.wait, TextOutput("done")])
+    async with live_server(engine, streaming_input=limits) as server, native_client(server) as client:
+        await client.configure(start_policy="on_end_only")
+        await client.say("first")
+        await client.until("response_started")
+        for size in (1 << 18, 1 << 18, (1 << 18) + missing - 1024, 1024):
+            await client.binary(bytes(size), Modality.TEXT)
+        while (ack := await client.until("input_ack"))["next_sequence_id"] < 5:
+            pass
+        assert ack["credit_bytes"] == (1 << 18) - missing
+        await client.barrier()
+        before = len(client.seen("input_ack"))
+        gate.set()
+        await client.answer()
+        assert len(client.seen("input_ack")) == before
+        await client.send("cancel")  # whose bytes are free again
+        await client.answer()
+        await client.barrier()
+        later = client.seen("input_ack")[before:]
+        assert [ack["credit_bytes"] for ack in later] == [1 << 20] * missing
+
+
+async def test_credit_returns_while_the_request_waits() -> None:
+    gate = asyncio.Event()
+    limits = {"max_payload_per_session": 1 << 20, "max_chunk_bytes": 1 << 18}
+    engine = ScriptedEngine([gate.wait, TextOutput("done")])
+    async with live_server(engine, streaming_input=limits) as server, native_client(server) as client:
+        await client.configure(start_policy="on_first_chunk")
+        await client.say("first")
+        await client.until("response_started")
+        for _ in range(4):
+            await client.binary(bytes(1 << 18), Modality.TEXT)
+        while (ack := await client.until("input_ack"))["next_sequence_id"] < 5:
+            pass
+        assert ack["credit_bytes"] == 0
+        gate.set()
+        while (ack := await client.until("input_ack"))["credit_bytes"] < 1 << 18:
+            pass
+        assert ack["next_sequence_id"] == 5
 
 
 @pytest.mark.parametrize("pings", [0, 20])

@@ -94,7 +94,7 @@ class Recorder:
         if self.closing_after is None:
             self.closing_after = len(self.messages)
 
-    def resume_input(self) -> None:
+    def reading_changed(self) -> None:
         pass
 
     def receive_pong(self, data: bytes) -> None:

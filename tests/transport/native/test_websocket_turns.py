@@ -785,12 +785,12 @@ async def test_cancel_leaves_what_waits_for_a_request_that_stays_open() -> None:
         workers.listen()
         await listen(client, interrupt_response=False)
         await client.say("talk to me")
-        while (await client.until("output_chunk")).get("modality") != "audio":
+        while (output := await client.until("output_chunk")).get("modality") != "audio":
             pass
         await stream(client, quiet(96) + loud(640))
         await client.until("speech_started")
         await client.chunk("and a word")
-        await client.send("cancel")
+        await client.send("cancel", request_id=output["request_id"])
         assert (await client.answer()).reason == "cancelled"
         await stream(client, quiet(960))
         assert (await client.answer()).reason == "stop"

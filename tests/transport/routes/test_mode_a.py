@@ -595,3 +595,16 @@ async def test_audio_that_is_cut_anywhere_is_the_same() -> None:
 
 def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+async def test_bytes_behind_a_file_are_a_warning() -> None:
+    """What was decoded stays, files behind them are heard, and the last event says what was dropped."""
+    audio = np.linspace(-0.5, 0.5, 16_000, dtype=np.float32)
+    file = encode_file(audio, source_rate=16_000, target=AudioFormat(AudioEncoding.WAV))
+    async with live_server() as server:
+        response = await post(server.port, CHAT, file + file + b"\x01 no audio", "Content-Type: audio/wav", STREAMING)
+    events = events_of(response)
+    assert events[-1] == DONE
+    (warning,) = events[-2].json()["warnings"]
+    assert (warning["code"], warning["param"]) == ("unsupported_format", "payload")
+    assert events[-2].json()["choices"][0]["finish_reason"] == "stop"
