@@ -67,6 +67,7 @@ def _definitions() -> dict[str, Schema]:
     for name in ("ChunkObject", "InputChunkFrame"):
         _restrict_chunk(definitions[name])
     _require_contents(definitions["OutputChunkFrame"])
+    _require_one(definitions["OutputAckFrame"], {"sequence_id": "integer", "request_id": "string"})
     for name in _reachable("SessionConfig", definitions):
         definitions[_patch_name(name)] = _patch(definitions[name])
     definitions["SessionConfigFrame"] = _session_config_frame(definitions["SessionConfigPatch"])
@@ -121,6 +122,11 @@ def _restrict_chunk(schema: Schema) -> None:
         {"if": is_result, "then": {"allOf": [names_call, text_result]}},
         {"if": {"properties": {"tool_call_id": {"type": "string"}}, "required": ["tool_call_id"]}, "then": is_result},
     ]
+
+
+def _require_one(schema: Schema, fields: Mapping[str, str]) -> None:
+    """Requires one of the fields, each with its type, which is not null."""
+    schema["anyOf"] = [{"required": [name], "properties": {name: {"type": kind}}} for name, kind in fields.items()]
 
 
 def _require_contents(schema: Schema) -> None:
