@@ -49,10 +49,13 @@ class Loudspeaker:
                     return answer.text
         return None
 
-    def silence(self, *, spared: Request | None = None) -> None:
-        """Playback is interrupted: the client drops the audio that it has not played. That of ``spared`` may go on."""
+    def silence(self, *, only: str | None = None, spared: Request | None = None) -> None:
+        """Playback is interrupted: the client drops the audio that it has not played.
+
+        With ``only``, that is the audio of the request with this id. That of ``spared`` may go on.
+        """
         for request in self._requests:
-            if request is spared:
+            if request is spared or only not in (None, request.request_id):
                 continue
             playback = request.playback
             heard_in_part = playback.playing and (playback.assumed or playback.reported_ms is not None)

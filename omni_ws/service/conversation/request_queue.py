@@ -86,11 +86,17 @@ class RequestQueue:
         """The request that is being answered."""
         return self.requests[0] if self.requests and self.requests[0].answering else None
 
-    def find(self, request_id: str | None) -> Request | None:
-        """The request of this id, or with None the one that is being answered, else the newest; None without any."""
-        if request_id is not None:
-            return next((request for request in self.requests if request.request_id == request_id), None)
-        return self.current or (self.requests[-1] if self.requests else None)
+    @property
+    def running(self) -> Request | None:
+        """The request whose answer runs, or begins as soon as the loop gets to it: it waits for no other."""
+        first = self.requests[0] if self.requests else None
+        if first is None or first in self._answers:
+            return first
+        return first if first.state is RequestState.WAITING and not self._answers else None
+
+    def find(self, request_id: str) -> Request | None:
+        """The request of this id; None where it has ended."""
+        return next((request for request in self.requests if request.request_id == request_id), None)
 
     # requests
 
