@@ -245,6 +245,8 @@ _BIT_RATES: Final = {
 }
 _SAMPLE_RATES: Final = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _MPEG_SYNC: Final = re.compile(rb"\xff[\xe2-\xff]")
+#: The longest frame (160 kbit/s at 8 kHz, with padding), and the header of the next.
+_TWO_MPEG_HEADERS: Final = 2881 + 4
 
 
 def mpeg_frame_bytes(window: bytes) -> int:
@@ -313,8 +315,9 @@ class Mp3Walker:
 
     def resume(self, window: bytes) -> int | None:
         for found in _MPEG_SYNC.finditer(window):
-            if two_mpeg_frames(window[found.start() :], final=False):  # or more has to arrive
-                return found.start()
+            at = found.start()
+            if two_mpeg_frames(window[at : at + _TWO_MPEG_HEADERS], final=False):  # or more has to arrive
+                return at
         return len(window) - (window[-1:] == b"\xff")
 
 

@@ -38,6 +38,9 @@ _ID3V1_BYTES: Final = 128
 _APE_HEAD_BYTES: Final = 32
 _LYRICS_ENDS: Final = (b"LYRICS200", b"LYRICSEND")
 _MAX_LYRICS_BYTES: Final = 1 << 16
+#: What looks like a head within the frames of FLAC is looked at so often a file, and then no more: each look takes
+#: milliseconds, and chance makes hardly any.
+MAX_FLAC_LOOKS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,9 @@ class FileCutter:
         #: Where in the stream the window begins, and where chunks do in it.
         self._at = 0
         self._chunks: deque[int] = deque()
-        #: The end of FLAC's frames.
+        #: The end of FLAC's frames, and how often a head was looked for within them.
         self._tail = bytearray()
+        self._looks = 0
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
         """Yield what ``data`` is, as far as that is known. ``begins_chunk``: a chunk of the client begins with it."""
@@ -248,6 +252,7 @@ class FileCutter:
         self._walker, self._file_at = WALKERS[kind](), self._at
         self._is_open = self._is_lost = self._is_astray = False
         self._tail.clear()
+        self._looks = 0
         yield FileBegins(kind)
 
     def _end_file(self) -> Iterator[FileEvent]:
@@ -328,6 +333,9 @@ class FileCutter:
     def _may_begin(self, at: int, window: bytes) -> bool:
         if not isinstance(self._walker, FlacWalker) or self._at + at in self._chunks:
             return True
+        self._looks += 1
+        if self._looks > MAX_FLAC_LOOKS:
+            return False
         return _has_stray_bytes(bytes(self._tail + window[:at])[-TAIL_BYTES:]) is False
 
     def _pass_on(self, size: int) -> Iterator[FileEvent]:

@@ -71,8 +71,9 @@ class Watched:
     samples: Samples
     pausing: bool
     question: Future[float] | None = None
-    #: What of the piece was dropped, for the client.
+    #: What of the piece was dropped, for the client, and where the chunk with it begins.
     left_out: OmniError | None = None
+    left_out_at: int = 0
 
     @property
     def rest_ms(self) -> float:
@@ -91,6 +92,7 @@ class _Decoded:
     samples: Samples
     unjudged: Samples
     left_out: OmniError | None
+    left_out_at: int
 
 
 class SpeechWatch:
@@ -157,12 +159,14 @@ class SpeechWatch:
             self._decoder, self._source = AudioDecoder(source, sample_rate=SAMPLE_RATE), source
         start_ms = self._samples * 1000 / SAMPLE_RATE
         decoder = self._decoder
-        cuts = [0, *(border for border in borders if border), len(data)]
-        pieces = [
-            decoder.decode(data[start:end], begins_chunk=start in borders)
-            for start, end in (pairwise(cuts) if not source.is_raw else ((0, len(data)),))
-        ]
-        left_out = decoder.take_stray()
+        left_out: OmniError | None = None
+        left_out_at = len(data)
+        pieces: list[Samples] = []
+        cuts = (0, len(data)) if source.is_raw else (0, *(border for border in borders if border), len(data))
+        for start, end in pairwise(cuts):
+            pieces.append(decoder.decode(data[start:end], begins_chunk=start in borders))
+            if left_out is None and (left_out := decoder.take_stray()) is not None:
+                left_out_at = start
         if ends:
             pieces.append(decoder.flush())
             left_out = left_out or decoder.take_stray()
@@ -170,14 +174,16 @@ class SpeechWatch:
         samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         self._samples += len(samples)
         unjudged = samples if held is None else np.concatenate((held, samples))
-        return _Decoded(start_ms, samples, unjudged, left_out)
+        return _Decoded(start_ms, samples, unjudged, left_out, left_out_at)
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
         self._turns.bar = bar
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
         watched = self._watched(probabilities, decoded.start_ms, decoded.samples)
-        return watched if decoded.left_out is None else replace(watched, left_out=decoded.left_out)
+        if decoded.left_out is None:
+            return watched
+        return replace(watched, left_out=decoded.left_out, left_out_at=decoded.left_out_at)
 
     def _watched(self, probabilities: Iterable[float], start_ms: float, samples: Samples) -> Watched:
         turns, pauses = self._turns, self._pauses

@@ -154,15 +154,19 @@ class OutgoingInput:
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
-        """Applies the rule of the server: cancels the named request, else the one being answered, else the open one."""
-        target: OutgoingRequest | None
+        """Applies the rule of the server: cancels the named request, or with None the first and the open one."""
         if request_id is not None:
-            target = self.find(request_id)
+            named = self.find(request_id)
+            targets = [] if named is None else [named]
         else:
-            started = (request for request in self.requests if request.request_id is not None)
-            target = next(started, self.requests[-1] if self.requests else self.receiving)
-        if target is None:
-            return
+            # The server answers the first; those behind it wait.
+            targets = list(self.requests)[:1]
+            if self.receiving is not None and self.receiving not in targets:
+                targets.append(self.receiving)
+        for target in targets:
+            self._cancel(target)
+
+    def _cancel(self, target: OutgoingRequest) -> None:
         target.cancelled = True
         self.greeted = self.greeted or target.is_greeting
         target.input_open = False

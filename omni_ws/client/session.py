@@ -208,7 +208,7 @@ class ClientSession:
                 self._link.send_control(SentKind.FINISH, _encode(FinishFrame()))
 
     async def cancel(self, request_id: str | None = None) -> None:
-        """Cancels the named request, or the running one, and ends its input. Its Final still arrives."""
+        """Cancels the named request, or the running and the open one, and ends its input. The Finals still arrive."""
         self._link.check_open()
         self._link.outgoing.cancel(request_id)
         kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID

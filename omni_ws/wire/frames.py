@@ -44,7 +44,7 @@ class FinishFrame(Struct, frozen=True, tag_field="type", tag="finish"):
 
 
 class CancelFrame(Struct, frozen=True, tag_field="type", tag="cancel"):
-    """Cancels a request; without ``request_id`` the one being answered, else the newest."""
+    """Cancels a request; without ``request_id`` the one being answered and the one whose input is open."""
 
     request_id: str | None = None
 

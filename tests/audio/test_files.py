@@ -15,7 +15,7 @@ import pytest
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.file_walkers import FileKind
-from omni_ws.audio.files import FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
+from omni_ws.audio.files import MAX_FLAC_LOOKS, FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
 from omni_ws.audio.flac_frames import frame_ends
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
@@ -94,6 +94,20 @@ def test_a_second_file_begins_behind_the_first(kind: FileKind, between: bytes) -
         dice = random.Random(len(whole))
         for _ in range(3):
             assert cut(whole, kind, at=sorted(dice.randrange(len(whole)) for _ in range(9))) == wanted
+
+
+def test_false_heads_within_flac_cost_a_bounded_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def has_stray_bytes(tail: bytes) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    monkeypatch.setattr("omni_ws.audio.files._has_stray_bytes", has_stray_bytes)
+    data = file_of(FileKind.FLAC) + b"fLaC\0\0\0\x22" * 1000
+    assert cut(data, FileKind.FLAC)[:2] == [FileKind.FLAC, len(data)]
+    assert looks == MAX_FLAC_LOOKS + 1  # and one at the end of the file
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -140,16 +140,15 @@ def test_a_refusal_of_a_request_long_gone(outgoing: Outgoing) -> None:
     assert outgoing.refused(0) is False
 
 
-def test_cancel_takes_the_running_request_before_the_open_one(outgoing: Outgoing) -> None:
+def test_cancel_takes_the_running_request_and_the_open_one(outgoing: Outgoing) -> None:
     outgoing.put(audio(1, end=True))
     outgoing.started("req_a", 0)
+    outgoing.put(audio(1, end=True))
     outgoing.put(audio(1))
-    outgoing.cancel(None)
-    first, second = outgoing.requests
-    assert (first.cancelled, second.cancelled) == (True, False)
-    assert outgoing.receiving is second
     outgoing.cancel("req_unknown")
-    outgoing.final("req_a")
+    assert not any(request.cancelled for request in outgoing.requests)
     outgoing.cancel(None)
-    assert second.cancelled
+    assert [request.cancelled for request in outgoing.requests] == [True, False, True]
     assert outgoing.receiving is None
+    outgoing.put(audio(1, end=True))  # of a new request
+    assert [request.cancelled for request in outgoing.requests] == [True, False, True, False]

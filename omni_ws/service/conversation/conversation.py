@@ -105,12 +105,7 @@ class Conversation:
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
-        self._flow = InputFlow(
-            self.stream,
-            self.observed,
-            receiving=lambda: self.receiving,
-            offer=lambda: self._attached.input_may_continue(),
-        )
+        self._flow = InputFlow(self.stream, self.observed, self)
         #: The options of requests that open from now on; checked as they open.
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
@@ -228,33 +223,32 @@ class Conversation:
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Cancel the named request, or with None the one whose answer is due and the one whose input is open.
+        """Cancel the named request, or with None the one whose answer runs and the one whose input is open.
 
         Unless it names another than the latter, it is a position in the input: what came before it is over.
         """
         receiving = self.receiving
-        if request_id is not None:
-            if (named := self.queue.find(request_id)) is None:
-                self.ledger.stop(request_id, self._now())  # it has ended, and may still be heard
-                return
-            cancelled = [named]
-        else:
-            cancelled = [*self.queue.requests[:1]]
-            if receiving is not None and receiving not in cancelled:
-                cancelled.append(receiving)
-        if request_id is None or receiving in cancelled:
+        named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
+        if named is None and request_id is not None:
+            self.ledger.stop(request_id, self._now())  # it has ended, and may still sound
+            return
+        cuts_input = request_id is None or named is receiving
+        if cuts_input:
             self.stream.cancel(now=self._now())
             if receiving is not None:
                 self._stop_receiving()
         else:
             self.stream.touch(now=self._now())
-        if request_id is None or any(request.answering for request in cancelled):
+        if request_id is None or (named is not None and named.answering):
             self.ledger.silence(self._now())
-        for request in cancelled:
-            self.queue.cancel(request)
-            if request is receiving:  # what waits before it does not hold its final up
-                self.queue.end(request, FinishReason.CANCELLED)
-        if self._listener is not None and (request_id is None or receiving in cancelled):
+        if named is not None:
+            self.queue.cancel(named)
+        if cuts_input and receiving is not None:
+            if receiving is not named:
+                self.queue.cancel(receiving)
+            # What waits before it does not hold its final up.
+            self.queue.end(receiving, FinishReason.CANCELLED)
+        if cuts_input and self._listener is not None:
             self._listener.cancel()
         self._flow.renew_credit()
 
@@ -310,11 +304,11 @@ class Conversation:
         """Whether the transport must stop reading until the owner's ``input_may_continue``."""
         request = self.receiving
         can_be = self.stream.diverting or (request is not None and request.answering)  # the hot path
-        return can_be and self._flow.is_full(request)
+        return can_be and self._flow.is_full()
 
     def take_ack(self) -> InputAckFrame:
         """An acknowledgement of all input so far, with the credit for more."""
-        return self._flow.take_ack(self.receiving)
+        return self._flow.take_ack()
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` is due; None if never."""
@@ -379,6 +373,11 @@ class Conversation:
             self._stop_receiving()
         self._update_answering()
         self._flow.offer()
+
+    # FlowOwner
+
+    def offer_input(self) -> None:
+        self._attached.input_may_continue()
 
     # TurnOwner
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from omni_ws.core.input_stream import InputStream
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, Request
@@ -11,44 +11,45 @@ from omni_ws.service.observing.observer import InputAcknowledged, ObservedSessio
 from omni_ws.wire.server_frames import InputAckFrame
 
 
+class FlowOwner(Protocol):
+    """The conversation whose input flows."""
+
+    @property
+    def receiving(self) -> Request | None:
+        """The request whose input is open."""
+        ...
+
+    def offer_input(self) -> None:
+        """Input may continue: after ``is_full`` was true, or since there is credit for a whole chunk again."""
+
+
 class InputFlow:
-    """Decides when a transport pauses its input, and what it acknowledges.
+    """Decides when a transport pauses its input, and what it acknowledges."""
 
-    ``offer`` is called when input may continue: after ``is_full`` was true, or once there is credit for a whole chunk
-    after an acknowledgement that told less. ``receiving`` returns the request whose input is open.
-    """
-
-    def __init__(
-        self,
-        stream: InputStream,
-        observed: ObservedSession,
-        *,
-        receiving: Callable[[], Request | None],
-        offer: Callable[[], None],
-    ) -> None:
+    def __init__(self, stream: InputStream, observed: ObservedSession, owner: FlowOwner) -> None:
         #: Set once turn detection is configured.
         self.listener: TurnListener | None = None
         self._stream = stream
         self._observed = observed
-        self._receiving = receiving
-        self._offer = offer
-        #: Whether the client waits for ``offer``, and whether that depends on its credit alone.
+        self._owner = owner
+        #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
         self._wanted = False
         self._credit_was_low = False
 
-    def is_full(self, receiving: Request | None) -> bool:
+    def is_full(self) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
+        receiving = self._owner.receiving
         behind = receiving is not None and receiving.answering and receiving.input.full
         if not behind and (self.listener is None or not self.listener.full):
             return False
         self._wanted = True
         return True
 
-    def take_ack(self, receiving: Request | None) -> InputAckFrame:
+    def take_ack(self) -> InputAckFrame:
         """The acknowledgement that is due, with the credit in bytes."""
-        ack = self._stream.received()
+        ack, receiving = self._stream.received(), self._owner.receiving
         self.notify_observers()
-        credit = self._credit(receiving)
+        credit = self._credit
         self._credit_was_low = credit < self._whole_chunk
         if receiving is not None and receiving.answering:
             # A client that respects its credit may wait for more now.
@@ -60,8 +61,9 @@ class InputFlow:
             credit_bytes=max(0, credit),
         )
 
-    def _credit(self, receiving: Request | None) -> int:
-        limits = self._stream.limits
+    @property
+    def _credit(self) -> int:
+        receiving, limits = self._owner.receiving, self._stream.limits
         credit = limits.max_held_bytes - self._stream.held_bytes
         if receiving is not None and receiving.answering:
             # The chunk that makes the queue full still fits, whatever its size.
@@ -94,12 +96,12 @@ class InputFlow:
         """Let the input continue, if anything waits for that."""
         if self._wanted:
             self._wanted = False
-            self._offer()
+            self._owner.offer_input()
         elif self._credit_was_low:
             self.renew_credit()
 
     def renew_credit(self) -> None:
         """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
-        if self._credit_was_low and self._credit(self._receiving()) >= self._whole_chunk:
+        if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
-            self._offer()
+            self._owner.offer_input()

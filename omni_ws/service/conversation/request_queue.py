@@ -112,11 +112,20 @@ class RequestQueue:
         """The requests whose answer is to come, or under way."""
         return [request for request in self.requests if request not in self._cut]
 
-    def find(self, request_id: str | None) -> Request | None:
-        """The request of this id, or with None the one that is being answered, else the newest; None without any."""
-        if request_id is not None:
-            return next((request for request in self.requests if request.request_id == request_id), None)
-        return self.current or next(reversed(self.waiting or self.requests), None)
+    @property
+    def stopped_by_cancel(self) -> Request | None:
+        """What a cancel without a name stops: the answer that runs, or begins as soon as the loop gets to it.
+
+        Where none does, the newest turn whose words are still being written down, and its final with them.
+        """
+        first = next(iter(self.waiting), None)
+        if first in self._answers or (first is not None and first.state is RequestState.WAITING and not self._answers):
+            return first
+        return next((request for request in reversed(self.requests) if request in self._cut), None)
+
+    def find(self, request_id: str) -> Request | None:
+        """The request of this id; None where it has ended."""
+        return next((request for request in self.requests if request.request_id == request_id), None)
 
     # requests
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +53,14 @@ class AudioPiece:
     payload: bytes
     first: InputChunk
     last: InputChunk
-    #: Where chunks of the client begin in it.
-    borders: tuple[int, ...] = (0,)
+    #: Where chunks of the client begin in it, and their numbers.
+    borders: tuple[int, ...]
+    numbers: tuple[int | None, ...]
+
+    def number_at(self, position: int) -> int | None:
+        """The number of the chunk that the byte at this position came with."""
+        behind = bisect_right(self.borders, position)
+        return self.numbers[behind - 1] if behind else self.first.sequence_id
 
     def as_chunk(self) -> InputChunk:
         """One chunk with the number of the last, with which all of it has arrived, and the time of the first."""
@@ -143,6 +150,7 @@ class ListeningQueue:
         source = self._source_of(first)
         chunks: list[InputChunk] = []
         borders: list[int] = []
+        numbers: list[int | None] = []
         size = 0
         while self._items and size < MAX_PIECE_BYTES:
             chunk = self._items[0]
@@ -154,11 +162,12 @@ class ListeningQueue:
             chunks.append(chunk)
             if not chunk.continues:
                 borders.append(size)
+                numbers.append(chunk.sequence_id)
             size += len(chunk.payload)
             if chunk.end_of_input:
                 break
         payload = first.payload if len(chunks) == 1 else b"".join(chunk.payload for chunk in chunks)
-        return AudioPiece(source, payload, first, chunks[-1], tuple(borders))
+        return AudioPiece(source, payload, first, chunks[-1], tuple(borders), tuple(numbers))
 
     def _source_of(self, chunk: InputChunk) -> AudioFormat:
         return self.audio if chunk.format is None else parse_audio_format(chunk.format, self.audio)

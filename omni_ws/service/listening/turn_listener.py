@@ -292,7 +292,7 @@ class TurnListener:
         assert self._source is not None
         self._is_decoding = False
         chunk = InputChunk(Modality.AUDIO, b"", self._last_id)
-        self._piece = AudioPiece(self._source, b"", chunk, chunk)
+        self._piece = AudioPiece(self._source, b"", chunk, chunk, (0,), (self._last_id,))
         bar = turn_rule.ORDINARY_BAR
         self._workers.submit(StreamPiece(self._watch, b"", self._source, bar, (), ends=True), self._on_judged)
 
@@ -324,7 +324,7 @@ class TurnListener:
         self._last_id = piece.last.sequence_id
         self._add_to_ring(piece, outcome)
         if outcome.left_out is not None:
-            outcome.left_out.sequence_id = self._last_id
+            outcome.left_out.sequence_id = piece.number_at(outcome.left_out_at)
             self._owner.report_turn(outcome.left_out)
         self._apply(piece, outcome)
 

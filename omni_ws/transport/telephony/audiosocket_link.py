@@ -85,10 +85,6 @@ class AudioSocketLink(asyncio.Protocol):
     def is_reading(self) -> bool:
         return not self._pauses & ~Pause.PASS
 
-    @property
-    def held_to_pace(self) -> bool:
-        return Pause.PACE in self._pauses
-
     async def identified(self, timeout: float) -> UUID | None:
         """Waits for the first frame; None when the peer disconnects first.
 

@@ -167,17 +167,30 @@ async def test_what_a_request_leaves_is_history_for_the_next() -> None:
     assert [message.text for message in bench.engine.requests[1].history] == ["req_1", "answer"]
 
 
-async def test_a_request_is_found_by_id_or_is_the_one_that_is_answered_or_the_newest() -> None:
+async def test_a_request_is_found_by_its_id() -> None:
+    bench = Bench(TextOutput("answer"))
+    async with running(bench):
+        bench.open("req_1")
+        second = bench.open("req_2")
+        assert (bench.queue.find("req_2"), bench.queue.find("req_3")) == (second, None)
+
+
+async def test_the_request_that_waits_for_no_other_runs() -> None:
     bench = Bench(asyncio.Event().wait)
     async with running(bench):
-        assert bench.queue.find(None) is None
+        found = [bench.queue.running]
         first, second = bench.open("req_1"), bench.open("req_2")
-        assert bench.queue.find(None) is second
+        found.append(bench.queue.running)  # its input is open
         give_input(first, "hello")
+        give_input(second, "hello")
+        found.append(bench.queue.running)
         bench.queue.wake()
         await until(lambda: first.answering)
-        assert bench.queue.find(None) is first
-        assert (bench.queue.find("req_2"), bench.queue.find("req_3")) == (second, None)
+        found.append(bench.queue.running)
+        bench.queue.cancel(first)
+        found.append(bench.queue.running)  # the second waits until the engine has released the first
+        await until(lambda: second.answering)
+        assert [*found, bench.queue.running] == [None, None, first, first, None, second]
 
 
 # cancellation and interruption

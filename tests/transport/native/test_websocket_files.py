@@ -39,7 +39,6 @@ async def test_other_bytes_behind_a_file_are_told_once_and_the_request_goes_on()
         assert (error["code"], error["sequence_id"], error["param"]) == ("unsupported_format", 1, "payload")
         assert answer.final["finish_reason"] == "stop"
         assert answer.final["usage"]["input_audio_ms"] == 1_000
-        assert [warning["code"] for warning in answer.final.get("warnings", [])] in ([], ["unsupported_format"])
 
 
 async def test_the_first_of_two_inputs_is_whole() -> None:
@@ -62,7 +61,7 @@ async def test_a_bare_cancel_stops_the_answer_and_the_open_input_and_leaves_what
         await client.send("cancel")
         await client.send("ping", t="after")
         gate.set()
-        finals = []
+        finals: list[str] = []
         while len(finals) < 3:
             frame = await client.receive()
             if frame.get("final"):
@@ -74,13 +73,14 @@ async def test_a_bare_cancel_stops_the_answer_and_the_open_input_and_leaves_what
 
 async def test_a_cancel_that_names_another_request_leaves_the_input_alone() -> None:
     gate = asyncio.Event()
-    engine = ScriptedEngine([gate.wait, TextOutput("done")])
+    engine = ScriptedEngine([TextOutput("a"), gate.wait, TextOutput("done")])
     async with live_server(engine) as server, native_client(server) as client:
         await client.configure(start_policy="on_end_only")
         await client.say("first")
         started = await client.until("response_started")
         await client.chunk("sec")
         await client.chunk("d", number=3)  # behind a gap
+        await client.until("output_chunk")
         await client.send("cancel", request_id=started["request_id"])
         assert (await client.answer()).final["finish_reason"] == "cancelled"
         gate.set()
@@ -88,9 +88,11 @@ async def test_a_cancel_that_names_another_request_leaves_the_input_alone() -> N
         await client.chunk(end=True, number=4)
         answer = await client.answer()
         assert answer.final["finish_reason"] == "stop"
-        assert b"".join([chunk.payload async for chunk in engine.requests[-1].input]) in (b"second", b"")
-        assert answer.final["usage"]["input_after_start_bytes"] == 0
         assert client.seen("error") == []
+        await client.say("third")
+        await client.answer()
+        heard = [message.text for message in engine.requests[-1].history if message.role == "user"]
+        assert heard == ["first", "second"]
 
 
 async def test_half_a_sample_before_a_cancel_is_dropped() -> None:

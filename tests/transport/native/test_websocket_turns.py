@@ -501,7 +501,8 @@ async def test_history_without_reports_keeps_what_was_sent() -> None:
         assert text.split() == sent
 
 
-async def test_an_answer_that_was_sent_whole_is_kept_as_far_as_it_was_heard() -> None:
+@pytest.mark.parametrize("named", [False, True])
+async def test_an_answer_that_was_sent_whole_is_kept_as_far_as_it_was_heard(named: bool) -> None:
     engine = ScriptedEngine(speech(10, words=True))
     async with live_server(engine) as server, native_client(server) as client:
         await client.say("talk to me")
@@ -509,7 +510,8 @@ async def test_an_answer_that_was_sent_whole_is_kept_as_far_as_it_was_heard() ->
         assert answer.reason == "stop"
         last = answer.final["sequence_id"]
         await client.send("output_ack", sequence_id=last, played_ms=2000)
-        await client.send("cancel")  # late: everything was sent, and most of it was not heard
+        # Late: everything was sent, and most of it was not heard.
+        await client.send("cancel", request_id=answer.final["request_id"] if named else None)
         (text,) = await said(client, engine)
         assert text.split() == [f"word{number}" for number in range(20)]
 
