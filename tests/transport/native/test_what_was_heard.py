@@ -32,7 +32,8 @@ async def ask(client: NativeClient, engine: HearingEngine, answer: list[EngineOu
 
 
 def audio_number(answer: Any) -> int:
-    return next(chunk["sequence_id"] for chunk in answer.chunks if chunk["modality"] == "audio")
+    number: int = next(chunk["sequence_id"] for chunk in answer.chunks if chunk["modality"] == "audio")
+    return number
 
 
 async def seen(client: NativeClient, engine: HearingEngine) -> list[tuple[str, str]]:
