@@ -17,6 +17,7 @@ from support.wandering_client import WanderingClient
 from omni_ws.core.chunks import ToolCallFragment, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
+from omni_ws.service.conversation.conversation import MAX_CONFIGURATIONS
 
 pytestmark = pytest.mark.slow
 
@@ -142,8 +143,12 @@ async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
             await client.acknowledge_all()
             engine.requests.clear()
             gc.collect()
-            ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
             (living,) = server.native._live._living.values()
+            # Those of the latest requests are kept, so many at most: few of them are different at first.
+            kept = living.session.conversation._configurations
+            assert len(kept) <= MAX_CONFIGURATIONS
+            kept.clear()
+            ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
             speech = living.session.conversation.ledger.held_bytes
             assert speech <= 8 * 32_000 + 8 * 256  # 200 tokens
             return ours, server.held_bytes - speech
