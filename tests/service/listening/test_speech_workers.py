@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from support.speech_clips import clip_bytes, silence
@@ -46,9 +47,9 @@ async def test_a_round_runs_in_order_in_one_thread(workers: SpeechWorkers, monke
     threads: list[int] = []
     decode = AudioDecoder.decode
 
-    def observed(decoder: AudioDecoder, data: bytes) -> object:
+    def observed(decoder: AudioDecoder, *data: Any, **options: Any) -> object:
         threads.append(threading.get_ident())
-        return decode(decoder, data)
+        return decode(decoder, *data, **options)
 
     monkeypatch.setattr(AudioDecoder, "decode", observed)
     lengths = [32 * (1 + number) for number in range(MAX_IN_ROUND)]
