@@ -232,6 +232,7 @@ class Conversation:
         if named is None and request_id is not None:
             self.ledger.stop(request_id, self._now())  # it has ended, and may still sound
             return
+        holding = self.queue.holding if request_id is None else None
         cuts_input = request_id is None or named is receiving
         if cuts_input:
             self.stream.cancel(now=self._now())
@@ -243,6 +244,8 @@ class Conversation:
             self.ledger.silence(self._now())
         if named is not None:
             self.queue.cancel(named)
+        if holding is not None and holding is not receiving and self.queue.find(holding.request_id) is not None:
+            self.queue.cancel(holding)
         if cuts_input and receiving is not None:
             if receiving is not named:
                 self.queue.cancel(receiving)

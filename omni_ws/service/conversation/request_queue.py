@@ -122,6 +122,11 @@ class RequestQueue:
             return first
         return next((request for request in reversed(self.requests) if request in self._cut), None)
 
+    @property
+    def holding(self) -> Request | None:
+        """The turn that interrupted the answer that is held, and which ends with it at a cancel without a name."""
+        return None if self._held is None else self._held.by
+
     def find(self, request_id: str) -> Request | None:
         """The request of this id; None where it has ended."""
         return next((request for request in self.requests if request.request_id == request_id), None)
