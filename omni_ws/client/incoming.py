@@ -206,7 +206,8 @@ class IncomingFrames:
 
     def _chunk(self, frame: server_frames.OutputChunkFrame) -> Event | None:
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
-        if not frame.final:  # a turn without words has nothing but its final, and an answer may go on behind that
+        # A turn without words has nothing but its final, and an answer may go on behind that.
+        if not frame.final and not frame.late:
             self._answering = frame.request_id
         return self._output(output_event(frame))
 

@@ -78,6 +78,11 @@ class AsrConfig(PartConfig):
         description="Have a server transcribe at each pause what was said so far, for nothing if the speaker goes on; "
         "unset: unless it is beyond this machine.",
     )
+    timeout_sec: Seconds = Field(
+        default=30,
+        description="How long a turn may be written down whose speaker went on, or that was cancelled; after that its "
+        "interim text has to do.",
+    )
     args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments, beside `vllm:MODEL`.")
 
 

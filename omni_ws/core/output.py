@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -34,6 +35,21 @@ class OutputChunk(Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     #: The index of the answer, for requests that ask for several (OpenAI's ``n``).
     choice: int = 0
+    #: Whether it is what remained to be written down of a request that has had its final.
+    late: bool = False
+    #: Of a late one: whether its recognition has failed, so that nothing more is known.
+    failed: bool = False
+
+
+class WordsKnown(Enum):
+    """What is known of the words that were spoken in a request."""
+
+    #: They are still being written down.
+    NOT_YET = "not yet"
+    #: All of them, which may be none.
+    ALL = "all"
+    #: Recognition has failed, was refused, or took too long.
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +64,8 @@ class FinalChunk:
     finish_reasons: tuple[FinishReason, ...] = ()
     #: Failures of parts of the engine that the answer had to do without.
     warnings: tuple[OmniError, ...] = ()
+    #: NOT_YET: a late transcript will follow.
+    words: WordsKnown = WordsKnown.ALL
 
 
 AnyOutput: TypeAlias = OutputChunk | FinalChunk
@@ -63,6 +81,8 @@ class OutputSequencer:
     def __init__(self) -> None:
         self.next_sequence_id = 0
         self._open: set[str] = set()
+        #: Requests that are finished but for a late transcript.
+        self._late: set[str] = set()
 
     def open(self, request_id: str) -> None:
         """Allow output of ``request_id``."""
@@ -72,6 +92,16 @@ class OutputSequencer:
         """Return the next number, for an output of ``request_id``."""
         if request_id not in self._open:
             raise RuntimeError(f"{request_id} is not open for output")
+        return self._next()
+
+    def take_late_number(self, request_id: str) -> int:
+        """Return the next number for the late transcript of a request, which is finished with it."""
+        if request_id not in self._late:
+            raise RuntimeError(f"{request_id} has no late transcript")
+        self._late.discard(request_id)
+        return self._next()
+
+    def _next(self) -> int:
         number = self.next_sequence_id
         self.next_sequence_id += 1
         return number
@@ -88,10 +118,13 @@ class OutputSequencer:
         *,
         finish_reasons: tuple[FinishReason, ...] = (),
         warnings: tuple[OmniError, ...] = (),
+        words: WordsKnown = WordsKnown.ALL,
     ) -> FinalChunk:
-        """Number and return the final of a request; it takes no output after it."""
+        """Number and return the final of a request. Only a late transcript may follow it, where ``words`` says so."""
         number = self.take_number(request_id)
         self._open.discard(request_id)
+        if words is WordsKnown.NOT_YET:
+            self._late.add(request_id)
         return FinalChunk(
             request_id=request_id,
             sequence_id=number,
@@ -99,4 +132,5 @@ class OutputSequencer:
             usage=usage,
             finish_reasons=finish_reasons,
             warnings=warnings,
+            words=words,
         )

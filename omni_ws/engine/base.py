@@ -16,7 +16,8 @@ undeclared, so an engine need not check for it. The core of an engine is an asyn
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
@@ -106,6 +107,8 @@ class EngineCapabilities:
     speech_in_history: bool = False
     #: Whether an answer to speech follows its transcripts: one without any is an answer to speech without words.
     transcribes_first: bool = False
+    #: Whether the engine goes on writing speech down where the answer is cut off, see ``GenerationRequest.cut``.
+    hears_on: bool = False
     #: The answer of a text model to speech without words, which a composition keeps from it; empty for none.
     nothing_heard: str = ""
 
@@ -135,7 +138,8 @@ class Message:
     """An earlier message of the conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
 
     ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
-    message has ``speech``, after its text, if that has no transcript and the capabilities allow it.
+    message has ``speech``, after its text, if that has no transcript and the capabilities allow it; and what the user
+    said behind that in the same message, if anything, as ``more``.
     """
 
     role: str
@@ -143,6 +147,12 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     speech: Speech | None = None
+    more: tuple[Message, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Message, ...]:
+        """The message itself, and ``more``."""
+        return (self, *self.more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +249,38 @@ class UsageMeter:
         self.read: Callable[[], Usage | None] = lambda: None
 
 
+class Cut:
+    """Tells an engine that nobody wants the answer to a request any more, while what was said in it still counts.
+
+    The speaker has gone on. An engine with ``EngineCapabilities.hears_on`` ends the answer at once, writes down the
+    input to its end, and yields transcripts alone from then on, and a Finished. Others need not know of it.
+    """
+
+    __slots__ = ("_callbacks", "made")
+
+    def __init__(self) -> None:
+        self.made = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def make(self) -> None:
+        """Cut the answer off. Idempotent."""
+        if not self.made:
+            self.made = True
+            for callback in tuple(self._callbacks):
+                callback()
+
+    @contextmanager
+    def watched(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call ``callback`` when the answer is cut off within the block, or at once if it was before."""
+        self._callbacks.append(callback)
+        try:
+            if self.made:
+                callback()
+            yield
+        finally:
+            self._callbacks.remove(callback)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request, as the engine gets it.
@@ -275,6 +317,8 @@ class GenerationRequest:
     owner: str | None = None
     conversation: str | None = None  #: The id of the session; None for a request by itself, as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
+    #: Says when the answer is wanted no more.
+    cut: Cut = field(default_factory=Cut)
     #: Takes outputs without waiting. Its use is optional.
     sink: OutputSink = NO_SINK
     #: The budget in which decoded input is reserved.

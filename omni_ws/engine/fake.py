@@ -30,6 +30,7 @@ from omni_ws.engine.base import (
     OutputSink,
     TextOutput,
 )
+from omni_ws.engine.continued_input import own_part
 from omni_ws.engine.threads import run_in_any_thread
 from omni_ws.errors import EngineFailed, InvalidValue
 
@@ -234,7 +235,7 @@ class _Echo:
 
     async def outputs(self, reply: str | None) -> AsyncGenerator[Iterable[EngineOutput]]:
         """Yield the outputs of one chunk after the other; with ``reply``, only that, at the end."""
-        async for chunk in self._request.input:
+        async for chunk in own_part(self._request.input):
             if chunk.modality is Modality.AUDIO:
                 for piece in _slices(chunk):
                     audio = await self._audio(piece)

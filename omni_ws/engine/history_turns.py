@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_ws.engine.base import Message
+from omni_ws.engine.base import Message, Speech
 
 
 def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
@@ -19,6 +19,11 @@ def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
             turns.append([])
         turns[-1].append(message)
     return [tuple(turn) for turn in turns]
+
+
+def earlier_speech(history: Sequence[Message]) -> list[Speech]:
+    """Return the speech in it whose words nobody knows, the newest first."""
+    return [part.speech for message in reversed(history) for part in reversed(message.parts) if part.speech is not None]
 
 
 def unanswered(history: Sequence[Message]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from omni_ws.engine.base import NO_SINK, AudioOutput, EngineOutput, OutputSink
+from omni_ws.engine.base import NO_SINK, AudioOutput, Cut, EngineOutput, OutputSink
 from omni_ws.engine.channel import Channel, ChannelClosed
 from omni_ws.profiler import events
 
@@ -51,13 +51,15 @@ async def pipeline(
     links: Sequence[StageLink],
     *,
     sink: OutputSink = NO_SINK,
+    cut: Cut | None = None,
 ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
     """Run ``stages`` over ``source`` and yield the iterator over their outputs.
 
     ``links`` has a channel for each pair of adjacent stages. Outputs that ``sink`` takes at once do not pass through
     the iterator; after one that it refuses they do, until the iterator has caught up. Iterating raises the first error
     of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and waits until they have
-    released their resources.
+    released their resources. Once ``cut`` is made, the first stage works on alone: its channel to the next one is
+    closed, and the others are cancelled.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")
@@ -87,20 +89,31 @@ async def pipeline(
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
     running = set(tasks)
 
-    def note_end(task: asyncio.Task[None]) -> None:
-        """End the outputs with the last stage."""
+    def note_end(task: asyncio.Task[None]) -> None:  # with the last stage end the outputs
         running.discard(task)
         if not running:
             outputs.close()
 
     for task in tasks:
         task.add_done_callback(note_end)
+
     try:
-        yield aiter(outputs)
+        with (cut or Cut()).watched(partial(_leave_first, channels, tasks, cancel)):
+            yield aiter(outputs)
     finally:
         outputs.discard()
         cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _leave_first(
+    channels: Sequence[Channel[Any]],
+    tasks: Sequence[asyncio.Task[None]],
+    cancel: Callable[[Sequence[asyncio.Task[None]]], None],
+) -> None:
+    """Cancel all stages but the first."""
+    channels[0].discard()
+    cancel(tasks[1:])
 
 
 async def _run(

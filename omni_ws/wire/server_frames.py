@@ -181,6 +181,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     sample_rate: int | UnsetType = UNSET
     start_ms: int | UnsetType = UNSET
     interim: bool | UnsetType = UNSET
+    # Of a transcript behind the final of its request: what had not been written down by then.
+    late: bool | UnsetType = UNSET
     words: list[WordTime] | UnsetType = UNSET
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
@@ -319,6 +321,8 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
         fields["start_ms"] = chunk.start_ms
     if chunk.interim:
         fields["interim"] = True
+    if chunk.late:
+        fields["late"] = True
     if chunk.words:
         fields["words"] = [WordTime(word.text, word.start_ms, word.end_ms) for word in chunk.words]
     return OutputChunkFrame(

@@ -50,10 +50,17 @@ class Guarantees:
     def __init__(self) -> None:
         self.next_output = 0
         self.finished: list[str] = []
+        #: Requests that have had a late transcript.
+        self.late: list[str] = []
         self._running: str | None = None
 
     def check(self, frame: dict[str, Any]) -> None:
-        if frame["type"] != "history_truncated":  # which names a request, and is nothing of it
+        if frame.get("late"):
+            assert (frame["modality"], frame.get("interim")) == ("transcript", None)
+            assert frame["request_id"] in self.finished, "late before its final"
+            assert frame["request_id"] not in self.late, "more than one late transcript"
+            self.late.append(frame["request_id"])
+        elif frame["type"] != "history_truncated":  # which names a request, and is nothing of it
             assert frame.get("request_id") not in self.finished, "output after a final"
         match frame["type"]:
             case "response_started":
@@ -67,6 +74,8 @@ class Guarantees:
                     self.finished.append(frame["request_id"])
                     if frame["request_id"] == self._running:
                         self._running = None
+                elif frame.get("late"):
+                    pass
                 elif "request_id" in frame:
                     assert frame["request_id"] == self._running, "output of a request that was not started"
                 else:

@@ -50,7 +50,9 @@ class Guarantees:
     def hear(self, frame: dict[str, Any]) -> None:
         now = self.now
         request_id = frame.get("request_id")
-        if frame["type"] != "history_truncated":  # which names a request, and is nothing of it
+        if frame.get("late"):
+            assert request_id in now.finished
+        elif frame["type"] != "history_truncated":  # which names a request, and is nothing of it
             assert request_id not in now.finished or request_id is None, f"after its final: {frame}"
         match frame["type"]:
             case "response_started":
@@ -77,7 +79,7 @@ class Guarantees:
     def _output(self, frame: dict[str, Any]) -> None:
         now, request_id = self.now, frame.get("request_id")
         assert frame["sequence_id"] == now.next_output, f"{now.next_output} was to come: {frame}"
-        assert request_id is None or frame.get("final") or request_id == now.running
+        assert request_id is None or frame.get("final") or frame.get("late") or request_id == now.running
         if frame.get("final"):
             assert request_id is not None
             assert frame["usage"]["output_audio_ms"] >= 0
@@ -86,7 +88,7 @@ class Guarantees:
                 finished=now.finished | {request_id},
                 running=None if request_id == now.running else now.running,
             )
-        else:
+        elif not frame.get("late"):
             assert now.running is not None
         self.now = self.settled = replace(now, next_output=now.next_output + 1)
 

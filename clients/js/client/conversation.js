@@ -12,6 +12,7 @@
    speechEndedAt: number | null,
    stoppedAt?: number,
    heardAt?: number,
+   certain?: string,
    at: { firstText: number | null, firstAudio: number | null, transcript: number | null },
  }} KeptTurn */
 /** @typedef {Turn["answer"]["state"]} AnswerState */
@@ -276,12 +277,14 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       answer.usage = frame.usage ?? null;
       this.#wakeSettled();
       user.done = true;
-      settle(user); // a request that was cut short has no other transcript
+      turn.certain = user.text;
+      settle(user); // what is still to be written down of a request that was cut short takes its place
       become(turn, turn.unwanted ? "stopped" : (ENDED[frame.finish_reason] ?? "done")); // it may have been complete when it was stopped
       join(turn.sound.user);
       join(turn.sound.server);
     } else if (frame.modality === "transcript") {
       turn.at.transcript = performance.now();
+      if (frame.late) user.text = turn.certain ?? user.text;
       if (frame.interim) user.interim = frame.text;
       else {
         user.interim = frame.text;

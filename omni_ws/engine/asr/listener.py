@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.recogniser import Recognised, Recogniser
-from omni_ws.engine.asr.seats import Seats
+from omni_ws.engine.asr.seats import Seat, Seats
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.asr.utterance_splitter import (
     InterimText,
@@ -36,10 +36,11 @@ class Listening:
     recogniser: Recogniser
     executor: Executor
 
-    def take_seat(self) -> None:
-        """Raise EngineOverloaded when there is none."""
-        self.seats.take()
+    async def take_seat(self, holder: str | None) -> Seat:
+        """Wait for a seat. Raises EngineOverloaded when there is none; see Seats."""
+        seat = await self.seats.take(holder)
         self.recogniser.expect(self.seats.taken)
+        return seat
 
 
 @dataclass(slots=True)
@@ -52,17 +53,19 @@ class _Guess:
 
 
 class Listener:
-    """Holds a seat from its creation to ``close``; raises EngineOverloaded when there is none.
+    """Holds ``seat`` until its input is over, at ``close`` at the latest. ``pace`` has watched since the input began.
 
     Texts of an utterance after the first begin with a space: put together they are the whole transcript. With
     ``tells_guesses``, what is worked out at a pause is told while the pause lasts.
     """
 
-    def __init__(self, listening: Listening, *, clock: Callable[[], float], tells_guesses: bool = False) -> None:
-        listening.take_seat()
+    def __init__(self, listening: Listening, seat: Seat, pace: AudioPace, *, tells_guesses: bool = False) -> None:
         self._listening = listening
+        self._seat = seat
         self._recogniser = listening.recogniser
-        self._pace = AudioPace(clock)
+        self._pace = pace
+        #: Whether the audio comes as it is spoken.
+        self._live = True
         self._splitter = UtteranceSplitter(self._recogniser.live_text(), self._recogniser.limits)
         self._tells_guesses = tells_guesses
         self._guess: _Guess | None = None
@@ -75,7 +78,8 @@ class Listener:
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         """Take the next samples at 16 kHz; yield what changed."""
-        self._splitter.live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
+        self._live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
+        self._splitter.live = self._live and not self._listening.seats.crowded
         self._splitter.feed(samples)
         while self._splitter.ready and (event := await self._advance()) is not None:
             match event:
@@ -105,6 +109,15 @@ class Listener:
         guess.told = True
         return guess.work.result().text
 
+    def input_over(self) -> None:
+        """No more audio comes: somebody else may be listened to. Text that is due is still worked out.
+
+        The seat of a request by itself is kept up to its end: a recording is fed faster than it is written down, and
+        whoever sends many would have all of them wait.
+        """
+        if self._seat.holder is not None:
+            self._seat.leave()
+
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """The audio breaks off; yield the text of the utterance that was under way."""
         with _recognising():
@@ -122,7 +135,7 @@ class Listener:
             with events.span("release"):
                 await release_in_thread(self._listening.executor, self._splitter.close)
         finally:
-            self._listening.seats.leave()
+            self._seat.leave()
 
     async def _advance(self) -> UtteranceEvent | None:
         with _recognising():
@@ -131,12 +144,12 @@ class Listener:
     def _guess_if_free(self) -> None:
         # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.
         pcm = self._unguessed
-        if pcm is not None and self._splitter.live and (self._stale is None or self._stale.done()):
+        if pcm is not None and self._live and (self._stale is None or self._stale.done()):
             self._drop_guess()
             self._guess = _Guess(len(pcm), self._transcribe(pcm))
 
     def _transcribe(self, pcm: Pcm16) -> Future[Recognised]:
-        return self._recogniser.transcribe(pcm, waited_for=self._splitter.live)
+        return self._recogniser.transcribe(pcm, waited_for=self._live)
 
     def _drop_guess(self) -> None:
         guess, self._guess, self._unguessed = self._guess, None, None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 
 from omni_ws.audio.vad import load_detector
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.asr.listener import Listener, Listening
+from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.recogniser import Recogniser
-from omni_ws.engine.asr.seats import Seats
+from omni_ws.engine.asr.seats import Carried, Seats
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import (
     EngineCapabilities,
@@ -22,6 +24,7 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
+    InputSource,
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
@@ -53,7 +56,7 @@ class RecogniserEngine:
         model: str,
         languages: frozenset[str],
         max_talkers: int | None = None,
-        carried: Callable[[], int] | None = None,
+        carried: Carried | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -148,10 +151,10 @@ class _Transcription:
         decoding: ThreadPoolExecutor,
         clock: Callable[[], float],
     ) -> None:
-        self._request = request
+        self._request = replace(request, input=_Watched(request.input, self._input_over))
         self._listening = listening
         self._decoding = decoding
-        self._clock = clock
+        self._pace = AudioPace(clock)
         self._listener: Listener | None = None
         self._samples = 0
         self._heard = WordCounter()
@@ -182,9 +185,15 @@ class _Transcription:
         if self._listener is not None:
             await self._listener.close()
 
-    def _new_listener(self) -> Listener:
+    async def _new_listener(self) -> Listener:
         tells_guesses = self._request.options.transcript_guesses
-        return Listener(self._listening, clock=self._clock, tells_guesses=tells_guesses)
+        seat = await self._listening.take_seat(self._request.conversation)
+        return Listener(self._listening, seat, self._pace, tells_guesses=tells_guesses)
+
+    def _input_over(self) -> None:
+        """The input has been read, while what it said last may still be written down."""
+        if self._listener is not None:
+            self._listener.input_over()
 
     async def _transcripts(self, share: MediaShare) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         decoded = decode_request(
@@ -194,7 +203,7 @@ class _Transcription:
         async with aclosing(decoded) as parts:
             async for part in parts:
                 assert isinstance(part, AudioPart)
-                listener = self._listener = self._listener or self._new_listener()
+                listener = self._listener = self._listener or await self._new_listener()
                 if part.part != number and number is not None:
                     async with aclosing(listener.end_part()) as transcripts:
                         async for transcript in transcripts:
@@ -206,6 +215,25 @@ class _Transcription:
                         yield output
         if self._listener is None:
             raise EmptyInput("the request has no input")
+        self._input_over()
         async with aclosing(self._listener.end_part()) as transcripts:
             async for transcript in transcripts:
                 yield transcript
+
+
+class _Watched(AsyncIterator[InputChunk]):
+    """The InputSource of a request, which tells when it has been read to its end."""
+
+    def __init__(self, source: InputSource, on_end: Callable[[], None]) -> None:
+        self._chunks = aiter(source)
+        self._on_end = on_end
+
+    def __aiter__(self) -> AsyncIterator[InputChunk]:
+        return self
+
+    async def __anext__(self) -> InputChunk:
+        try:
+            return await anext(self._chunks)
+        except StopAsyncIteration:
+            self._on_end()
+            raise

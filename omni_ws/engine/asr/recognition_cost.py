@@ -44,14 +44,16 @@ class RecognitionCost:
             self._interim_sec = _KEPT * self._interim_sec + took_sec
             self._interims = _KEPT * self._interims + 1
 
-    def talkers(self) -> int:
-        """How many may talk without a pause, with interim texts at the longest gap; one for each worker at least.
+    def talkers(self, interims: bool = True) -> int:
+        """How many may talk without a pause; one for each worker at least.
+
+        With ``interims``, each has interim texts at the longest gap.
 
         As many as workers before anything was measured.
         """
         with self._lock:
             settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
-            interim = self._interim_sec / self._interims if self._interims else 0.0
+            interim = self._interim_sec / self._interims if interims and self._interims else 0.0
         share = _SETTLED_TIMES * settled + interim / LONGEST_GAP_SEC
         return max(self._workers, int(_BUSY * self._workers / share)) if share else self._workers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from copy import copy
@@ -17,6 +18,7 @@ from omni_ws.engine.base import Engine, Finished, GenerationRequest, TranscriptG
 from omni_ws.engine.channel import Channel, ChannelClosed
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
+from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.pipeline import Outputs, StageLink
 from omni_ws.errors import EmptyInput, OmniError
 
@@ -47,11 +49,21 @@ class AsrStage:
     alone. With ``guesses``, a Guess tells at a pause what the next chunk of text will be if that was the end.
 
     Each stretch of audio is a request to the ASR. Put together, the settled transcripts are that of the whole input.
+    ``earlier`` is what the message begins with: it goes to the LLM before the input, which is written down meanwhile.
+    Where the answer is cut off, the stage goes on for the client alone.
     """
 
     name = Role.ASR.value
 
-    def __init__(self, engine: Engine, request: GenerationRequest, *, beside: bool, guesses: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        *,
+        beside: bool,
+        guesses: bool = False,
+        earlier: EarlierParts | None = None,
+    ) -> None:
         #: The length of the audio that was written down, in milliseconds.
         self.audio_ms = 0
         self._engine = engine
@@ -65,6 +77,9 @@ class AsrStage:
         self._anything = False
         self._separator = ""
         self._boundary = _TextBoundary()
+        #: What was not passed on yet: that of earlier parts, and settled transcripts, which follow it.
+        self._earlier = earlier
+        self._settled: deque[str] = deque()
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Pass the input on. Raises EmptyInput where there was none."""
@@ -79,11 +94,14 @@ class AsrStage:
                 elif not self._beside:
                     await self._write_down()
                 if self._beside or not is_audio:
+                    await self._pass_on(sink)
                     self._anything = True
-                    await sink.put(chunk if self._beside else self._boundary.typed(chunk))
+                    await self._give(sink, self._boundary.typed(chunk))
             if self._beside:
+                await self._pass_on(sink)
                 sink.close()  # the answer does not wait for the transcript
             await self._write_down()
+            await self._pass_on(sink)
         finally:
             if self._stretch is not None:
                 await self._stretch.aclose()
@@ -119,10 +137,11 @@ class AsrStage:
                     if isinstance(event, TranscriptOutput):
                         await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
                         await self._settle(event, sink)
-                    elif isinstance(event, TranscriptGuess) and self._guesses:
+                    elif isinstance(event, TranscriptGuess) and self._guesses and self._earlier_known:
+                        await self._pass_on(sink)
                         self._guess_settled = False
                         chunk = copy(self._boundary).heard(event.text) if event.text.strip() else None
-                        await sink.put(Guess(chunk))
+                        await self._give(sink, Guess(chunk))
                     elif isinstance(event, Finished):
                         self._anything = True
                         self.audio_ms += event.usage.input_audio_ms
@@ -137,13 +156,37 @@ class AsrStage:
     async def _settle(self, transcript: TranscriptOutput, sink: Channel[Any]) -> None:
         if transcript.interim and self._guess_settled:
             self._guess_settled = False
-            await sink.put(Guess(None))  # somebody speaks again
+            await self._give(sink, Guess(None))  # somebody speaks again
         if transcript.interim or not transcript.text.strip():
             return
         self._guess_settled = self._guesses
         self._separator = " "
         if not self._beside:
-            await sink.put(self._boundary.heard(transcript.text))
+            self._settled.append(transcript.text)
+            if self._earlier_known:
+                await self._pass_on(sink)
+
+    @property
+    def _earlier_known(self) -> bool:
+        """Whether the LLM has what was said in earlier parts, or can have it at once."""
+        return self._earlier is None or self._earlier.known
+
+    async def _pass_on(self, sink: Channel[Any]) -> None:
+        """Give the LLM what is settled, behind what was said in earlier parts."""
+        earlier, self._earlier = self._earlier, None
+        for chunk in () if earlier is None else await earlier.chunks():
+            self._anything = True
+            await self._give(sink, self._boundary.earlier(chunk))
+        while self._settled:
+            await self._give(sink, self._boundary.heard(self._settled.popleft()))
+
+    async def _give(self, sink: Channel[Any], item: InputChunk | Guess) -> None:
+        """Pass an item on to the LLM, unless the answer is cut off: then nobody reads it."""
+        try:
+            await sink.put(item)
+        except ChannelClosed:
+            if not self._request.cut.made:
+                raise
 
 
 class _Stretch:
@@ -196,20 +239,29 @@ class _TextBoundary:
         #: Whether the latest chunk of text was typed; None where the latest chunk was none, or there is none.
         self._typed: bool | None = None
         self._needs_space = False
+        #: Whether the latest chunk was text of an earlier part.
+        self._after_earlier = False
 
     def typed(self, chunk: InputChunk) -> InputChunk:
         """Return a chunk that was not heard, as the LLM gets it."""
         if chunk.modality is not Modality.TEXT or chunk.tool_call_id is not None:
-            self._typed = None
+            self._typed, self._after_earlier = None, False
             return chunk
         return msgspec.structs.replace(chunk, payload=self._joined(chunk.payload, typed=True))
+
+    def earlier(self, chunk: InputChunk) -> InputChunk:
+        """Return a chunk of an earlier part, as the LLM gets it."""
+        given = self.typed(chunk)
+        self._after_earlier = chunk.modality is Modality.TEXT
+        return given
 
     def heard(self, text: str) -> InputChunk:
         """Return the chunk for a transcript."""
         return InputChunk(Modality.TEXT, self._joined(text.encode(), typed=False))
 
     def _joined(self, payload: bytes, *, typed: bool) -> bytes:
-        other_kind = self._typed is not None and self._typed is not typed
+        other_kind = self._after_earlier or (self._typed is not None and self._typed is not typed)
+        self._after_earlier = False
         if other_kind and self._needs_space and not payload[:1].isspace():
             payload = b" " + payload
         self._typed, self._needs_space = typed, not payload[-1:].isspace()

@@ -38,6 +38,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             extend=able.extend or ears.extend,
             # An LLM that hears does not wait for them.
             transcribes_first=Modality.AUDIO not in able.input_modalities,
+            hears_on=True,
         )
     if tts is not None and speaks(tts):
         voice = tts.capabilities

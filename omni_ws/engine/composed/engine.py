@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
-from omni_ws.core.chunks import Modality, OutputModality, Task
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     NO_SINK,
     Engine,
@@ -34,6 +34,7 @@ from omni_ws.engine.composed.parts import (
     parts_of,
 )
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
+from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.pipeline import pipeline
 from omni_ws.engine.tokens import HasTokens, TokenEngine
@@ -267,15 +268,21 @@ class ComposedEngine:
         else:
             answer = AheadStage(parts, request, load, report=self.on_speculation)
             stages, links = [answer], []
-        hearing = None
+        hearing, source, cut = None, request.input, None
         if asr is not None:
-            hearing = AsrStage(asr, request, beside=llm_hears, guesses=load is not None)
+            earlier, cut = None, request.cut
+            if isinstance(source, ContinuedInput):
+                earlier, source = source.earlier, source.own
+            hearing = AsrStage(asr, request, beside=llm_hears, guesses=load is not None, earlier=earlier)
             stages, links = [hearing, *stages], [INPUT_LINK, *links]
         self.active_requests += 1
         try:
-            async with pipeline(aiter(request.input), stages, links, sink=request.sink) as outputs:
+            async with pipeline(aiter(source), stages, links, sink=request.sink, cut=cut) as outputs:
                 async for output in outputs:
                     yield output
+            if hearing is not None and request.cut.made:
+                yield Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms))
+                return
             assert answer.finished is not None
             yield _with_input(answer.finished, hearing)
         finally:

@@ -13,6 +13,7 @@ from omni_ws.core.chunks import InputMode, OutputModality, Task
 from omni_ws.engine.base import (
     NO_SINK,
     AnswerOptions,
+    Cut,
     Engine,
     EngineState,
     GenerationRequest,
@@ -147,6 +148,7 @@ def asked_of(
         tool_choice=None,
         options=AnswerOptions(priority=request.options.priority, skip_unreadable=True, transcript_guesses=guesses),
         meter=UsageMeter(),
+        cut=Cut(),
         sink=NO_SINK,
     )
 

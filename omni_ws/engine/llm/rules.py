@@ -113,7 +113,11 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
     if (phrase := _matcher().phrase(asked)) is not None:
         return phrase.sentences
     # People say a sentence twice where nobody answers at once.
-    each = list({one.words: one for one in (_with_text(asked, part) for part in parts)}.values())
+    first_said: dict[str, Asked] = {}
+    for place, part in enumerate(parts):
+        one = _with_text(replace(asked, talk=asked.talk.going_on(parts[:place])), part)
+        first_said.setdefault(one.words, one)
+    each = list(first_said.values())
     found = [_found(one) for one in each]
     if (first := next((match for match in found if match is not None and match.intent.first), None)) is not None:
         return first.sentences

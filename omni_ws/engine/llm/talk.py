@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 from omni_ws.engine.base import Message
@@ -23,6 +24,12 @@ class Talk:
         self.last_heard = heard[-1].strip() if heard else ""
         self.answers = tuple(answer[:_LOOKED_AT] for answer in answers)
         self.heard = tuple(words[:_LOOKED_AT] for words in heard)
+
+    def going_on(self, said: Sequence[str]) -> Talk:
+        """The same, a few sentences later in the message that is being answered."""
+        talk = copy(self)
+        talk.heard = (*self.heard, *(sentence[:_LOOKED_AT] for sentence in said))
+        return talk
 
     @property
     def position(self) -> int:

@@ -22,6 +22,7 @@ from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
 from omni_ws.engine.decoded_parts import AudioPart
 from omni_ws.engine.decoding import Chunks, decode_input, decode_speech
+from omni_ws.engine.history_turns import earlier_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.dialect import Dialect, sampling_for
@@ -126,7 +127,7 @@ async def _earlier_speech(
     """The speech of earlier turns, the newest first, as far as it fits into ``room`` bytes of a body; and its size."""
     earlier: dict[Speech, Samples] = {}
     size = 0
-    for speech in [message.speech for message in reversed(history) if message.speech is not None]:
+    for speech in earlier_speech(history):
         samples = await decode_speech(speech, sample_rate=AUDIO_SAMPLE_RATE, executor=executor, share=share)
         if samples is None or not len(samples):
             continue
@@ -323,11 +324,17 @@ def _earlier(request: GenerationRequest, prompt: Prompt) -> Iterator[dict[str, A
 
 
 def _earlier_content(message: Message, prompt: Prompt) -> str | list[dict[str, Any]]:
-    if message.speech is None:
+    if message.speech is None and not message.more:
         return message.text
-    text = (Text(message.text),) if message.text else ()
-    samples = prompt.earlier.get(message.speech)
-    return _content((*text, Text(WORDS_UNKNOWN) if samples is None else Audio(samples)))
+    return _content([content for part in message.parts for content in _earlier_parts(part, prompt)])
+
+
+def _earlier_parts(message: Message, prompt: Prompt) -> Iterator[Part]:
+    if message.text:
+        yield Text(message.text)
+    if message.speech is not None:
+        samples = prompt.earlier.get(message.speech)
+        yield Text(WORDS_UNKNOWN) if samples is None else Audio(samples)
 
 
 def _content(parts: Sequence[Part]) -> str | list[dict[str, Any]]:

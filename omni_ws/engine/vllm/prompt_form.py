@@ -43,7 +43,8 @@ class PromptContext:
     @property
     def media(self) -> tuple[Media, ...]:
         """The media of the history, in order."""
-        return tuple(item for message in self.history if message.speech for item in self.speech.get(message.speech, ()))
+        parts = (part for message in self.history for part in message.parts)
+        return tuple(item for part in parts if part.speech for item in self.speech.get(part.speech, ()))
 
 
 class PromptForm:
@@ -111,8 +112,10 @@ class PromptForm:
 
     def size(self, message: Message, speech: Mapping[Speech, tuple[Media, ...]]) -> int:
         """Return about how many tokens a message of the history takes; ``speech`` is the audio of the history."""
-        texts = [message.text, *(part for call in message.tool_calls for part in (call.name, call.arguments))]
-        heard = speech.get(message.speech, ()) if message.speech is not None else ()
+        texts = [part.text for part in message.parts]
+        texts += [part for call in message.tool_calls for part in (call.name, call.arguments)]
+        spoken = (part.speech for part in message.parts if part.speech is not None)
+        heard = [item for one in spoken for item in speech.get(one, ())]
         return self._template_tokens + len(self.tokens(" ".join(texts))) + sum(map(self.media_sizes.of, heard))
 
     @cached_property
@@ -179,9 +182,12 @@ class PromptForm:
 
     def _message(self, message: Message, context: PromptContext, numbers: Counter[Modality]) -> dict[str, Any]:
         """Return a message of the history in the form of chat templates."""
-        content = [self.plain(message.text)] if message.text else []
-        if message.speech is not None:
-            spoken = context.speech.get(message.speech, ())
+        content: list[str] = []
+        for part in message.parts:
+            content += [self.plain(part.text)] if part.text else []
+            if part.speech is None:
+                continue
+            spoken = context.speech.get(part.speech, ())
             for item in spoken:
                 numbers[item.modality] += 1
                 content.append(self.placeholder(item.modality, numbers[item.modality]))

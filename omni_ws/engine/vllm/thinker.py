@@ -16,6 +16,7 @@ from omni_ws.engine.base import EngineOutput, GenerationRequest, Speech, TextOut
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart
 from omni_ws.engine.decoding import decode_speech
+from omni_ws.engine.history_turns import earlier_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AnswerReader
@@ -204,7 +205,7 @@ class Thinker:
         shared = self._shared
         room = shared.most_audio
         heard: dict[Speech, tuple[Media, ...]] = {}
-        for speech in [message.speech for message in reversed(self._request.history) if message.speech is not None]:
+        for speech in earlier_speech(self._request.history):
             samples = await decode_speech(
                 speech, sample_rate=shared.sample_rate, executor=shared.decoding, share=self._share
             )

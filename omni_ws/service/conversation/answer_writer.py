@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
-from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
+from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage, Word
+from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer, WordsKnown
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import (
     AudioOutput,
@@ -22,13 +22,13 @@ from omni_ws.engine.base import (
     ToolCallOutput,
     TranscriptOutput,
 )
+from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
 from omni_ws.service.conversation.held_answer import HeldAnswer
 from omni_ws.service.conversation.messages import RequestWarning
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.service.conversation.speech_output import SpeechOutput
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -37,6 +37,7 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 #: Words of an answer that are kept, to find out which of them an interrupted client heard: an hour of speech.
 MAX_KEPT_WORDS: Final = 1 << 14
 
+_ANSWERS: Final = frozenset({TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
 
 #: Makes the outputs of an answer: ``Engine.generate``, but for greetings.
@@ -58,12 +59,19 @@ class AnswerWriter:
         observed: ObservedSession,
         *,
         held: HeldAnswer | None = None,
+        transcribes: bool = False,
         transcribes_first: bool = False,
     ) -> None:
-        """``held`` is the answer that the request interrupted; until it has words, nothing of its own is written."""
+        """``held`` is the answer that the request interrupted; until it has words, nothing of its own is written.
+
+        ``transcribes`` and ``transcribes_first``: see EngineCapabilities.
+        """
         self._request = request
         self._held = held
+        self._transcribes = transcribes
         self._transcribes_first = transcribes_first
+        #: Whether everything that was said is written down before the first output of the answer, which is to come.
+        self._answers_last = transcribes_first and request.config.task is Task.CHAT
         self._observed = observed
         self._outbox = outbox
         self._sequencer = sequencer
@@ -81,15 +89,21 @@ class AnswerWriter:
             released=request.released,
         )
 
-    async def answer(self, generate: Generate, history: tuple[Message, ...]) -> Finished:
-        """Write the whole answer. A failure becomes the error of the request, unless that was cancelled before."""
+    async def answer(
+        self, generate: Generate, history: tuple[Message, ...], *, earlier: EarlierParts | None = None
+    ) -> Finished:
+        """Write the whole answer. A failure becomes the error of the request, unless that was cancelled before.
+
+        Where the answer is cut off, what was said in the request is heard to its end, and nothing is written.
+        """
         request = self._request
         events.current_request.set(request.request_id)
         request.timeline.mark_engine_started()
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
-            finished = await self._write_all(generate(request.generation_request(history, sink=self)))
+            finished = await self._write_all(generate(request.generation_request(history, sink=self, earlier=earlier)))
+            request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
         except OmniError as error:
             failure = error
         except (Exception, asyncio.CancelledError) as error:
@@ -98,6 +112,7 @@ class AnswerWriter:
             # The engine failed, or something that it awaited was cancelled; the request was not.
             failure = unexpected(error, where=f"request {request.request_id}")
         finally:
+            request.know_words(WordsKnown.NEVER)
             request.timeline.mark_engine_ended(whole=finished is not None, error=failure)
         await request.released()  # what is held neither ends nor fails
         if failure is not None and request.answering:
@@ -112,6 +127,10 @@ class AnswerWriter:
                 if isinstance(output, Finished):
                     finished = output
                     break
+                if self._request.cut.made:
+                    if self._hear_on(output):
+                        break
+                    continue
                 if self._held is not None and not self._held.decided:
                     words = self._held.judge(output, transcribes_first=self._transcribes_first)
                     if words is None:
@@ -119,25 +138,51 @@ class AnswerWriter:
                     if not words:
                         finished = Finished(FinishReason.STOP, self._request.input_usage)
                         break
+                    for earlier in self._held.take_passed_over():
+                        await self._write(earlier)
+                self._note_answer(output)
                 if self.offer(output):
                     continue
                 with events.span("answer"):
                     await self._write(output)
+        if self._request.cut.made:
+            return finished
         with events.span("answer"):
             self._busy = True
             audio = await self._speech.flush()
             await self._request.released()
-            self._put_audio(audio)
+            if not self._request.cut.made:
+                self._put_audio(audio)
         return finished
+
+    def _hear_on(self, output: EngineOutput) -> bool:
+        """Take what is said in a request whose answer is cut off. Returns whether that was all."""
+        match output:
+            case TranscriptOutput():
+                self._request.hear(output)
+            case PartFailed(error=error):
+                self._request.warnings.append(error)
+            case TextOutput() | AudioOutput() | ToolCallOutput() | ThoughtOutput():
+                # The engine does not know that nobody wants its answer, before which it has written all down.
+                return self._answers_last
+        return False
+
+    def _note_answer(self, output: EngineOutput) -> None:
+        """All of the input is written down where the engine answers after that."""
+        if self._answers_last and type(output) in _ANSWERS:
+            self._answers_last = False
+            self._request.know_words(WordsKnown.ALL)
 
     def offer(self, output: EngineOutput) -> bool:
         """See OutputSink."""
-        if self._busy or self._outbox.full_since is not None or not self._request.answering:
+        if self._busy or self._outbox.full_since is not None or not self._request.may_write:
             return False
         if self._held is not None and not self._held.decided:
             return False
         if events.recorder is not None:
             return False  # so that each output has its span
+        if self._answers_last:
+            self._note_answer(output)
         if type(output) is TextOutput:
             self._put_text(output)
             return True
@@ -151,7 +196,7 @@ class AnswerWriter:
         if type(output) is Finished:
             return False
         if type(output) is TranscriptOutput:
-            self._hear(output)
+            self._request.hear(output)
         self._put_output(output)
         return True
 
@@ -162,27 +207,22 @@ class AnswerWriter:
             if isinstance(output, AudioOutput):
                 if self._speaks:
                     payload = await self._speech.encode(output.samples, output.sample_rate)
-                    await self._room()
-                    self._put_audio(payload, output.words)
+                    if await self._room():
+                        self._put_audio(payload, output.words)
                 return
             if isinstance(output, TranscriptOutput):
-                self._hear(output)
-            await self._room()
-            self._put_output(output)
+                self._request.hear(output)  # whether it will be sent or not
+            if await self._room():
+                self._put_output(output)
         finally:
             self._busy = False
 
-    async def _room(self) -> None:
-        """Wait until there is room, and the answer is not held."""
-        await self._outbox.room()
-        while self._request.state is RequestState.HELD:
-            await self._request.released()
-            await self._outbox.room()
-
-    def _hear(self, transcript: TranscriptOutput) -> None:
-        """Keep what the user said, whether its transcript will be sent or not."""
-        if not transcript.interim:
-            self._request.heard.append(transcript.text)
+    async def _room(self) -> bool:
+        """Wait until there is room, and the answer is not held. Returns whether it may be written: it was not cut."""
+        request, outbox = self._request, self._outbox
+        while not request.cut.made and (request.silent or outbox.full):
+            await (request.released() if request.silent else outbox.room())
+        return not request.cut.made
 
     # Nothing below waits: there is room in the outbox.
 
@@ -202,8 +242,9 @@ class AnswerWriter:
                     number = self._sequencer.take_number(request.request_id)
                     modality = OutputModality.THOUGHT
                     self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
-            case TranscriptOutput(interim=interim):
-                request.interim = output if interim else None
+            case TranscriptOutput():
+                if output in request.unsent:
+                    request.unsent.remove(output)
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))
             case PartFailed(error=error):
                 error.request_id = request.request_id
@@ -275,12 +316,28 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
     )
 
 
+def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputChunk:
+    """What had not been sent of a request as it had its final, in one, with the next number; it may be nothing."""
+    unsent, request.unsent = request.unsent, []
+    return OutputChunk(
+        request_id=request.request_id,
+        sequence_id=sequencer.take_late_number(request.request_id),
+        modality=OutputModality.TRANSCRIPT,
+        text="".join(transcript.text for transcript in unsent),
+        start_ms=next((transcript.start_ms for transcript in unsent), None),
+        words=tuple(word for transcript in unsent for word in transcript.words),
+        late=True,
+        failed=request.words is WordsKnown.NEVER,
+    )
+
+
 def final_chunk(
     request: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
 ) -> FinalChunk:
     """The final, with the next number. The engine's own ``finished`` counts unless the answer was cut short."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-        return sequencer.finish(request.request_id, reason, request.usage(None))
+        words = request.words if request.spoke else WordsKnown.ALL
+        return sequencer.finish(request.request_id, reason, request.usage(None), words=words)
     return sequencer.finish(
         request.request_id,
         reason,
@@ -288,6 +345,11 @@ def final_chunk(
         finish_reasons=finished.reasons,
         warnings=tuple(request.warnings),
     )
+
+
+def _deaf(request: Request) -> bool:
+    """Whether recognition has failed on a request that the engine answers without it."""
+    return any(warning.param == "asr" for warning in request.warnings)
 
 
 async def over(answer: asyncio.Task[None]) -> None:

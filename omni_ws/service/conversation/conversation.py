@@ -119,6 +119,7 @@ class Conversation:
         self.queue = RequestQueue(
             engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
         )
+        self.queue.cut_turns.patience = limits.asr_timeout_sec
         #: The request whose input is open.
         self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
@@ -273,8 +274,7 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        for request in tuple(self.queue.requests):
-            self.queue.end(request, self.finish_reason_at_end)
+        self.queue.end_all(self.finish_reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
@@ -294,8 +294,10 @@ class Conversation:
     def request_progressed(self) -> None:
         self._update_answering()
 
-    def request_ended(self, request: Request) -> None:
+    def request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
+
+    def request_ended(self, request: Request) -> None:
         if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
@@ -405,7 +407,7 @@ class Conversation:
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if waits and len(self.queue.requests) > may_wait:
+        if waits and len(self.queue.waiting) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self._admit()
 

@@ -67,13 +67,15 @@ class HistoryItem:
 class _Window:
     """The newest items that fit into a limit: from ``first`` on, with their sizes together.
 
-    ``asked``: whether the items before it, which are still kept, have a question.
+    ``asked``: whether the items before it, which are still kept, have a question; ``said``: whether the last of them is
+    one, which is one message with another behind it.
     """
 
     tokens: int = 0
     speech_bytes: int = 0
     first: int = 0
     asked: bool = False
+    said: bool = False
 
 
 class History:
@@ -116,8 +118,13 @@ class History:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What a request that is answered now sees."""
-        return tuple(map(_MESSAGE_OF, self._items[self._first_seen() :]))
+        """What a request that is answered now sees: without two messages in a row of the user, or of the assistant.
+
+        Those that a client sent as history stand as they were sent.
+        """
+        seen = self._items[self._first_seen() :]
+        sent = next((index for index, item in enumerate(seen) if item.request_id is not None), len(seen))
+        return (*map(_MESSAGE_OF, seen[:sent]), *joined(map(_MESSAGE_OF, seen[sent:])))
 
     def new_speech(self, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
         """A place for the speech of a request, for ``add``. None where nothing is kept; see KeptSpeech for the rest."""
@@ -132,11 +139,19 @@ class History:
         _keep_newest(self._places)
 
     def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
-        """What a request leaves. Messages without content are left out, and the oldest turns make room."""
+        """What a request leaves. Messages without content are left out, and the oldest turns make room.
+
+        Nothing is kept of a request that was truncated before.
+        """
+        if request_id in self._truncated:
+            for message in messages:
+                self._budget.give(_speech_bytes(message))
+            return
         place = _BEFORE_ALL if request_id is None else self._places.get(request_id, self._opened)
         behind_all = not self._items or self._items[-1].place <= place
         for message in messages:
-            if message.text or message.tool_calls or message.tool_call_id is not None or message.speech is not None:
+            text = message.text if request_id is None else message.text.strip()
+            if text or message.tool_calls or message.tool_call_id is not None or message.speech is not None:
                 tokens, speech_bytes = _count(message), _speech_bytes(message)
                 item = HistoryItem(new_id("item_"), request_id, place, message, tokens, speech_bytes)
                 self._items.append(item)
@@ -156,7 +171,7 @@ class History:
         for index in reversed(range(len(self._items))):
             item = self._items[index]
             if item.request_id == request_id and item.role == "assistant":
-                if answer.text or answer.tool_calls:
+                if answer.text.strip() or answer.tool_calls:
                     self._items[index] = replace(item, message=answer, tokens=_count(answer))
                     self._tokens += self._items[index].tokens - item.tokens
                 else:
@@ -167,7 +182,8 @@ class History:
     def truncate(self, request_id: str) -> int:
         """Drops a request and all later ones; returns how many these are.
 
-        Idempotent: for a request that an earlier truncation dropped nothing happens, and 0 is returned. Raises
+        What the user said before in the same message, in requests to which nothing was heard as an answer, goes with
+        it. Idempotent: for a request that an earlier truncation dropped nothing happens, and 0 is returned. Raises
         InvalidValue for any other id that is not, or no longer, that of a request here.
         """
         first = self._places.get(request_id)
@@ -175,6 +191,7 @@ class History:
             if request_id in self._truncated:
                 return 0
             raise InvalidValue(f"request {request_id[:64]!r} is not in the history", param="request_id")
+        first = self._begin_of_message(first)
         dropped = [known for known, place in self._places.items() if place >= first]
         for known in dropped:
             del self._places[known]
@@ -183,6 +200,16 @@ class History:
         self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
         self._seek()
         return len(dropped)
+
+    def _begin_of_message(self, place: int) -> int:
+        """The place of the request with which the message begins that the user says in the first from ``place`` on."""
+        index = bisect_left(self._items, place, key=lambda item: item.place)
+        if index == len(self._items) or self._items[index].role not in ("user", "assistant"):
+            return place
+        while index and self._items[index - 1].role == "user" and self._items[index - 1].request_id is not None:
+            index -= 1
+            place = self._items[index].place
+        return place
 
     def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
         """Drops the items of these roles that a request, or an item that was placed like one, has left."""
@@ -216,9 +243,11 @@ class History:
         while window.first < len(items):
             item = items[window.first]
             fits = window.tokens <= max_tokens and window.speech_bytes <= max_speech_bytes
-            if fits and not (window.asked and item.role != "user"):
+            whole = window.said and item.role == "user" and item.request_id is not None
+            if fits and not whole and not (window.asked and item.role != "user"):
                 break
             window.asked = window.asked or item.role == "user"
+            window.said = item.role == "user"
             window.tokens -= item.tokens
             window.speech_bytes -= item.speech_bytes
             window.first += 1
@@ -258,6 +287,7 @@ class History:
                 del self._places[oldest[0]]
             self._seen.first -= kept.first
             self._seen.asked = self._seen.asked and self._seen.first > 0
+            self._seen.said = self._seen.said and self._seen.first > 0
 
     def _drop(self, start: int, end: int) -> None:
         for item in self._items[start:end]:
@@ -270,6 +300,34 @@ class History:
         if item.message.speech is not None:
             self.held_bytes -= item.speech_bytes
             self._budget.give(item.speech_bytes)
+
+
+def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages without those that have no content, and with neighbours of one role joined by a blank."""
+    kept: list[Message] = []
+    for message in messages:
+        if not (message.text.strip() or message.tool_calls or message.tool_call_id is not None or message.speech):
+            continue
+        if kept and message.role in ("user", "assistant") and kept[-1].role == message.role:
+            kept[-1] = _joined(kept[-1], message)
+        else:
+            kept.append(message)
+    return tuple(kept)
+
+
+def _joined(first: Message, second: Message) -> Message:
+    last = first.parts[-1]
+    if last.speech is not None:  # behind which nothing fits into the same part
+        return replace(first, more=(*first.more, *second.parts))
+    both = replace(
+        last,
+        text=" ".join(filter(None, (last.text, second.text))),
+        tool_calls=(*last.tool_calls, *second.tool_calls),
+        speech=second.speech,
+    )
+    if first.more:
+        return replace(first, more=(*first.more[:-1], both, *second.more))
+    return replace(both, more=second.more)
 
 
 def estimate_tokens(text: str) -> int:

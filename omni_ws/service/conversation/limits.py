@@ -12,6 +12,8 @@ from omni_ws.core.stream_limits import StreamLimits
 MAX_WAITING_CHUNKS: Final = 1 << 18
 #: Results of tools in one request, which are kept by their ids until it ends, also where they are empty.
 MAX_TOOL_RESULTS: Final = 1 << 10
+#: How long a turn whose answer was cut off may be written down.
+ASR_TIMEOUT_SEC: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +25,5 @@ class ConversationLimits:
     max_pending_requests: int = 4
     #: Tokens, by ``estimate_tokens`` and a rate of speech, of the history that the engine gets; 0 for none.
     max_history_tokens: int = 4096
+    #: Seconds that recognition of a turn may take whose answer was cut off.
+    asr_timeout_sec: float = ASR_TIMEOUT_SEC

@@ -65,7 +65,7 @@ class Outbox:
         self.budget = budget
         #: Each message with its cost.
         self._messages: deque[tuple[ServerMessage, int]] = deque()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
         #: Since when the outbox is full; None while it has room.
         self.full_since: float | None = None
         self._journal = (
@@ -113,15 +113,26 @@ class Outbox:
         journal.record(output, cost)
 
     async def room(self) -> None:
-        """Wait until the outbox is not full."""
-        while self.full:
+        """Wait until the outbox is not full, or ``wake_writers``."""
+        looks = False
+        while self.full and not looks:
             room = asyncio.get_running_loop().create_future()
             self._waiting.append(room)
             try:
-                await room
+                looks = await room
             finally:
                 if room in self._waiting:
                     self._waiting.remove(room)
+
+    def wake_writers(self) -> None:
+        """Have all who wait for room look whether they still want it."""
+        self._wake_all(looks=True)
+
+    def _wake_all(self, *, looks: bool) -> None:
+        while self._waiting:
+            room = self._waiting.popleft()
+            if not room.done():
+                room.set_result(looks)
 
     def take(self) -> ServerMessage | None:
         """Remove and return the next message; None if there is none. The journal keeps it where there is one."""
@@ -228,10 +239,7 @@ class Outbox:
             return
         self.writer.output_stalled(self._now() - self.full_since)
         self.full_since = None
-        while self._waiting:
-            room = self._waiting.popleft()
-            if not room.done():
-                room.set_result(None)
+        self._wake_all(looks=False)
         self.reader.output_has_room()
 
     @property

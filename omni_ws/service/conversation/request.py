@@ -9,15 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace as replace_struct
+
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage, Word
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.output import OutputChunk, WordsKnown
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
     NO_SINK,
     WORDS_UNKNOWN,
     AnswerOptions,
+    Cut,
     GenerationRequest,
     Message,
     OutputSink,
@@ -25,8 +28,10 @@ from omni_ws.engine.base import (
     UsageMeter,
 )
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service.conversation.acknowledgements import asks
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText, SentCalls
@@ -35,6 +40,7 @@ from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
 from omni_ws.service.conversation.unheard_output import UnheardOutput
 from omni_ws.service.observing.timeline import RequestTimeline
+from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 log = logging.getLogger(__name__)
@@ -83,6 +89,10 @@ class Request:
     #: The session's id; None where it has this request alone.
     conversation: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
+    #: Its place in the order in which requests opened.
+    number: int = 0
+    #: Made where its answer is cut off, and the engine goes on with what was said.
+    cut: Cut = field(default_factory=Cut)
     #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
@@ -97,9 +107,18 @@ class Request:
     unheard_output: UnheardOutput | None = None
     #: Whether its input has been nothing but audio.
     only_speech: bool = True
+    #: Whether there is audio in its input, and what is known of the words in it.
+    spoke: bool = False
+    words: WordsKnown = WordsKnown.NOT_YET
+    #: Whether what earlier requests have to say comes first: nothing of this one is written meanwhile.
+    held_back: bool = False
+    #: Announces its answer, while that is held back.
+    announcement: ResponseStartedFrame | None = None
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
+    #: Whether it is, and not held back. Read for each output.
+    may_write: bool = False
     #: What fired the start policy; None before.
     started: GenerationStarted | None = None
     #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
@@ -111,13 +130,21 @@ class Request:
     #: Input that the engine has not taken.
     input: Channel[InputChunk] = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set while nothing is held or held back.
     _released: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Called when its words are known.
+    _on_words: list[Callable[[], None]] = field(default_factory=list)
     #: Text of the input, as much of it as a history can use.
     typed: bytearray = field(default_factory=bytearray)
     #: Transcripts of the input that are settled.
     heard: KeptText = field(default_factory=KeptText)
-    #: The latest transcript that was sent, while it is interim.
+    #: Those of them that were not sent yet.
+    unsent: list[TranscriptOutput] = field(default_factory=list)
+    #: The latest transcript, while it is interim.
     interim: TranscriptOutput | None = None
+    #: Whether the history has what it leaves, and what that is for the user.
+    remembered: bool = False
+    asked: Message | None = None
     #: Text of the answer that was sent.
     said: KeptText = field(default_factory=KeptText)
     #: Results of tools in the input, by the id of the call.
@@ -150,9 +177,20 @@ class Request:
         if self.is_frozen:
             self.input.close()
 
-    def begin_answer(self) -> None:
+    def begin_answer(self, *, held_back: bool = False) -> None:
         """The engine gets the request."""
+        self.held_back = held_back
         self._set_state(RequestState.ANSWERING)
+
+    def hold_back(self) -> None:
+        """Something comes before what it has to say."""
+        self.held_back = True
+        self._note_silence()
+
+    def let_speak(self) -> None:
+        """Nothing comes before it any more."""
+        self.held_back = False
+        self._note_silence()
 
     def hold(self, withdrawn: Sequence[OutputChunk]) -> None:
         """Speech interrupts the answer, which may go on: nothing of it is sent meanwhile, and it does not end.
@@ -161,7 +199,6 @@ class Request:
         """
         assert self.unheard_output is not None
         self._set_state(RequestState.HELD)
-        self._released.clear()
         self.playback.hold()
         self.unheard_output.set_aside(withdrawn)
         spoken = tuple(self.spoken)
@@ -180,12 +217,16 @@ class Request:
                 self.said.append(chunk.text)
             if chunk.tool_call is not None:
                 self.called(chunk.tool_call)
-        self._released.set()
         return outputs
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of the answer may be written now, and it may not end."""
+        return (self.held_back or self.state is RequestState.HELD) and not self.cut.made
+
     async def released(self) -> None:
-        """Wait while the answer is held."""
-        while self.state is RequestState.HELD:
+        """Wait while the answer is held, or held back."""
+        while self.silent:
             await self._released.wait()
 
     def await_rest_of_input(self) -> None:
@@ -208,9 +249,19 @@ class Request:
         self.error = None
         self.session.cancel()
 
+    def hear_on(self) -> None:
+        """The answer is cut off; what was said is written down to its end. ``know_words`` must follow."""
+        self.cut.make()
+        self.input.close()
+        self.input_ended.set()
+        self._note_silence()
+
     def finish(self) -> None:
-        """Release what the request holds: its final is in the outbox."""
+        """Its final is in the outbox. ``release`` must follow, at once or when its words are known."""
         self._set_state(RequestState.FINISHED)
+
+    def release(self) -> None:
+        """Release what the request holds. Idempotent."""
         self.input.discard()
         self.meter = UsageMeter()  # through which an engine might hold on to its work
         if self.speech is not None:
@@ -222,6 +273,73 @@ class Request:
         self.state.check(state)
         self.state = state
         self.answering = state in ANSWERING_STATES
+        self._note_silence()
+
+    def _note_silence(self) -> None:
+        self.may_write = self.answering and not self.held_back
+        if self.silent:
+            self._released.clear()
+        else:
+            self._released.set()
+
+    # what was said in it
+
+    @property
+    def sees_history(self) -> bool:
+        """Whether it sees what earlier requests of its session have left."""
+        return self.config.history and self.context is None and self.conversation is not None
+
+    @property
+    def words_known(self) -> bool:
+        """Whether nothing that was said in it is still being written down."""
+        return not self.spoke or self.words is not WordsKnown.NOT_YET
+
+    def know_words(self, words: WordsKnown) -> None:
+        """Nothing more is being written down. The first call counts."""
+        if self.words is WordsKnown.NOT_YET:
+            self.words = words
+            self._tell_words()
+
+    def note_remembered(self) -> None:
+        """The history has what it leaves."""
+        self.remembered = True
+        self._tell_words()
+
+    @property
+    def question_known(self) -> bool:
+        """Whether ``question`` stays as it is. Where the answer is cut off, the history decides what that is."""
+        return self.words_known and (self.remembered or not self.cut.made)
+
+    def _tell_words(self) -> None:
+        if self.question_known:
+            called, self._on_words = self._on_words, []
+            for call in called:
+                call()
+
+    def when_question_known(self, call: Callable[[], None]) -> None:
+        """Have a function called, later, when ``question_known``."""
+        self._on_words.append(call)
+
+    async def until_question_known(self) -> None:
+        """Wait for ``question_known``."""
+        if not self.question_known:
+            known = asyncio.Event()
+            self.when_question_known(known.set)
+            await known.wait()
+
+    def hear(self, transcript: TranscriptOutput) -> None:
+        """The engine has written something down."""
+        if transcript.interim:
+            self.interim = transcript
+            return
+        self.interim = None
+        self.heard.append(transcript.text)
+        self.unsent.append(transcript)
+
+    def settle(self) -> None:
+        """No recognition follows the interim transcript: it has to do."""
+        if self.interim is not None:
+            self.hear(replace_struct(self.interim, interim=False))
 
     def interrupts(self, *, by_speech: bool) -> bool:
         """Whether it ends earlier requests as it opens. Detected speech does so unless turn detection is set not to."""
@@ -243,8 +361,10 @@ class Request:
         self.only_speech = self.only_speech and (chunk.modality is Modality.AUDIO or not chunk.has_content)
         if chunk.modality is Modality.TEXT:
             self._keep_text(chunk)
-        elif chunk.modality is Modality.AUDIO and self.speech is not None:
-            self.speech.append(chunk)
+        elif chunk.modality is Modality.AUDIO:
+            self.spoke = self.spoke or bool(chunk.payload)
+            if self.speech is not None:
+                self.speech.append(chunk)
         self.input.put_nowait(chunk)
 
     def _keep_text(self, chunk: InputChunk) -> None:
@@ -299,15 +419,15 @@ class Request:
         """The text of the answer that was sent."""
         return self.said.joined()
 
-    def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
+    def take_messages(self, *, audio_ms: float = 0) -> tuple[Message, ...]:
         """The messages that this request adds to the history. Call it once: it hands over the kept speech.
 
-        ``all_heard`` says that the transcripts have all the words there were; ``audio_ms`` is the length of the audio
-        as the engine decoded it, 0 where it did not report that.
+        ``audio_ms`` is the length of the audio as the engine decoded it, 0 where it did not report that.
         """
         user = Message("user", self.user_text)
-        if not all_heard and not self.heard.joined():
+        if self.spoke and self.words is not WordsKnown.ALL:
             user = self._spoken(audio_ms)
+        self.asked = user
         return (*self._results, user, self.answer_message)
 
     @property
@@ -317,20 +437,36 @@ class Request:
             for call, text in self.tool_results.items()
         )
 
+    @property
+    def question(self) -> Message:
+        """What the user says in it, as far as that is known."""
+        return self.asked or Message("user", self.user_text)
+
     def messages_if_cut(self) -> tuple[Message, ...]:
         """What the history would get if the answer, which is held, had ended where it was interrupted."""
-        heard = [self.user_text, self.interim.text if self.interim is not None else ""]
-        return (*self._results, Message("user", " ".join(filter(None, heard))), self._answer(cut=True))
+        return (*self._results, self.question, self._answer(cut=True))
+
+    @property
+    def leaves_answer(self) -> bool:
+        """Whether the history keeps anything of it but what the user said, now that its answer is cut off or held."""
+        cut = self.state is RequestState.HELD or self.playback.stopped
+        answer = self._answer(cut=cut)
+        return bool(self.tool_results or answer.text.strip() or answer.tool_calls)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the last sentence that was heard of the answer, which is held, is a question."""
+        return asks(self.said.joined(), len(self._answer(cut=True).text))
 
     def _spoken(self, audio_ms: float) -> Message:
-        """The message of a user whose spoken words, if there were any, are not known."""
-        kept = self.speech
-        if kept is None or not kept.began:
+        """The message of a user whose spoken words are not all known: with the audio, wherever that is kept."""
+        kept, typed = self.speech, self.typed.decode("utf-8", "replace")
+        if kept is not None and kept.began and (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
+            return Message("user", typed, speech=speech)
+        if self.heard.joined() or kept is None or not kept.began:
             return Message("user", self.user_text)
-        if (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
-            return Message("user", self.user_text, speech=speech)
         log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
-        return Message("user", " ".join(filter(None, [self.user_text, WORDS_UNKNOWN])))
+        return Message("user", " ".join(filter(None, [typed, WORDS_UNKNOWN])))
 
     @property
     def answer_message(self) -> Message:
@@ -353,14 +489,16 @@ class Request:
 
     # the engine
 
-    def generation_request(self, history: tuple[Message, ...], sink: OutputSink = NO_SINK) -> GenerationRequest:
-        """The request as the engine gets it."""
+    def generation_request(
+        self, history: tuple[Message, ...], sink: OutputSink = NO_SINK, *, earlier: EarlierParts | None = None
+    ) -> GenerationRequest:
+        """The request as the engine gets it; ``earlier`` is what its message begins with."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
         return GenerationRequest(
             request_id=self.request_id,
             task=config.task,
-            input=self.input,
+            input=self.input if earlier is None else ContinuedInput(earlier, self.input),
             input_mode=settings.mode,
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
@@ -380,6 +518,7 @@ class Request:
             owner=self.owner,
             conversation=self.conversation,
             meter=self.meter,
+            cut=self.cut,
             sink=sink,
             media_room=self.media_room,
         )

@@ -8,15 +8,25 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import FinishReason, InputMode
-from omni_ws.core.output import OutputChunk, OutputSequencer
+from omni_ws.core.chunks import FinishReason, InputMode, Task
+from omni_ws.core.output import OutputChunk, OutputSequencer, WordsKnown
 from omni_ws.core.request_input import GenerationStarted
-from omni_ws.engine.base import Engine, Finished
-from omni_ws.errors import EngineFailed, websocket_close_code
-from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, started_frame, transcript_chunk
+from omni_ws.engine.base import Engine, Finished, Message
+from omni_ws.errors import EngineFailed, ends_session
+from omni_ws.service.conversation.answer_writer import (
+    AnswerWriter,
+    final_chunk,
+    late_transcript,
+    over,
+    started_frame,
+    transcript_chunk,
+)
+from omni_ws.service.conversation.cut_turns import CutTurns, Due
+from omni_ws.service.conversation.earlier_turns import EarlierTurns
 from omni_ws.service.conversation.greeting import begin_greeting, say_greeting
 from omni_ws.service.conversation.held_answer import HeldAnswer
-from omni_ws.service.conversation.history import History
+from omni_ws.service.conversation.history import History, joined
+from omni_ws.service.conversation.limits import ASR_TIMEOUT_SEC
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
@@ -25,7 +35,6 @@ from omni_ws.service.conversation.unheard_output import UnheardOutput
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.service.wake_up import WakeUp
-from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
 class QueueOwner(Protocol):
@@ -37,6 +46,9 @@ class QueueOwner(Protocol):
     def request_ended(self, request: Request) -> None:
         """The final of this request is in the outbox, and the request has left the queue."""
 
+    def request_released(self, request: Request) -> None:
+        """Nothing works on this request any more; it may have ended long before."""
+
 
 class RequestQueue:
     """Gives the first request to the engine, and every request exactly one final.
@@ -44,6 +56,10 @@ class RequestQueue:
     Finals are written in the order of the queue, except that of a request that is refused as it opens: it is written at
     once. So are, in their order, that of a request that is cancelled while it is answered, and those of all requests
     that another interrupts; the next answer waits until the engine has released the one before.
+
+    Words are not lost with an answer. Where one is cut off before all that was said in its request is written down, the
+    engine goes on with that alone, as a *cut turn* (CutTurns): beside the next request, which begins with those words
+    if the history keeps nothing of the answer, and says nothing before it has them.
 
     With ``interrupt_resume`` speech holds the answer that it interrupts, and the engine works on its request meanwhile.
     Where that has words, or anything else happens, the held answer is cancelled before anything of the new one is
@@ -72,31 +88,45 @@ class RequestQueue:
         self._wake = WakeUp()
         #: The tasks that answer requests: the first, or the one behind an answer that is held or winds up.
         self._answers: dict[Request, asyncio.Task[None]] = {}
+        #: The tasks that write cut turns down.
+        self._hearing: dict[Request, asyncio.Task[None]] = {}
+        self.cut_turns = self._cut = CutTurns(ASR_TIMEOUT_SEC)
+        self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None
-        #: The first is being answered, or will be next.
+        #: Whether ``run`` has ended, or is about to.
+        self._stopped = False
+        #: What ends the session.
+        self._failure: BaseException | None = None
+        #: Those without a final. The first that is not cut is being answered, or will be next.
         self.requests: list[Request] = []
-        #: Whether any request has opened, or the greeting.
-        self.opened = False
+        #: How many have opened, the greeting among them.
+        self.opened = 0
         #: Set by ``close``.
         self.closing = False
 
     @property
     def current(self) -> Request | None:
         """The request that is being answered."""
-        return self.requests[0] if self.requests and self.requests[0].answering else None
+        return next((request for request in self.requests if request.answering), None)
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The requests whose answer is to come, or under way."""
+        return [request for request in self.requests if request not in self._cut]
 
     def find(self, request_id: str | None) -> Request | None:
         """The request of this id, or with None the one that is being answered, else the newest; None without any."""
         if request_id is not None:
             return next((request for request in self.requests if request.request_id == request_id), None)
-        return self.current or (self.requests[-1] if self.requests else None)
+        return self.current or next(reversed(self.waiting or self.requests), None)
 
     # requests
 
     def open(self, request: Request) -> None:
         """Let the request have outputs, a final and a place in the history, even if it is never appended."""
-        self.opened = True
+        request.number = self.opened
+        self.opened += 1
         detection, budget = request.config.turn_detection, self._outbox.budget
         if detection is not None and detection.interrupt_resume and budget is not None:
             request.unheard_output = UnheardOutput(budget)
@@ -123,13 +153,11 @@ class RequestQueue:
     def interrupt(self, *, by: Request) -> None:
         """Cancel all requests and the playback, or hold the answer, for a new request, which is appended afterwards."""
         if self._may_hold(by):
-            self._hold(self.requests[0], by)
+            self._hold(self.waiting[0], by)
             return
         self._loudspeaker.silence()
-        for earlier in tuple(self.requests):
+        for earlier in self.waiting:
             self.cancel(earlier, by=by)
-            # In its order: those before it have their finals. It would wait for the engine to wind up.
-            self.end(earlier, FinishReason.CANCELLED)
 
     def wake(self) -> None:
         """Look at the requests again: the state of one has changed."""
@@ -139,23 +167,27 @@ class RequestQueue:
     def cancel(self, request: Request, *, by: Request | None = None) -> None:
         """Cancel a queued request; ``by`` is the request that interrupts it, if one does.
 
-        One that is being answered has its final at once, without the outputs that were not sent; one that waits has it
-        in its order.
+        One that is being answered has its final at once, without the outputs that were not sent, unless it is
+        interrupted and its words are still being written down. One that waits, and that a client cancels, has it in its
+        order.
         """
+        if request in self._cut:
+            self._cut.hurry(request, now=self._now())
+            self._settle()
+            return
         if self._held is not None and self._held.by is request:
             self._give_up()
         held = self._let_go(request)
         answering = request.answering or held is not None
         request.cancel(by=by)
-        if answering and (answer := self._answers.get(request)) is not None:
-            answer.cancel()
+        if answering:
             if held is None:
                 request.withdrawn(self._withdraw(request))
             request.playback.stop()
-            # The client does not wait until the engine has wound up; the next answer does.
-            self.end(request, FinishReason.CANCELLED)
-        if held is not None and held.announcement is not None:
-            self._announce(held.by, held.announcement)
+        if answering or by is not None:
+            self._cut_off(request, at_once=by is None)
+        if held is not None:
+            self._speak_or_wait(held.by)
         self._wake.set()
 
     def _withdraw(self, request: Request) -> list[OutputChunk]:
@@ -168,12 +200,13 @@ class RequestQueue:
 
         ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the engine's own end.
         """
-        if request.state is RequestState.FINISHED:
+        if request.state is RequestState.FINISHED or request in self._cut:
             return
         self._let_go(request)  # where the session ends
         held = self._held
         if held is not None and held.by is request and not (request.answering and request.only_speech):
             self._give_up()
+        request.know_words(WordsKnown.NEVER)
         if request.state is RequestState.CANCELLED:
             reason = FinishReason.CANCELLED
         if request.error is not None:
@@ -182,9 +215,18 @@ class RequestQueue:
             self._outbox.put_nowait(of_request(request.error, request.request_id, engine=self._engine))
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:
-            self._settle(request)
+            request.settle()
         if reason is not FinishReason.ERROR:
             self._remember(request, finished if reason is not FinishReason.CANCELLED else None)
+        self._write_final(request, reason, finished)
+        self._release(request)
+        if self._held is not None and self._held.by is request:
+            self._go_on(self._held)
+        self._wake.set()
+
+    def _write_final(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
+        if reason is FinishReason.CANCELLED:
+            self._send_transcripts(request)
         final = final_chunk(request, reason, finished, sequencer=self._sequencer)
         request.timeline.mark_ended(
             final,
@@ -199,9 +241,114 @@ class RequestQueue:
         if request in self.requests:
             self.requests.remove(request)
         self._owner.request_ended(request)
-        if self._held is not None and self._held.by is request:
-            self._go_on(self._held)
+
+    def _release(self, request: Request) -> None:
+        request.release()
+        self._owner.request_released(request)
+
+    def end_all(self, reason: FinishReason) -> None:
+        """Write the finals of all requests, and wait for nothing any more: the session ends."""
+        self._cut.give_all_up(now=self._now())
+        self._settle()
+        for request in tuple(self.requests):
+            self.end(request, reason)
+
+    # turns that are cut off
+
+    def _cut_off(self, request: Request, *, at_once: bool) -> None:
+        """End the answer to a request, which is cancelled; what was said in it is written down where that is possible.
+
+        ``at_once``: its final does not wait for that.
+        """
+        answer = self._answers.get(request)
+        if hears := self._hears_on(request):
+            if answer is None:
+                assert request.started is not None
+                request.announcement = started_frame(request, request.started)
+                answer = self._start_task(request)
+            self._answers.pop(request, None)
+            self._hearing[request] = answer
+            request.hear_on()
+            self._outbox.wake_writers()
+        elif answer is not None:
+            answer.cancel()
+        if not hears:
+            request.know_words(WordsKnown.NEVER)
+            request.settle()
+        self._cut.add(request, known=not hears, at_once=at_once, now=self._now())
+        self._settle()
+
+    def _hears_on(self, request: Request) -> bool:
+        """Whether words of a request that is cut off are still to come from the engine."""
+        able = self._engine.capabilities
+        if request.words_known or not able.transcripts or request.started is None:
+            return False
+        return able.hears_on or able.transcribes_first or request.config.task is Task.TRANSCRIBE
+
+    def _settle(self) -> None:
+        """Do what is due about cut turns, and let those behind them speak."""
+        for due, request in self._cut.due(now=self._now()):
+            match due:
+                case Due.GIVE_UP:
+                    if (hearing := self._hearing.get(request)) is not None:
+                        hearing.cancel()
+                    request.know_words(WordsKnown.NEVER)
+                case Due.WORDS:
+                    if request.words is not WordsKnown.ALL:
+                        request.settle()
+                    self._remember(request, None)
+                case Due.FINAL:
+                    self._write_final(request, FinishReason.CANCELLED)
+                case Due.LATE_WORDS:
+                    self._put_transcript(late_transcript(request, sequencer=self._sequencer))
+            if request.remembered and request.state is RequestState.FINISHED:
+                self._release(request)
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
+        when = self._cut.get_timer()
+        self._cut_timer = None if when is None else asyncio.get_running_loop().call_at(when, self._settle)
+        for request in self.waiting:
+            if request.held_back:
+                self._speak_or_wait(request)
+        self._begin_beside()
         self._wake.set()
+
+    def _words_over(self, request: Request) -> None:
+        """The engine is done with a cut turn."""
+        self._hearing.pop(request, None)
+        request.know_words(WordsKnown.NEVER)
+        if self._cut.known(request):
+            self._settle()
+        self._wake.set()
+
+    def _speak_or_wait(self, request: Request) -> None:
+        """Let a request that has begun write its answer, or have it wait for what comes before."""
+        if not request.answering and request.announcement is None:
+            return  # the engine has not begun with it
+        if self._cut.before(request):
+            request.hold_back()
+            return
+        request.let_speak()
+        if request.announcement is not None and (self._held is None or self._held.by is not request):
+            self._announce(request)
+
+    def _send_transcripts(self, request: Request) -> None:
+        """Send what was settled and not sent."""
+        unsent, request.unsent = request.unsent, []
+        if unsent and request.announcement is not None:  # it was held back to its end
+            self._outbox.put_nowait(request.announcement)
+            request.announcement = None
+        for transcript in unsent:
+            self._put_transcript(transcript_chunk(request, transcript, sequencer=self._sequencer))
+
+    def _put_transcript(self, chunk: OutputChunk) -> None:
+        if self._observed.listening_to_outputs:
+            self._observed.notify(OutputMade(chunk))
+        self._outbox.put_nowait(chunk)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     # an answer that is held
 
@@ -212,9 +359,10 @@ class RequestQueue:
             return False
         if not self._engine.capabilities.transcripts or by.session.settings.mode is InputMode.SNAPSHOT:
             return False
-        if len(self.requests) != 1 or self.requests[0].state is not RequestState.ANSWERING:
+        waiting = self.waiting
+        if len(waiting) != 1 or waiting[0].state is not RequestState.ANSWERING:
             return False
-        first = self.requests[0]
+        first = waiting[0]
         return first.unheard_output is not None and first.unheard_output.reaches(first.playback.resume_ms)
 
     def _hold(self, request: Request, by: Request) -> None:
@@ -246,33 +394,21 @@ class RequestQueue:
 
     def _begin_beside(self) -> None:
         """Let the engine begin with the turn that interrupted an answer, to learn whether it has words."""
-        if self._held is not None and self._held.by.state is RequestState.WAITING:
-            self._begin(self._held.by).add_done_callback(partial(self._ended_beside, self._held.by))
-
-    def _ended_beside(self, request: Request, _: asyncio.Task[None]) -> None:
-        if request.state is RequestState.FINISHED and request.error is None:
-            self._answers.pop(request, None)  # else ``run`` raises what it has to
-
-    def _settle(self, request: Request) -> None:
-        """Settle the interim transcript of a request that is cut short as it is: no recognition follows it."""
-        if request.interim is None:
+        if self._held is None or self._held.by.state is not RequestState.WAITING:
             return
-        settled = replace(request.interim, interim=False)
-        request.interim = None
-        request.heard.append(settled.text)
-        chunk = transcript_chunk(request, settled, sequencer=self._sequencer)
-        if self._observed.listening_to_outputs:
-            self._observed.notify(OutputMade(chunk))
-        self._outbox.put_nowait(chunk)
+        if self._may_begin(self._held.by):
+            self._begin(self._held.by)
+        elif not self._held.looked_at_later:
+            self._held.looked_at_later = True
+            self._held.request.when_question_known(self.wake)
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
-        """Add the request to the history. Only an engine that came to its own end has reported every transcript."""
-        unheard = any(warning.param == "asr" for warning in request.warnings)
-        all_heard = finished is not None and self._engine.capabilities.transcripts and not unheard
+        """Add the request to the history."""
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
-        *asked, answer = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
+        *asked, answer = request.take_messages(audio_ms=audio_ms)
         kept = [*(asked if request.input_kept else ()), *([answer] if request.answer_kept else ())]
         self._history.add(kept, request_id=request.request_id)
+        request.note_remembered()
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
@@ -287,76 +423,137 @@ class RequestQueue:
         Raises the error of a request that ends the session.
         """
         try:
-            while self.requests or not self.closing:
+            while self._busy or not self.closing:
                 await self._wake.wait()
                 self._wake.clear()
-                while (request := self._next) is not None:
-                    await self._serve(request)
+                self._advance()
+                if self._failure is not None:
+                    raise self._failure
         finally:
-            for answer in tuple(self._answers.values()):  # of a turn that interrupted
-                answer.cancel()
-                await over(answer)
+            self._stopped = True
+            for task in (*self._answers.values(), *self._hearing.values()):
+                task.cancel()
+            for task in (*self._answers.values(), *self._hearing.values()):
+                await over(task)
+            if self._cut_timer is not None:
+                self._cut_timer.cancel()
 
     @property
-    def _next(self) -> Request | None:
-        """The request to serve next: one whose answer began while another was held, else the first."""
-        if self._answers:
-            return next(iter(self._answers))
-        return self.requests[0] if self.requests and self.requests[0].state is not RequestState.OPEN else None
+    def _busy(self) -> bool:
+        return bool(self.requests or self._answers or self._hearing)
 
-    async def _serve(self, request: Request) -> None:
-        if request.state is RequestState.WAITING and request.started is not None:
-            self._begin(request)
-        if (answer := self._answers.get(request)) is not None:
-            try:
-                await over(answer)
-            finally:
-                self._answers.pop(request, None)
-            if not answer.cancelled():
-                answer.result()
+    def _advance(self) -> None:
+        """Begin with the next request, where nothing is being answered."""
+        while self._failure is None and not self._answers:
+            waiting = self.waiting
+            if not waiting or waiting[0].state is RequestState.OPEN:
+                return
+            first = waiting[0]
+            if first.state is RequestState.WAITING and first.started is not None:
+                if self._may_begin(first):
+                    self._begin(first)
+                return
+            if first.state is RequestState.CANCELLED:
+                self._cut_off(first, at_once=True)
+            else:
+                self._over(first)
+
+    def _over(self, request: Request) -> None:
+        """A request has been answered, or will not be."""
         self.end(request, FinishReason.CANCELLED)
-        if request.error is not None and websocket_close_code(request.error) is not None:
-            raise request.error
+        if request.error is not None and ends_session(request.error):
+            self._failure = request.error
+        self._wake.set()
 
-    def _begin(self, request: Request) -> asyncio.Task[None]:
+    def _may_begin(self, request: Request) -> bool:
+        """Whether the history is known that a request sees, up to the words that it begins with itself."""
+        if not request.sees_history:
+            return True
+        unknown = self._cut.unknown_before(request)
+        if self._held is not None and self._held.by is request and not self._held.request.words_known:
+            unknown.append(self._held.request)
+        return not any(earlier.leaves_answer for earlier in unknown)
+
+    def _begin(self, request: Request) -> None:
         """Give a request that has started to the engine."""
-        assert request.started is not None
-        request.begin_answer()
-        answer = self._answers[request] = asyncio.create_task(
-            self._write_answer(request, request.started), name=f"answer {request.request_id}"
-        )
+        request.begin_answer(held_back=self._cut.before(request))
+        self._answers[request] = self._start_task(request)
         self._owner.request_progressed()
-        return answer
 
-    def _announce(self, request: Request, frame: ResponseStartedFrame | None) -> None:
+    def _start_task(self, request: Request) -> asyncio.Task[None]:
+        assert request.started is not None
+        writing = self._write_answer(request, request.started)
+        task = asyncio.create_task(writing, name=f"answer {request.request_id}")
+        task.add_done_callback(partial(self._task_over, request))
+        return task
+
+    def _task_over(self, request: Request, task: asyncio.Task[None]) -> None:
+        self._answers.pop(request, None)
+        if self._stopped:
+            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._wake.set()
+            return
+        if request in self._hearing:
+            self._words_over(request)
+        self._over(request)
+
+    def _announce(self, request: Request) -> None:
         """The audio of this answer is what plays next."""
         self._loudspeaker.answering(request)
-        if frame is not None:
-            self._outbox.put_nowait(frame)
+        if request.announcement is not None:
+            self._outbox.put_nowait(request.announcement)
+            request.announcement = None
 
     async def _write_answer(self, request: Request, started: GenerationStarted) -> None:
         held = self._held if self._held is not None and self._held.by is request else None
-        transcribes_first = self._engine.capabilities.transcribes_first
+        able = self._engine.capabilities
         writer = AnswerWriter(
-            request, self._outbox, self._sequencer, self._observed, held=held, transcribes_first=transcribes_first
+            request,
+            self._outbox,
+            self._sequencer,
+            self._observed,
+            held=held,
+            transcribes=able.transcripts,
+            transcribes_first=able.transcribes_first,
         )
+        if request.cut.made:  # nobody wants the answer any more
+            await writer.answer(self._engine.generate, ())
+            return
         if request.greeting:  # announced as it opened
-            self._announce(request, None)
+            self._announce(request)
             finished = await writer.answer(partial(say_greeting, self._engine, request), ())
         else:
-            frame = started_frame(request, started)
-            history = self._history.messages if request.config.history else ()
-            if held is None:
-                self._announce(request, frame)
-            else:
-                held.announcement = frame
-                history = (*history, *held.request.messages_if_cut()) if request.config.history else ()
-            if request.context is not None:
-                history = request.context
-            finished = await writer.answer(self._engine.generate, history)
+            request.announcement = started_frame(request, started)
+            if held is None and not request.held_back:
+                self._announce(request)
+            history, earlier = self._seen_by(request, held)
+            finished = await writer.answer(self._engine.generate, history, earlier=earlier)
         if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)
+        if held is not None and request.error is not None and self._held is held:
+            self._give_up()
+            await request.released()  # the answer that was held has its final first
         self.end(request, finished.reason, finished)
+
+    def _seen_by(self, request: Request, held: HeldAnswer | None) -> tuple[tuple[Message, ...], EarlierTurns | None]:
+        """What a request sees of the history, and what its own message begins with: what nothing was answered to."""
+        if request.context is not None or not request.config.history:
+            return request.context or (), None
+        if not request.sees_history:  # it is a session by itself
+            return self._history.messages, None
+        pending = self._cut.unknown_before(request)
+        messages = self._history.messages
+        if held is not None:
+            if held.request.leaves_answer:
+                messages = joined((*messages, *held.request.messages_if_cut()))
+            else:
+                pending = [*pending, held.request]
+        last = messages[-1] if messages and messages[-1].role == "user" else None
+        if last is None and not pending:
+            return messages, None
+        return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:
         """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""

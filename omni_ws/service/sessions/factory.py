@@ -149,6 +149,7 @@ class SessionFactory:
             ),
             max_pending_requests=streaming.max_pending_requests,
             max_history_tokens=config.limits.max_history_tokens,
+            asr_timeout_sec=config.asr.timeout_sec,
         )
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk
-from omni_ws.errors import Busy, OmniError
+from omni_ws.core.output import FinalChunk, OutputChunk, WordsKnown
+from omni_ws.errors import Busy, EngineFailed, OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.identifiers import new_id
@@ -38,6 +38,8 @@ class Translator:
         self._items = items
         #: By request, the responses that are not done.
         self._responses: dict[str, RealtimeResponse] = {}
+        #: By request that has had its final, the turn of which not all is written down yet.
+        self._late: dict[str, Turn] = {}
         #: Errors of requests that have no response, until their finals.
         self._errors: dict[str, OmniError] = {}
 
@@ -53,7 +55,7 @@ class Translator:
         """Whether a turn that waits for a response is still being transcribed."""
         if not self._conversation.busy and not self._conversation.outbox:
             self.turns.drop_unbound()
-        return self.turns.transcribing
+        return self._waits_for_words
 
     # what the client does
 
@@ -148,8 +150,15 @@ class Translator:
         turn.item.request_id = request_id
         yield from self.respond(request_id, self._conversation.configuration.effective)
 
+    @property
+    def _waits_for_words(self) -> bool:
+        return self.turns.transcribing or any(not turn.answered for turn in self._late.values())
+
     def _output(self, chunk: OutputChunk) -> Iterator[Event]:
         request_id = chunk.request_id
+        if chunk.late:
+            yield from self._late_words(chunk)
+            return
         response = self._responses.get(request_id)
         turn = None if response is not None and not self.turns.knows(request_id) else self.turns.find(request_id)
         if chunk.modality is OutputModality.TRANSCRIPT:
@@ -162,7 +171,9 @@ class Translator:
             if response is None:  # an engine that answers while it listens
                 yield from self._begin(turn, request_id)
                 response = self._responses[request_id]
-            yield from self._transcribed(turn)
+            able = self._conversation.engine.capabilities
+            if able.transcribes_first or not able.transcripts:
+                yield from self._transcribed(turn)
         if response is not None:
             yield from response.render(chunk, self._items.add)
 
@@ -171,12 +182,16 @@ class Translator:
         response = self._responses.get(request_id)
         error = self._errors.pop(request_id, None)
         turn = None if response is not None and not self.turns.knows(request_id) else self.turns.find(request_id)
+        follows = turn is not None and final.words is WordsKnown.NOT_YET
         if turn is not None:
-            yield from self._transcribed(turn, error)
+            if follows:
+                self._late[request_id] = turn
+            else:
+                yield from self._transcribed(turn, error, failed=final.words is WordsKnown.NEVER)
             if response is None and turn.answered and not turn.cleared and error is not None:
                 yield from self._begin(turn, request_id)
                 response = self._responses[request_id]
-            if not turn.answered:
+            if not turn.answered and not follows:
                 self._wait_for_response(turn, request_id)
         self.turns.end(request_id)
         if response is not None:
@@ -185,8 +200,21 @@ class Translator:
             del self._responses[request_id]
             self._items.have_grown(response.items)
         self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
-        if turn is not None and not turn.answered and not self.turns.transcribing:
+        if turn is not None and not turn.answered and not self._waits_for_words:
             self.on_transcribed()
+
+    def _late_words(self, chunk: OutputChunk) -> Iterator[Event]:
+        """What had not been written down of a turn that was cut off."""
+        turn = self._late.pop(chunk.request_id, None)
+        if turn is None:
+            return
+        if chunk.text:
+            yield from self._transcript(turn, chunk.text)
+        yield from self._transcribed(turn, failed=chunk.failed)
+        if not turn.answered:
+            self._wait_for_response(turn, chunk.request_id)
+            if not self._waits_for_words:
+                self.on_transcribed()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
         """A turn was transcribed: its item is in the place of its request in the history."""
@@ -201,19 +229,21 @@ class Translator:
         if wants_transcripts(self.session) and text and not turn.cleared:
             yield self._transcription(turn, "delta", delta=text)
 
-    def _transcribed(self, turn: Turn, error: OmniError | None = None) -> Iterator[Event]:
-        """All of a turn is transcribed, or the engine has failed on it."""
+    def _transcribed(self, turn: Turn, error: OmniError | None = None, *, failed: bool = False) -> Iterator[Event]:
+        """All of a turn is transcribed, or the engine has failed on it; ``failed`` says that recognition has."""
         if turn.transcribed or turn.cleared:
             return
         turn.transcribed = True
         turn.item.content[0]["transcript"] = turn.text
         if not wants_transcripts(self.session):
             return
+        if error is None and (failed or not self._conversation.engine.capabilities.transcripts):
+            error = EngineFailed("what was said could not be transcribed", param="asr")
         if error is not None and not turn.transcript:
             fields = error_fields(error)
             shown = {name: fields[name] for name in ("type", "code", "message", "param")}
             yield self._transcription(turn, "failed", error=shown)
-        elif turn.transcript or not turn.answered:
+        else:
             seconds = max(0, turn.end_ms - turn.start_ms) / 1000
             usage = {"type": "duration", "seconds": seconds}
             yield self._transcription(turn, "completed", transcript=turn.text, usage=usage)

@@ -19,6 +19,7 @@ from support.until import until
 from omni_ws.audio.samples import Pcm16
 from omni_ws.core.chunks import Task, Word
 from omni_ws.engine.asr.listener import Listener, Listening
+from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.recogniser_engine import TALKERS_PER_CORE, RecogniserEngine
 from omni_ws.engine.asr.seats import Seats
@@ -192,6 +193,71 @@ async def test_cores_that_the_process_may_not_use_carry_nobody(recogniser: Count
     assert whisper.workers == 1
 
 
+async def live_listener(
+    recogniser: CountingRecogniser,
+    executor: ThreadPoolExecutor,
+    *,
+    seats: Seats | None = None,
+    tells_guesses: bool = True,
+) -> Listener:
+    """A listener to whom every piece comes as it is spoken."""
+    clock, listening = itertools.count(0, 10), Listening(seats or Seats(1), recogniser, executor)
+    pace = AudioPace(lambda: next(clock))
+    return Listener(listening, await listening.take_seat(None), pace, tells_guesses=tells_guesses)
+
+
+@pytest.mark.parametrize("session", ["sess_1", None])
+async def test_a_seat_is_free_when_the_input_of_a_turn_is_over(
+    engine: RecogniserEngine, recogniser: CountingRecogniser, session: str | None
+) -> None:
+    """A request by itself keeps it to its end: a file is read faster than it is written down."""
+    assert engine.listening is not None
+    seats = engine.listening.seats
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    recogniser.goes_on.clear()
+    source = open_input(*audio(SPEECH))
+    running = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE, conversation=session))
+    await until(lambda: seats.taken == 1)
+    source.close()
+    if session is not None:
+        await until(lambda: seats.taken == 0)
+    await until(lambda: bool(recogniser.asked))
+    assert not running.done()
+    assert seats.taken == (session is None)
+    recogniser.goes_on.set()
+    assert (await running).text
+
+
+async def test_parts_of_one_session_are_listened_to_on_one_seat(
+    engine: RecogniserEngine, recogniser: CountingRecogniser
+) -> None:
+    sources = [open_input(*audio(SPEECH)) for _ in range(3)]  # one more than there are seats
+    running = [
+        asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE, conversation="sess_1")) for source in sources
+    ]
+    await until(lambda: recogniser.expected == [1, 1, 1])
+    for source in sources:
+        source.close()
+    assert all([result.text for result in await asyncio.gather(*running)])
+
+
+@pytest.mark.parametrize("carried", [1, 0])
+async def test_where_seats_are_crowded_there_are_no_interim_texts(recogniser: CountingRecogniser, carried: int) -> None:
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    outputs: list[TranscriptOutput | TranscriptGuess] = []
+    with ThreadPoolExecutor(1) as executor:
+        seats = Seats(1, lambda interims: carried if interims else 1)
+        listener = await live_listener(recogniser, executor, seats=seats, tells_guesses=False)
+        for piece in np.array_split(clip_samples("goforward"), 40):
+            outputs += [output async for output in listener.hear(piece)]
+        outputs += [output async for output in listener.end_part()]
+        await listener.close()
+    recogniser.close()
+    transcripts = [one for one in outputs if isinstance(one, TranscriptOutput)]
+    assert any(one.interim for one in transcripts) is bool(carried)
+    assert not transcripts[-1].interim
+
+
 @pytest.mark.parametrize("asked", [True, False])
 async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
     recogniser: CountingRecogniser, asked: bool
@@ -199,9 +265,7 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
-        listening = Listening(Seats(1), recogniser, executor)
-        clock = itertools.count(0, 10)  # every piece comes as it is spoken
-        listener = Listener(listening, clock=lambda: next(clock), tells_guesses=asked)
+        listener = await live_listener(recogniser, executor, tells_guesses=asked)
         words = clip_samples("goforward")[8_000:36_000]
         for _ in range(2):
             for piece in np.array_split(np.concatenate((words, np.zeros(4_800, np.float32))), 20):
@@ -224,8 +288,7 @@ async def test_a_pause_is_guessed_at_once_an_outdated_guess_has_ended(recogniser
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     recogniser.goes_on.clear()
     with ThreadPoolExecutor(1) as executor:
-        clock = itertools.count(0, 10)
-        listener = Listener(Listening(Seats(1), recogniser, executor), clock=lambda: next(clock), tells_guesses=True)
+        listener = await live_listener(recogniser, executor)
         words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
         for piece in np.array_split(np.concatenate((words, words)), 40):
             assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]
@@ -247,9 +310,7 @@ async def test_a_recogniser_that_stops_in_a_pause_fails_what_is_settled(recognis
     recogniser.goes_on.clear()
     recogniser.transcribe(np.zeros(1, np.int16))  # so that the guess waits
     with ThreadPoolExecutor(1) as executor:
-        clock = itertools.count(0, 10)
-        listening = Listening(Seats(1), recogniser, executor)
-        listener = Listener(listening, clock=lambda: next(clock), tells_guesses=True)
+        listener = await live_listener(recogniser, executor)
         words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
         for piece in np.array_split(words, 20):
             assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]

@@ -32,6 +32,11 @@ def test_talkers_follow_the_cost(workers: int, settled: float, interim: float, t
     assert measured(workers, settled=settled, interim=interim).talkers() == talkers
 
 
+@pytest.mark.parametrize(("settled", "talkers"), [(0.17, 21), (3.0, 2)])
+def test_without_interim_texts_more_are_carried(settled: float, talkers: int) -> None:
+    assert measured(2, settled=settled, interim=0.15).talkers(False) == talkers
+
+
 def test_the_newest_work_counts_most() -> None:
     cost = measured(2, settled=0.17, interim=0.15)
     for _ in range(30):

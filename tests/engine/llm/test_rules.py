@@ -524,6 +524,11 @@ def test_several_sentences() -> None:
     assert is_unknown(reply("Okay. Who was Napoleon?"))
 
 
+def test_what_was_said_earlier_in_the_same_message_is_known() -> None:
+    assert reply("My name is Robert. What is my name?").endswith("Your name is Robert.")
+    assert reply("My name is Robert. My name is Robert.") == "Nice to meet you, Robert."
+
+
 @pytest.mark.parametrize(
     ("misheard", "meant"),
     [

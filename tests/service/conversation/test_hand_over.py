@@ -135,6 +135,9 @@ class Owner:
     def request_progressed(self) -> None:
         pass
 
+    def request_released(self, request: Request) -> None:
+        pass
+
     def request_ended(self, request: Request) -> None:
         pass
 

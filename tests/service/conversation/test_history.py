@@ -12,7 +12,7 @@ from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
-from omni_ws.service.conversation.history import MAX_COUNTED_TEXT, History, HistoryItem, estimate_tokens
+from omni_ws.service.conversation.history import MAX_COUNTED_TEXT, History, HistoryItem, estimate_tokens, joined
 from omni_ws.service.conversation.kept_speech import CHUNK_OVERHEAD_BYTES, RUN_OVERHEAD_BYTES, KeptSpeech, held_bytes
 from omni_ws.service.conversation.kept_text import MAX_KEPT_TEXT, KeptText
 
@@ -168,7 +168,7 @@ def test_items_stand_in_the_order_in_which_their_requests_opened() -> None:
     history.add([Message("user", "waited")], request_id="req_2")
     history.add([Message("user", "asked"), Message("assistant", "answered")], request_id="req_1")
     history.add([Message("user", "last")], request_id="req_3")
-    assert [message.text for message in history.messages] == ["given", "asked", "answered", "waited", "last"]
+    assert [message.text for message in history.messages] == ["given", "asked", "answered", "waited last"]
 
 
 def test_results_of_tools_are_not_seen_without_their_calls() -> None:
@@ -218,13 +218,80 @@ def test_a_request_that_left_nothing_can_be_named() -> None:
 def test_truncating_again_changes_nothing() -> None:
     history = History(100, ByteBudget(1 << 20))
     for name in "abc":
-        turn(history, name, name)
+        turn(history, name, name, "so")
     assert history.truncate("b") == 2
     turn(history, "d", "d")
     assert [history.truncate("b"), history.truncate("c")] == [0, 0]
-    assert texts(history) == ["a", "d"]
+    assert texts(history) == ["a", "so", "d"]
     assert history.truncate("d") == 1
-    assert texts(history) == ["a"]
+    assert texts(history) == ["a", "so"]
+
+
+@pytest.mark.parametrize("named", ["a", "b", "c"])
+def test_parts_of_one_message_are_dropped_together(named: str) -> None:
+    history = History(100, ByteBudget(1 << 20))
+    turn(history, "before", "hello", "hi")
+    turn(history, "a", "my name")
+    turn(history, "failed")
+    turn(history, "b", "is Robert")
+    turn(history, "c", "who am I", "Robert")
+    assert texts(history) == ["hello", "hi", "my name is Robert who am I", "Robert"]
+    assert history.truncate(named) == 4
+    assert texts(history) == ["hello", "hi"]
+
+
+def test_a_part_that_was_answered_without_words_of_the_later_request_is_dropped_with_it() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    turn(history, "a", "my name")
+    turn(history, "cough", "", "Yes?")
+    assert history.truncate("cough") == 2
+    assert texts(history) == []
+
+
+def test_what_is_left_of_a_truncated_request_is_not_added() -> None:
+    budget = ByteBudget(1 << 20)
+    history = History(100, budget)
+    history.open("a")
+    assert history.truncate("a") == 1
+    history.add([message(spoken(budget, TOKEN))], request_id="a")
+    assert (history.messages, budget.held) == ((), 0)
+
+
+def test_neither_an_empty_message_nor_two_of_one_role_in_a_row_are_seen() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    for name, asked, answered in (("a", "one", " "), ("b", " ", ""), ("c", "two", "three"), ("d", "\n", "four")):
+        turn(history, name, asked, answered)
+    assert texts(history) == ["one two", "three four"]
+
+
+def test_calls_of_answers_in_a_row_and_results_of_tools_stay() -> None:
+    call = ToolCall("call_1", "tell", "{}")
+    told = [Message("assistant", "", tool_calls=(call,)), Message("tool", "", tool_call_id="call_1")]
+    assert joined([Message("assistant", "one"), *told, Message("assistant", "two")]) == (
+        Message("assistant", "one", tool_calls=(call,)),
+        told[1],
+        Message("assistant", "two"),
+    )
+
+
+def test_speech_keeps_its_place_in_a_message_that_is_joined() -> None:
+    budget = ByteBudget(1 << 20)
+    first, second = message(spoken(budget, TOKEN)), message(spoken(budget, TOKEN))
+    typed = [Message("user", text) for text in ("one", "two", "three", "four")]
+    (whole,) = joined([typed[0], first, typed[1], typed[2], second, typed[3]])
+    assert [(part.text, part.speech) for part in whole.parts] == [
+        ("one", first.speech),
+        ("two three", second.speech),
+        ("four", None),
+    ]
+
+
+def test_messages_that_were_sent_as_history_stand_as_they_were_sent() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    history.add([Message("user", "one"), Message("user", " "), Message("user", "two")])
+    turn(history, "a", "three")
+    turn(history, "b", "four")
+    assert texts(history) == ["one", " ", "two", "three four"]
 
 
 def test_an_unknown_request_is_refused_by_name() -> None:
@@ -281,11 +348,11 @@ def test_requests_that_can_be_named_are_bounded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("omni_ws.service.conversation.history.MAX_REQUESTS", 2)
     history = History(100, ByteBudget(1 << 20))
     for name in "abcd":
-        turn(history, name, name)
+        turn(history, name, name, "so")
     with pytest.raises(InvalidValue):
         history.truncate("b")
     assert history.truncate("c") == 2
-    assert texts(history) == ["a", "b"]
+    assert texts(history) == ["a", "so", "b", "so"]
     for name in "efg":
         turn(history, name, name)
         history.truncate(name)
@@ -314,7 +381,10 @@ def test_a_request_sees_what_it_would_see_had_the_dropped_ones_never_been(seed: 
     for step in range(80):
         if kept and random.random() < 0.3:
             first = random.randrange(max(0, len(kept) - random.choice([1, 3, 80])), len(kept))
-            assert history.truncate(kept[first][0]) == len(kept) - first
+            name = kept[first][0]
+            while first and not kept[first - 1][1][1].text:  # the same message
+                first -= 1
+            assert history.truncate(name) == len(kept) - first
             del kept[first:]
         else:
             name, asked, answered = f"req_{step}", random.randrange(1, 5), random.randrange(4)
@@ -322,8 +392,10 @@ def test_a_request_sees_what_it_would_see_had_the_dropped_ones_never_been(seed: 
             history.open(name)
             history.add(messages, request_id=name)
             kept.append((name, messages, asked + answered))
-            while sum(tokens for _, _, tokens in kept) > 2 * max_tokens:
-                name, _, tokens = kept.pop(0)
+            unanswered = False
+            while kept and (unanswered or sum(tokens for _, _, tokens in kept) > 2 * max_tokens):
+                name, messages, tokens = kept.pop(0)
+                unanswered = not messages[1].text
                 forgotten += tokens
                 with pytest.raises(InvalidValue):
                     history.truncate(name)

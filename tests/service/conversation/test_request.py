@@ -122,10 +122,11 @@ def test_a_failed_request_keeps_its_error_to_the_end() -> None:
     assert request.error is ERROR
 
 
-def test_a_finished_request_holds_neither_input_nor_the_engine_s_meter() -> None:
+def test_a_released_request_holds_neither_input_nor_the_engine_s_meter() -> None:
     request = request_in(RequestState.ANSWERING)
     meter = request.meter
     request.finish()
+    request.release()
     assert request.input.queued == 0
     assert request.meter is not meter
 

@@ -53,6 +53,9 @@ class Bench:
     def request_progressed(self) -> None:
         self.progress += 1
 
+    def request_released(self, request: Request) -> None:
+        pass
+
     def request_ended(self, request: Request) -> None:
         self.ended.append(request.request_id)
 

@@ -228,7 +228,83 @@ async def test_what_fails_meanwhile_is_told_once_it_goes_on() -> None:
         assert [error["request_id"] for error in answer.errors] == [request_id]
 
 
+@pytest.mark.parametrize(
+    "heard",
+    [
+        [TranscriptOutput("Yeah", interim=True), TranscriptOutput("Yeah.")],
+        [TranscriptOutput("Okay."), TranscriptOutput(" I see.")],
+        [TranscriptOutput("Mm-hmm."), TextOutput("Pardon?")],
+    ],
+    ids=["yeah", "in two pieces", "mm-hm"],
+)
+async def test_it_goes_on_after_a_mere_acknowledgement(heard: Sequence[Any]) -> None:
+    whole = await whole_sound(hearing())
+    engine = hearing(heard=heard)
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        before = len(client.frames)
+        await cough(client)
+        turn = await client.answer()
+        assert (turn.reason, turn.chunks, turn.started) == ("stop", [], None)
+        rest = await client.answer()
+        assert (rest.final["request_id"], rest.reason) == (request_id, "stop")
+        assert sound(client.frames[:before], upto_ms=HEARD_MS) + rest.audio == whole
+        await client.configure(turn_detection=None, overlap=None)
+        await client.say("and?")
+        await client.answer()
+        assert [message.role for message in engine.requests[-1].history] == ["user", "assistant"]
+
+
 # it does not
+
+
+def question(text: str) -> list[EngineOutput]:
+    """The answer with other words, the ninth of which ends at the place that is heard."""
+    words = text.split()
+    script = spoken_answer()
+    for index, output in enumerate(script):
+        if isinstance(output, AudioOutput):
+            (word,) = output.words
+            spoken = words[index - 1] if index <= len(words) else "so"
+            script[index] = AudioOutput(output.samples, RATE, (Word(spoken, word.start_ms, word.end_ms),))
+    script[0] = TextOutput(" ".join([*words, *["so"] * (PIECES - len(words))]))
+    return script
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("It will rain. Shall I read on for you? Then", True),
+        ("It will rain. I shall read on for you. Then", False),
+    ],
+)
+async def test_an_acknowledgement_answers_a_question(text: str, ends: bool) -> None:
+    engine = hearing(question(text), heard=[TranscriptOutput("Yeah."), TextOutput("Very well.")])
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        await cough(client)
+        answer = await client.answer()
+        assert (answer.final["request_id"] == request_id, answer.reason) == (ends, "cancelled" if ends else "stop")
+        if ends:
+            assert (await client.answer()).text == "Very well."
+
+
+async def test_what_was_passed_over_as_an_acknowledgement_is_told_with_the_words_behind_it() -> None:
+    heard = [TranscriptOutput("Okay."), TranscriptOutput(" Stop now."), TextOutput("Very well.")]
+    engine = hearing(heard=heard)
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        await cough(client)
+        answer = await cut_answer(client, request_id)
+        assert [chunk["text"] for chunk in answer.chunks] == ["Okay.", " Stop now.", "Very well."]
+
+
+async def test_without_resuming_an_acknowledgement_is_a_turn_like_any_other() -> None:
+    engine = hearing(heard=[TranscriptOutput("Yeah."), TextOutput("Very well.")])
+    async with conversation(engine, turns={"interrupt_resume": False}) as (_, client):
+        await played(client)
+        await stream(client, COUGH + PAUSE)
+        assert [(await client.answer()).reason, (await client.answer()).text] == ["cancelled", "Very well."]
 
 
 @pytest.mark.parametrize("interim", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +14,16 @@ from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage, Word
 from omni_ws.engine.base import (
     WORDS_UNKNOWN,
     EngineCapabilities,
+    EngineOutput,
     Finished,
+    GenerationRequest,
     Message,
+    Speech,
     TextOutput,
     TranscriptOutput,
 )
@@ -32,10 +38,24 @@ class Hearing(ScriptedEngine):
     def __init__(self, *script: Any, **changes: Any) -> None:
         super().__init__(script)
         self._changes = changes
+        #: What the newest request brought.
+        self.brought: list[InputChunk] = []
 
     @property
     def capabilities(self) -> EngineCapabilities:
         return replace(CAPABILITIES, **self._changes)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.brought = brought = []
+
+        async def recorded() -> AsyncIterator[InputChunk]:
+            async for chunk in request.input:
+                brought.append(chunk)
+                yield chunk
+
+        async with aclosing(super().generate(replace(request, input=recorded()))) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                yield output
 
 
 TRANSCRIBES = {"output_modalities": CAPABILITIES.output_modalities | {OutputModality.TRANSCRIPT}}
@@ -48,13 +68,18 @@ async def speak(client: NativeClient, audio: bytes = SPOKEN, **fields: Any) -> N
     await client.send("finish")
 
 
-async def next_history(client: NativeClient, engine: ScriptedEngine) -> tuple[Message, ...]:
-    """What a further request sees."""
+async def next_history(client: NativeClient, engine: Hearing) -> tuple[Message, ...]:
+    """What a further request sees; and, as a message of its own, what it continues, as nothing was answered to it."""
     count = len(engine.requests)
     await client.say("next")
     await client.answer()
     assert len(engine.requests) == count + 1
-    return engine.requests[-1].history
+    *earlier, own = engine.brought
+    assert own.payload.strip() == b"next"
+    text = b"".join(chunk.payload for chunk in earlier if chunk.modality is Modality.TEXT).decode()
+    audio = tuple(chunk for chunk in earlier if chunk.modality is Modality.AUDIO)
+    continued = Message("user", text, speech=Speech(audio, AudioFormat(), 0) if audio else None)
+    return (*engine.requests[-1].history, *([continued] if earlier else ()))
 
 
 async def test_spoken_turn_is_in_the_history_as_its_audio() -> None:
@@ -112,7 +137,22 @@ async def test_the_last_interim_of_a_request_that_is_cut_short_is_settled(ended_
         assert (settled["start_ms"], settled["words"]) == (40, [{"text": "ten", "start_ms": 40, "end_ms": 300}])
         if ended_by == "interrupt":
             await client.answer()
-        assert (await next_history(client, engine))[0] == Message("user", "ten of")
+        # The engine hears: its history has what was said, and not what it seemed to be.
+        user = (await next_history(client, engine))[0]
+        assert user.speech is not None
+        assert b"".join(chunk.payload for chunk in user.speech.chunks).startswith(SPOKEN)
+
+
+async def test_where_the_engine_takes_no_speech_the_interim_text_has_to_do() -> None:
+    shown = TranscriptOutput("ten of", interim=True)
+    engine = Hearing(shown, asyncio.Event().wait, **TRANSCRIBES, **DEAF_TO_HISTORY)
+    async with live_server(engine) as server, native_client(server) as client:
+        await speak(client)
+        await client.until("output_chunk")
+        engine.script = ()
+        await client.send("cancel")
+        await client.answer()
+        assert await next_history(client, engine) == (Message("user", "ten of"),)
 
 
 async def test_a_settled_transcript_is_not_settled_again() -> None:

@@ -21,7 +21,14 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
-from omni_ws.errors import ContextLengthExceeded, EngineFailed, EngineOverloaded, UnsupportedFormat
+from omni_ws.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineOverloaded,
+    OmniError,
+    RateLimited,
+    UnsupportedFormat,
+)
 from omni_ws.wire.frames import max_frame_bytes
 
 
@@ -535,25 +542,26 @@ async def test_engine_that_dies_takes_the_session_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "close"),
+    "error",
     [
-        (ContextLengthExceeded("too long"), None),
-        (UnsupportedFormat("no such codec"), None),
-        (EngineOverloaded("no slot is free", retry_after_ms=700), 1013),
+        ContextLengthExceeded("too long"),
+        UnsupportedFormat("no such codec"),
+        EngineOverloaded("no slot is free", retry_after_ms=700),
+        RateLimited("enough for today", retry_after_ms=700),
     ],
-    ids=lambda value: getattr(value, "code", value),
+    ids=lambda value: value.code,
 )
-async def test_errors_that_engines_raise(error: Any, close: int | None) -> None:
-    async with live_server(ScriptedEngine([error])) as server, native_client(server) as client:
+async def test_errors_that_engines_raise_end_the_request_alone(error: OmniError) -> None:
+    engine = ScriptedEngine([error])
+    async with live_server(engine) as server, native_client(server) as client:
         await client.say("hello")
         answer = await client.answer()
         assert (answer.errors[0]["code"], answer.errors[0]["retry_after_ms"]) == (error.code, error.retry_after_ms)
         assert answer.errors[0]["request_id"] == answer.final["request_id"]
         assert answer.reason == "error"
-        if close is None:
-            await client.barrier()
-        else:
-            assert await client.closed() == close
+        engine.script = (TextOutput("now there is"),)
+        await client.say("again")
+        assert (await client.answer()).text == "now there is"
 
 
 async def test_engine_that_breaks_its_word() -> None:

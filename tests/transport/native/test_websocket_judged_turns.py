@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,15 @@ from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 
 from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput, TranscriptOutput
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineCapabilities,
+    EngineOutput,
+    TextOutput,
+    TranscriptOutput,
+)
+from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.listening.workers import SpeechWorkers
 
@@ -178,12 +187,20 @@ async def test_who_goes_on_before_the_end_is_told_continues_the_request() -> Non
         assert len(engine.requests) == 1
 
 
+class TranscribingEngine(ScriptedEngine):
+    """Writes all that was said down before it answers."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, transcribes_first=True)
+
+
 def slow_voice(said: str) -> tuple[ScriptedEngine, asyncio.Event]:
     """An engine that hears ``said`` and writes an answer, whose voice waits for the event."""
     voice = asyncio.Event()
     heard = TranscriptOutput(said, start_ms=0)
     text, *sounds = talk(1)
-    return ScriptedEngine([heard, text, voice.wait, *sounds]), voice
+    return TranscribingEngine([heard, text, voice.wait, *sounds]), voice
 
 
 @pytest.mark.virtual_clock
@@ -201,8 +218,11 @@ async def test_who_goes_on_before_the_answer_is_heard_is_answered_in_one() -> No
         assert frame["finish_reason"] == "cancelled"
         voice.set()
         assert (await client.answer()).reason == "stop"
-        # What was said is known, and nothing of an answer that nobody heard.
-        assert [(one.role, one.text) for one in engine.requests[1].history] == [("user", "what is two")]
+        # What was said begins the same message, and nothing is known of an answer that nobody heard.
+        second = engine.requests[1]
+        assert second.history == ()
+        assert isinstance(second.input, ContinuedInput)
+        assert [chunk.payload for chunk in await second.input.earlier.chunks()] == [b"what is two"]
 
 
 @pytest.mark.virtual_clock

@@ -56,8 +56,8 @@ async def test_a_conversation_of_before_is_history() -> None:
         await client.respond()
         (result,) = engine.inputs[0]
         assert (result.tool_call_id, result.payload) == ("c1", b"hot")
-        assert history(engine) == [("user", "Who are you?"), ("assistant", "A cook."), ("assistant", "")]
-        assert engine.requests[0].history[2].tool_calls[0].name == "look"
+        assert history(engine) == [("user", "Who are you?"), ("assistant", "A cook.")]
+        assert engine.requests[0].history[1].tool_calls[0].name == "look"
 
 
 async def test_ids_and_names_may_have_512_characters() -> None:
@@ -122,7 +122,7 @@ async def test_items_are_retrieved_and_deleted() -> None:
         await client.until("conversation.item.deleted")
         await client.say("three")
         await client.respond()
-        assert history(engine) == [("user", "two")]
+        assert (history(engine), text(engine.inputs[1])) == ([], "two three")
         for kind, code in (
             ("retrieve", "item_retrieve_invalid_item_id"),
             ("delete", "item_delete_invalid_item_id"),

@@ -124,7 +124,8 @@ async def test_a_response_beside_the_conversation_leaves_nothing() -> None:
         assert b"".join(chunk.payload for chunk in engine.inputs[0]) == b"Is it hot?\nName the topic."
         assert len(client.seen("conversation.item.added")) == 1
         await client.respond(instructions="Say it.", **beside)
-        assert [(one.role, one.text) for one in engine.requests[1].history] == [("user", "Is it hot?")]
+        assert engine.requests[1].history == ()
+        assert b"".join(chunk.payload for chunk in engine.inputs[1]) == b"Is it hot? Say it."
         await client.respond()
         assert engine.requests[2].history == ()
         assert b"".join(chunk.payload for chunk in engine.inputs[2]) == b"Is it hot?"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 from support.capable_engine import CapableEngine
+from support.ears import Ears, Step, interim
 from support.inline_workers import HeldWorkers, InlineWorkers
 from support.live_server import LiveServer, live_server
+from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 
@@ -199,7 +204,7 @@ async def test_an_interrupted_answer_was_heard_by_the_clock() -> None:
 
 @pytest.mark.virtual_clock
 async def test_a_truncation_at_nothing_or_beyond_the_end_is_answered() -> None:
-    engine = ScriptedEngine(HEARD_AND_ANSWERED)
+    engine = CapableEngine(HEARD_AND_ANSWERED)
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
         await speak(client)
         (item,) = (await client.response())["output"]
@@ -208,7 +213,8 @@ async def test_a_truncation_at_nothing_or_beyond_the_end_is_answered() -> None:
             assert (await client.until("conversation.item.truncated"))["audio_end_ms"] == end_ms
         await client.say("And then?")
         await client.respond()
-        assert [message.role for message in engine.requests[1].history] == ["user"]
+        assert engine.requests[1].history == ()
+        assert b"".join(chunk.payload for chunk in engine.inputs[1]).endswith(b"And then?")
         assert not client.seen("error")
 
 
@@ -342,3 +348,96 @@ async def test_turns_that_follow_at_once_have_items_of_their_own() -> None:
         committed = [one["item_id"] for one in client.seen("input_audio_buffer.committed")]
         assert heard == [one for one in committed if one in heard]
         assert committed[-1] == heard[-1]
+
+
+# a speaker who pauses
+
+
+@contextlib.asynccontextmanager
+async def conversation(
+    *turns: list[Step], llm: RetortEngine | None = None, **session: Any
+) -> AsyncIterator[tuple[RealtimeClient, RetortEngine]]:
+    """A session over an ASR that hears ``turns``, and an LLM that repeats what it was told."""
+    llm = llm or RetortEngine(speech_in_history=False)
+    engine = ComposedEngine(llm, asr=Ears(*turns))
+    async with (
+        live_server(engine, expect_errors=True) as server,
+        realtime_client(inline(server)) as client,
+    ):
+        await client.update(output_modalities=["text"], audio={"input": {**TRANSCRIBED, **session}})
+        yield client, llm
+
+
+def transcriptions(client: RealtimeClient) -> list[tuple[str, str, str | None]]:
+    """How the transcription of each item ended, in the order in which the items were committed."""
+    kind = "conversation.item.input_audio_transcription."
+    ends = {
+        event["item_id"]: (event["type"].removeprefix(kind), event.get("transcript"))
+        for event in client.received
+        if event["type"] in (kind + "completed", kind + "failed")
+    }
+    committed = [event["item_id"] for event in client.seen("input_audio_buffer.committed")]
+    return [("item", *ends[item_id]) if item_id in ends else ("item", "none", None) for item_id in committed]
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("seconds", [1.0, 5.0], ids=["before its final", "late"])
+async def test_both_parts_are_transcribed_and_answered_as_one(seconds: float) -> None:
+    known = asyncio.Event()
+    async with conversation([known.wait, "My name is Robert."], ["What is my name?"]) as (client, _):
+        await speak(client)
+        await client.until("input_audio_buffer.speech_stopped")
+        await speak(client)
+        asyncio.get_running_loop().call_later(seconds, known.set)
+        while (response := await client.response())["status"] == "cancelled":
+            pass
+        assert text_of(response) == "You said My name is Robert. What is my name?"
+        assert transcriptions(client) == [
+            ("item", "completed", "My name is Robert."),
+            ("item", "completed", "What is my name?"),
+        ]
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize(
+    ("steps", "ended"),
+    [
+        ([EngineFailed("broken")], ("failed", None)),
+        ([interim("My name"), EngineFailed("broken")], ("completed", "My name")),
+        ([], ("completed", "")),
+    ],
+    ids=["failed", "settled for the interim", "no words"],
+)
+@pytest.mark.parametrize("late", [False, True])
+async def test_every_committed_item_is_told_how_its_transcription_ended(
+    steps: list[Step], ended: tuple[str, str | None], late: bool
+) -> None:
+    known = asyncio.Event()
+    async with conversation([*steps[:-1], known.wait, *steps[-1:]], ["And?"]) as (client, _):
+        await speak(client)
+        await client.until("input_audio_buffer.speech_stopped")
+        await speak(client)
+        asyncio.get_running_loop().call_later(5.0 if late else 1.0, known.set)
+        while (await client.response())["status"] == "cancelled":
+            pass
+        assert transcriptions(client) == [("item", *ended), ("item", "completed", "And?")]
+
+
+@pytest.mark.virtual_clock
+async def test_a_turn_that_waits_for_its_response_is_whole() -> None:
+    """``create_response: false``: turns are transcribed alone, and the response answers them all."""
+    detection = {"type": "server_vad", "create_response": False}
+    known = asyncio.Event()
+    turns: list[list[Step]] = [[known.wait, "My name is Robert."], ["What is my name?"]]
+    async with conversation(*turns, turn_detection=detection) as (client, _llm):
+        await speak(client)
+        await client.until("input_audio_buffer.speech_stopped")
+        await speak(client)
+        await client.until("input_audio_buffer.speech_stopped")
+        asyncio.get_running_loop().call_later(5.0, known.set)
+        await client.send("response.create")
+        response = await client.response()
+        assert sorted(text_of(response).replace("?", ".").split(". ")) == sorted(
+            ["You said My name is Robert.\nWhat is my name."]
+        )
+        assert [end for _, end, _ in transcriptions(client)] == ["completed", "completed"]

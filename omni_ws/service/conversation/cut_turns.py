@@ -1,0 +1,131 @@
+"""CutTurns: turns whose answer was cut off, until all that was said in them is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from omni_ws.service.conversation.request import Request
+
+#: How long the final of an interrupted request waits for its settled transcript, and the next answer with it.
+FINAL_WAITS_SEC: Final = 3.0
+#: Turns of one session that are written down at the same time. Whoever interrupts more often is not waited for.
+MOST_WRITTEN_DOWN: Final = 16
+
+
+class Due(Enum):
+    """What is to be done about a cut turn now."""
+
+    #: Its recognition has taken too long: settle for what there is.
+    GIVE_UP = "give up"
+    #: Its words are known: they enter the history.
+    WORDS = "words"
+    FINAL = "final"
+    #: The words became known after the final.
+    LATE_WORDS = "late words"
+
+
+@dataclass(slots=True, eq=False)
+class _CutTurn:
+    request: Request
+    #: When the final is due at the latest, and when its words are not waited for any more.
+    final_by: float
+    known_by: float
+    known: bool = False
+    has_final: bool = False
+
+
+class CutTurns:
+    """Decides when the finals and the late transcripts of cut turns are due. Has no clock: ``now`` is an argument.
+
+    Finals come in the order in which the requests opened. That of an interrupted request waits for its words, for
+    FINAL_WAITS_SEC at most; that of one that a client cancelled comes at once, and takes those before it along. Words
+    that become known later follow. After ``patience`` seconds they are given up.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        #: In the order of their opening.
+        self._turns: list[_CutTurn] = []
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, request: Request) -> bool:
+        return any(turn.request is request for turn in self._turns)
+
+    def add(self, request: Request, *, known: bool, at_once: bool, now: float) -> None:
+        """The answer to a request was cut off. ``known``: nothing of what was said is still being written down."""
+        turn = _CutTurn(request, now if at_once else now + FINAL_WAITS_SEC, now + self.patience, known)
+        self._turns.append(turn)
+        self._turns.sort(key=lambda one: one.request.number)
+        if at_once:
+            self.hurry(request, now=now)
+        pending = [one for one in self._turns if not one.known]
+        for one in pending[:-MOST_WRITTEN_DOWN]:
+            one.known_by = now
+
+    def hurry(self, request: Request, *, now: float) -> None:
+        """Let the final of a request come at once, and those before it."""
+        for turn in self._turns:
+            if turn.request.number <= request.number:
+                turn.final_by = min(turn.final_by, now)
+
+    def known(self, request: Request) -> bool:
+        """All is known that was said in a request. Returns False where nobody waits for that any more."""
+        for turn in self._turns:
+            if turn.request is request and not turn.known:
+                turn.known = True
+                return True
+        return False
+
+    def give_all_up(self, *, now: float) -> None:
+        """The session ends: nothing is waited for."""
+        for turn in self._turns:
+            turn.known_by = turn.final_by = now
+
+    def unknown_before(self, request: Request) -> list[Request]:
+        """Earlier requests whose words are not known yet."""
+        turns = self._turns
+        return [turn.request for turn in turns if turn.request.number < request.number and not turn.known]
+
+    def before(self, request: Request) -> bool:
+        """Whether anything of earlier requests comes before what a request has to say.
+
+        That is their finals, and, where the request sees what they say, their words.
+        """
+        sees = request.sees_history
+        earlier = [turn for turn in self._turns if turn.request.number < request.number]
+        return any(not turn.has_final or (sees and not turn.known) for turn in earlier)
+
+    def get_timer(self) -> float | None:
+        """When ``due`` has something to tell; None while it waits for words alone."""
+        first_final = next((turn.final_by for turn in self._turns if not turn.has_final), math.inf)
+        when = min((turn.known_by for turn in self._turns if not turn.known), default=math.inf)
+        return None if when == first_final == math.inf else min(when, first_final)
+
+    def due(self, *, now: float) -> Iterator[tuple[Due, Request]]:
+        """Tell what is to be done now, each thing once."""
+        for turn in tuple(self._turns):
+            if not turn.known and now >= turn.known_by:
+                turn.known = True
+                yield Due.GIVE_UP, turn.request
+        for turn in tuple(self._turns):
+            if turn.known and not turn.request.remembered:
+                yield Due.WORDS, turn.request
+                if turn.has_final:
+                    self._turns.remove(turn)
+                    yield Due.LATE_WORDS, turn.request
+        while (next_one := self._final_due(now)) is not None:
+            next_one.has_final = True
+            yield Due.FINAL, next_one.request
+            if next_one.known:
+                self._turns.remove(next_one)
+
+    def _final_due(self, now: float) -> _CutTurn | None:
+        """The turn whose final is next, where it is due."""
+        first = next((turn for turn in self._turns if not turn.has_final), None)
+        return first if first is not None and (first.known or now >= first.final_by) else None
