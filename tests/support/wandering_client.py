@@ -79,7 +79,9 @@ class Guarantees:
     def _output(self, frame: dict[str, Any]) -> None:
         now, request_id = self.now, frame.get("request_id")
         assert frame["sequence_id"] == now.next_output, f"{now.next_output} was to come: {frame}"
-        assert request_id is None or frame.get("final") or frame.get("late") or request_id == now.running
+        assert request_id is None or frame.get("final") or frame.get("late") or request_id == now.running, (
+            f"{now.running} runs: {frame}"
+        )
         if frame.get("final"):
             assert request_id is not None
             assert frame["usage"]["output_audio_ms"] >= 0

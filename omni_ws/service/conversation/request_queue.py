@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinishReason, InputMode, Task
 from omni_ws.core.output import OutputChunk, OutputSequencer, WordsKnown
-from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import Engine, Finished, Message
 from omni_ws.errors import EngineFailed, ends_session
 from omni_ws.service.conversation.answer_writer import (
@@ -263,8 +262,6 @@ class RequestQueue:
         answer = self._answers.get(request)
         if hears := self._hears_on(request):
             if answer is None:
-                assert request.started is not None
-                request.announcement = started_frame(request, request.started)
                 answer = self._start_task(request)
             self._answers.pop(request, None)
             self._hearing[request] = answer
@@ -482,7 +479,10 @@ class RequestQueue:
 
     def _start_task(self, request: Request) -> asyncio.Task[None]:
         assert request.started is not None
-        writing = self._write_answer(request, request.started)
+        if not request.greeting:  # announced as it opened
+            # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
+            request.announcement = started_frame(request, request.started)
+        writing = self._write_answer(request)
         task = asyncio.create_task(writing, name=f"answer {request.request_id}")
         task.add_done_callback(partial(self._task_over, request))
         return task
@@ -506,7 +506,7 @@ class RequestQueue:
             self._outbox.put_nowait(request.announcement)
             request.announcement = None
 
-    async def _write_answer(self, request: Request, started: GenerationStarted) -> None:
+    async def _write_answer(self, request: Request) -> None:
         held = self._held if self._held is not None and self._held.by is request else None
         able = self._engine.capabilities
         writer = AnswerWriter(
@@ -521,11 +521,9 @@ class RequestQueue:
         if request.cut.made:  # nobody wants the answer any more
             await writer.answer(self._engine.generate, ())
             return
-        if request.greeting:  # announced as it opened
-            self._announce(request)
+        if request.greeting:
             finished = await writer.answer(partial(say_greeting, self._engine, request), ())
         else:
-            request.announcement = started_frame(request, started)
             if held is None and not request.held_back:
                 self._announce(request)
             history, earlier = self._seen_by(request, held)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from support.made_requests import end_input, give_input, make_request
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, StartTrigger
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
-from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
 from omni_ws.service.conversation.history import History
@@ -248,6 +249,46 @@ async def test_a_cancellation_settles_the_last_interim_transcript() -> None:
         bench.queue.cancel(request)
     transcripts = [message for message in bench.take() if isinstance(message, OutputChunk)]
     assert [(one.text, one.interim) for one in transcripts] == [("so f", True), ("so f", False)]
+
+
+class Listening(ScriptedEngine):
+    """It goes on with what is said where nobody wants the answer any more."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        output = frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT})
+        return replace(super().capabilities, output_modalities=output, hears_on=True)
+
+
+async def test_the_words_of_an_answer_that_is_cut_as_it_begins_are_announced() -> None:
+    bench = Bench()
+    bench.engine = Listening([TranscriptOutput("some words")])
+    bench.engine.state = EngineState.OK
+    bench.queue = RequestQueue(
+        bench.engine,
+        bench.outbox,
+        bench,
+        history=bench.history,
+        loudspeaker=Loudspeaker(bench.history),
+        observed=bench.observed,
+    )
+    async with running(bench):
+        await asyncio.sleep(0)
+        first = bench.open("req_1")
+        first.spoke = True
+        give_input(first, "typed, too")
+        bench.queue.wake()
+        await until(lambda: first.answering)
+        assert bench.take() == [], "its task has not run"
+        second = make_request("req_2", by_speech=True, observed=bench.observed)
+        bench.queue.open(second)
+        bench.queue.interrupt(by=second)
+        bench.queue.append(second)
+        await until(lambda: bench.ended == ["req_1"])
+    kinds = [type(message) for message in bench.take()]
+    assert kinds[:3] == [ResponseStartedFrame, OutputChunk, FinalChunk]
+    assert bench.started == ["req_1"]
+    assert bench.texts == ["some words"]
 
 
 async def test_the_next_request_waits_until_the_engine_has_released_a_cancelled_one() -> None:
