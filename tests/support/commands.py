@@ -75,7 +75,8 @@ def vllm_configuration(folder: Path, model: Path) -> Path:
     configuration = folder / "serve.toml"
     # On a busy machine the answer to a test of SIGTERM takes longer than the usual 30 s.
     configuration.write_text(
-        f'engine = "vllm"\nport = 0\ndrain_timeout_sec = 500\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
+        f'engine = "vllm"\nport = 0\ndrain_timeout_sec = 500\n'
+        f"[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}"
     )
     return configuration
 
