@@ -522,6 +522,7 @@ class RequestQueue:
             await writer.answer(self._engine.generate, ())
             return
         if request.greeting:
+            self._announce(request)
             finished = await writer.answer(partial(say_greeting, self._engine, request), ())
         else:
             if held is None and not request.held_back:
