@@ -16,8 +16,9 @@ import multiprocessing
 import shlex
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -132,12 +133,19 @@ async def _native(base: str, audio: bytes, detection: dict[str, Any]) -> str | N
 
 
 async def _send(connection: Any, audio: bytes) -> None:
-    """Stream as a microphone does."""
-    loop, began, size = asyncio.get_running_loop(), asyncio.get_running_loop().time(), int(2 * _RATE * _FRAME_SEC)
+    numbers = count()
+
+    def frame(payload: str) -> dict[str, Any]:
+        return {"type": "input_chunk", "sequence_id": next(numbers), "modality": "audio", "payload": payload}
+
+    await _stream(connection, audio, _RATE, frame)
+
+
+async def _stream(connection: Any, audio: bytes, rate: int, frame: Callable[[str], dict[str, Any]]) -> None:
+    """Send audio as a microphone does, each piece in the frame that ``frame`` makes of its base64."""
+    loop, began, size = asyncio.get_running_loop(), asyncio.get_running_loop().time(), int(2 * rate * _FRAME_SEC)
     for number, start in enumerate(range(0, len(audio), size)):
-        payload = base64.b64encode(audio[start : start + size]).decode()
-        chunk = {"type": "input_chunk", "sequence_id": number, "modality": "audio", "payload": payload}
-        await connection.send(json.dumps(chunk))
+        await connection.send(json.dumps(frame(base64.b64encode(audio[start : start + size]).decode())))
         await asyncio.sleep(max(0.0, began + (number + 1) * _FRAME_SEC - loop.time()))
 
 
@@ -166,11 +174,7 @@ async def _realtime(base: str, audio: bytes, detection: dict[str, Any]) -> str |
 
 
 async def _append(connection: Any, audio: bytes) -> None:
-    loop, began, size = asyncio.get_running_loop(), asyncio.get_running_loop().time(), int(48_000 * _FRAME_SEC)
-    for number, start in enumerate(range(0, len(audio), size)):
-        payload = base64.b64encode(audio[start : start + size]).decode()
-        await connection.send(json.dumps({"type": "input_audio_buffer.append", "audio": payload}))
-        await asyncio.sleep(max(0.0, began + (number + 1) * _FRAME_SEC - loop.time()))
+    await _stream(connection, audio, 24_000, lambda payload: {"type": "input_audio_buffer.append", "audio": payload})
 
 
 async def _over_an_answer(base: str, words: bytes) -> bool:

@@ -73,8 +73,10 @@ def vllm_configuration(folder: Path, model: Path) -> Path:
 
     args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
     configuration = folder / "serve.toml"
+    # On a busy machine the answer to a test of SIGTERM takes longer than the usual 30 s.
     configuration.write_text(
-        f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
+        f'engine = "vllm"\nport = 0\ndrain_timeout_sec = 500\n'
+        f"[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}"
     )
     return configuration
 

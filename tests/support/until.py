@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from support.virtual_clock import VirtualClockLoop
@@ -11,6 +12,8 @@ from support.virtual_clock import VirtualClockLoop
 if TYPE_CHECKING:
     from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 
+#: More than there are between the end of one step of listening and the beginning of the next.
+_IDLE_PASSES = 20
 #: Looks in every pass of the loop before those that leave the processor to others.
 _AT_ONCE = 1000
 _PERIOD_SEC = 0.005
@@ -27,9 +30,22 @@ async def until(condition: Callable[[], bool], *, seconds: float = 100) -> None:
 
 
 async def until_heard(asr: RecogniserEngine) -> None:
-    """Lets an ASR of this process work on the audio that it has been given. What comes next does not come too fast."""
+    """Waits until an ASR of this process has dealt with the audio that it has been given: its threads have nothing to
+    do, and a few passes of the loop give them nothing more. What comes next does not come too fast."""
     assert asr.listening is not None
-    loop = asyncio.get_running_loop()
-    for _ in range(4):
-        for executor in (asr._decoding, asr.listening.executor):
-            await loop.run_in_executor(executor, int)
+    assert asr._decoding is not None
+    executors = (asr._decoding, asr.listening.executor)
+    idle = 0
+
+    def still_idle() -> bool:
+        nonlocal idle
+        idle = idle + 1 if all(map(_has_nothing_to_do, executors)) else 0
+        return idle > _IDLE_PASSES
+
+    await until(still_idle)
+
+
+def _has_nothing_to_do(executor: Executor) -> bool:
+    assert isinstance(executor, ThreadPoolExecutor)
+    # No method tells. A thread that finds the queue empty gives its permit back, and takes it again with its next work.
+    return executor._work_queue.empty() and executor._idle_semaphore._value == len(executor._threads)
