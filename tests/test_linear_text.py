@@ -177,7 +177,7 @@ def heard_word_by_word(text: str) -> None:
     for number, piece in enumerate(pieces):
         entry.say(piece)
         ledger.send(entry, number, 10 * number, 10 * number + 10, number / 100)
-        entry.pronounce((Word(piece, 10 * number, 10 * number + 9),), None)
+        entry.pronounce((Word(piece, 10 * number, 10 * number + 9),))
     ledger.cut(entry, len(pieces), at_ms=5 * len(pieces))
     assert ledger.heard_text(entry)
 

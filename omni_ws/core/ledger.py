@@ -202,15 +202,20 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         text = self.said.joined()
         return text[: self.shown] if self.writes else text
 
-    def pronounce(self, words: Sequence[Word], clause: Clause | None) -> None:
-        """What audio is of the text: its words with their times, or the clause that it belongs to."""
-        if words:
-            self.words += words
-        elif clause is not None and self.clauses and self.clauses[-1][2:] == clause[2:]:
-            self.clauses[-1] = Clause(self.clauses[-1].start_ms, clause.end_ms, clause.start, clause.end)
-        elif clause is not None:
-            self.clauses.append(clause)
-        if len(self.words) > MAX_MARKS or len(self.clauses) > MAX_MARKS:
+    def pronounce(self, words: Sequence[Word]) -> None:
+        """The audio has these words, with their times."""
+        self.words += words
+        if len(self.words) > MAX_MARKS:
+            self._sum_up()
+
+    def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
+        """This audio belongs to the clause that ends at ``text_end``, and begins where the one before ends."""
+        last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)
+        if self.clauses and text_end <= last.end:
+            self.clauses[-1] = last._replace(end_ms=end_ms)
+        else:
+            self.clauses.append(Clause(start_ms, end_ms, last.end, text_end))
+        if len(self.clauses) > MAX_MARKS:
             self._sum_up()
 
     def _sum_up(self) -> None:

@@ -348,12 +348,15 @@ class TranscriptGuess(Struct, frozen=True):
 class AudioOutput(Struct, frozen=True):
     """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
-    The times of ``words`` count from the start of the answer's audio, not of this piece.
+    The times of ``words`` count from the start of the answer's audio, not of this piece. A voice that tells none may
+    tell which clause the piece belongs to: the one that ends at the index ``text_end`` of the text that is read, and
+    begins where the clause before ends.
     """
 
     samples: Samples | Pcm16
     sample_rate: int
     words: tuple[Word, ...] = ()
+    text_end: int | None = None
 
 
 class PartFailed(Struct, frozen=True):

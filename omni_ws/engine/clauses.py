@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from omni_ws.engine.text_pieces import CooperativePieces
 
@@ -44,6 +44,13 @@ _SENTENCE_MARKS: Final = ".!?…"
 _SENTENCE_ENDS: Final = ("。", "！", "？")
 
 
+class TextClause(NamedTuple):
+    """A clause, stripped; and where it ends in the text that is split, without the white space that follows."""
+
+    text: str
+    end: int
+
+
 class ClauseSplitter:
     """Splits text into clauses, at positions that further text cannot change.
 
@@ -60,6 +67,8 @@ class ClauseSplitter:
     def __init__(self, *, first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE) -> None:
         #: The clause in progress; at most one character longer than a clause may be.
         self._waiting = ""
+        #: The length of the text so far.
+        self._fed = 0
         self._comma_after = first_comma_after
         self._longest = first_longest
         #: The position up to which ``_waiting`` has been examined.
@@ -69,16 +78,17 @@ class ClauseSplitter:
         #: The end of the clause unless a number follows; only white space has arrived after it.
         self._end_unless_number: int | None = None
 
-    def feed(self, text: str) -> list[str]:
-        """Return the clauses that ``text`` completes, stripped."""
-        clauses: list[str] = []
+    def feed(self, text: str) -> list[TextClause]:
+        """Return the clauses that ``text`` completes."""
+        clauses: list[TextClause] = []
         taken = 0
         while taken < len(text):
             piece = text[taken : taken + self._longest + 1 - len(self._waiting)]
             taken += len(piece)
+            self._fed += len(piece)
             self._waiting = self._waiting + piece if self._waiting else piece.lstrip()
             while (end := self._next_end()) is not None:
-                clauses.append(self._waiting[:end].strip())
+                clauses.append(self._clause(self._waiting[:end], self._fed - len(self._waiting)))
                 self._begin(self._waiting[end:].lstrip())
                 self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
         return clauses
@@ -93,13 +103,18 @@ class ClauseSplitter:
         end = len(text.rstrip(_SENTENCE_MARKS))
         return end < len(text) and not _is_abbreviation(_word_before(text, end))
 
-    def rest(self) -> str:
-        """Remove and return the text in progress, which is a clause of its own."""
-        waiting = self._waiting.strip()
+    def rest(self) -> TextClause:
+        """Remove and return the text in progress, which is a clause of its own, and may be empty."""
+        rest = self._clause(self._waiting, self._fed - len(self._waiting))
         self._begin("")
-        if waiting:
+        if rest.text:
             self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
-        return waiting
+        return rest
+
+    @staticmethod
+    def _clause(text: str, start: int) -> TextClause:
+        stripped = text.rstrip()
+        return TextClause(stripped, start + len(stripped))
 
     def _begin(self, waiting: str) -> None:
         self._waiting = waiting
@@ -172,7 +187,7 @@ def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys
 
 async def clauses_as_they_come(
     source: AsyncIterator[str], splitter: ClauseSplitter, *, grace_sec: float = SENTENCE_GRACE
-) -> AsyncGenerator[str, None]:
+) -> AsyncGenerator[TextClause, None]:
     """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
 
     Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. A caller that
@@ -193,7 +208,7 @@ async def clauses_as_they_come(
             async for piece in CooperativePieces(text):
                 for clause in splitter.feed(piece):
                     yield clause
-        if rest := splitter.rest():
+        if (rest := splitter.rest()).text:
             yield rest
     finally:
         if reading is not None:

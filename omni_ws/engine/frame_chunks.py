@@ -94,8 +94,18 @@ class FrameChunks(Generic[Item]):
             return
         self._changed.clear()
 
-    async def send(self, frames: int, decoding: Awaitable[Samples], outputs: Channel[EngineOutput]) -> None:
-        """Wait for the samples that the next ``frames`` frames settle, and put them into ``outputs``."""
+    async def send(
+        self,
+        frames: int,
+        decoding: Awaitable[Samples],
+        outputs: Channel[EngineOutput],
+        *,
+        text_end: int | None = None,
+    ) -> None:
+        """Wait for the samples that the next ``frames`` frames settle, and put them into ``outputs``.
+
+        ``text_end`` is where their clause ends, see AudioOutput.
+        """
         began_ms = self._now_ms()
         with events.span(self._stage, "code2wav_decode_start", "code2wav_decode_end", frames=frames):
             samples = await decoding
@@ -110,7 +120,7 @@ class FrameChunks(Generic[Item]):
         if not self.audio_ms:
             events.emit(self._stage, "code2wav_first_audio")
         self.audio_ms += audio_ms
-        await outputs.put(AudioOutput(samples, self._sample_rate))
+        await outputs.put(AudioOutput(samples, self._sample_rate, text_end=text_end))
 
     async def _read(self, source: AsyncIterator[Item]) -> None:
         """Move items from the source to the inbox, up to the limit."""

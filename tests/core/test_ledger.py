@@ -6,7 +6,6 @@ import pytest
 
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import OutputModality, ToolCallFragment, Word
-from omni_ws.core.heard_text import Clause
 from omni_ws.core.ledger import (
     MAX_DETAIL,
     MAX_ENTRIES,
@@ -55,7 +54,7 @@ class Talk:
         self.ledger.send(entry, self.number + 1, begin, begin + 1000 * count, now)
         self.number += 2
         moved = tuple(Word(one.text, one.start_ms + int(begin), one.end_ms + int(begin)) for one in words(text))
-        entry.pronounce(moved if timed else (), None)
+        entry.pronounce(moved if timed else ())
 
     def answer(self, request_id: str, text: str, *, now: float, asked: str = "ask", timed: bool = True) -> LedgerEntry:
         entry = self.open(request_id, asked)
@@ -408,7 +407,7 @@ def unheard_talk(*, raw: bool = True) -> tuple[Talk, LedgerEntry]:
             "a", number, OutputModality.AUDIO, payload=payload, format=audio, start_ms=number * 100, words=(word,)
         )
         talk.ledger.send(entry, number, number * 100, number * 100 + 100, 0)
-        entry.pronounce((word,), None)
+        entry.pronounce((word,))
         talk.ledger.keep_unheard(entry, SentAudio(chunk, number * 100, number * 100 + 100, 1600), 0)
     return talk, entry
 
@@ -583,7 +582,7 @@ def test_words_are_bounded_and_still_cut_where_they_are_known(past: int) -> None
     count = MAX_MARKS + past
     entry.say(" ".join(f"w{number}" for number in range(count)))
     ledger.send(entry, 0, 0, 100 * count, 0)
-    entry.pronounce(tuple(Word(f"w{number}", 100 * number, 100 * number + 90) for number in range(count)), None)
+    entry.pronounce(tuple(Word(f"w{number}", 100 * number, 100 * number + 90) for number in range(count)))
     assert len(entry.words) == (MAX_MARKS // 2 + 1 if past else MAX_MARKS)
     for heard in (MAX_MARKS, MAX_MARKS // 2 + 1):
         entry.cut_ms = 100.0 * heard
@@ -598,7 +597,7 @@ def test_clauses_are_bounded() -> None:
     entry.say("one two. " * (MAX_MARKS + 1))
     for number in range(MAX_MARKS + 1):
         ledger.send(entry, number, 100 * number, 100 * number + 100, 0)
-        entry.pronounce((), Clause(100.0 * number, 100.0 * number + 100, 9 * number, 9 * number + 8))
+        entry.read_to(9 * number + 8, 100.0 * number, 100.0 * number + 100)
     assert len(entry.clauses) == MAX_MARKS // 2 + 1
     entry.cut_ms = 100.0 * (MAX_MARKS - 1)
     assert ledger.heard_text(entry) == ("one two. " * (MAX_MARKS - 1)).rstrip()
@@ -610,7 +609,7 @@ def test_an_answer_of_an_hour_and_a_hundred_thousand_words() -> None:
     for number in range(100_000):
         entry.say("w ")
         ledger.send(entry, number, 36.0 * number, 36.0 * number + 36, number * 0.036)
-        entry.pronounce((Word("w", round(36 * number), round(36 * number) + 30),), None)
+        entry.pronounce((Word("w", round(36 * number), round(36 * number) + 30),))
     assert len(entry.words) <= MAX_MARKS
     ledger.report(60_000 * 36, now=3600, request_id="a")
     ledger.cut(entry, 3600)

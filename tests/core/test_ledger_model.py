@@ -200,7 +200,7 @@ class Walk:
         start, end = begin * WORD_MS, (begin + count) * WORD_MS
         self.ledger.send(entry, self.number, start, end, self.now)
         times = [(begin + index) * WORD_MS for index in range(count)]
-        entry.pronounce([Word(word, at, at + 90) for word, at in zip(new, times, strict=True)], None)
+        entry.pronounce([Word(word, at, at + 90) for word, at in zip(new, times, strict=True)])
         chunk = OutputChunk(facts.name, self.number, OutputModality.AUDIO, payload=b"x", start_ms=start)
         self.ledger.keep_unheard(entry, SentAudio(chunk, start, end, 100), self.now)
         self.model.send(facts, self.number, count)

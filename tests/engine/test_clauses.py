@@ -1,5 +1,6 @@
 import asyncio
 import re
+from collections.abc import Iterable
 from contextlib import aclosing
 from itertools import pairwise
 from random import Random
@@ -13,6 +14,7 @@ from omni_ws.engine.clauses import (
     COMMA_AFTER,
     MAX_CLAUSE,
     ClauseSplitter,
+    TextClause,
     _is_abbreviation,
     clauses_as_they_come,
     is_speakable,
@@ -22,11 +24,21 @@ from omni_ws.engine.clauses import (
 PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
 
 
-def clauses_of(*pieces: str) -> list[str]:
-    splitter = ClauseSplitter()
+def clauses_of(*pieces: str, splitter: ClauseSplitter | None = None) -> list[str]:
+    """The clauses of a text that comes in pieces. Each ends where it says."""
+    splitter = splitter or ClauseSplitter()
     clauses = [clause for piece in pieces for clause in splitter.feed(piece)]
-    rest = splitter.rest()
-    return [*clauses, rest] if rest else clauses
+    if (rest := splitter.rest()).text:
+        clauses.append(rest)
+    text, begin = "".join(pieces), 0
+    for clause in clauses:
+        assert text[begin : clause.end].lstrip() == clause.text
+        begin = clause.end
+    return texts(clauses)
+
+
+def texts(clauses: Iterable[TextClause]) -> list[str]:
+    return [clause.text for clause in clauses]
 
 
 def test_sentences_are_clauses() -> None:
@@ -40,9 +52,9 @@ def test_a_sentence_is_complete_once_the_next_one_begins() -> None:
     splitter = ClauseSplitter()
     assert splitter.feed("It is 3.") == []
     assert splitter.feed("14 or so.") == []
-    assert splitter.feed(" And") == ["It is 3.14 or so."]
-    assert splitter.rest() == "And"
-    assert splitter.rest() == ""
+    assert splitter.feed(" And") == [("It is 3.14 or so.", 17)]
+    assert splitter.rest() == ("And", 21)
+    assert splitter.rest() == ("", 21)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +113,13 @@ def test_no_is_an_answer_unless_a_number_follows() -> None:
     splitter = ClauseSplitter()
     assert splitter.feed("No. ") == []
     assert splitter.looks_complete
-    assert splitter.feed("I") == ["No."]
+    assert texts(splitter.feed("I")) == ["No."]
 
 
 @pytest.mark.parametrize("text", ["It costs 1,000 dollars or 3.5 times that", "At 10:30, not at 11:45"])
 def test_numbers_are_not_cut(text: str) -> None:
     splitter = ClauseSplitter(first_comma_after=4)
-    clauses = [*splitter.feed(text), splitter.rest()]
+    clauses = clauses_of(text, splitter=splitter)
     for number in ("1,000", "3.5", "10:30", "11:45"):
         assert any(number in clause for clause in clauses) is (number in text)
 
@@ -127,16 +139,14 @@ def test_numbers_are_not_cut(text: str) -> None:
 )
 def test_the_first_clause_may_be_shorter(text: str, clauses: list[str]) -> None:
     splitter = ClauseSplitter(first_comma_after=9, first_longest=18)
-    made = splitter.feed(text)
-    rest = splitter.rest()
-    assert [*made, *([rest] if rest else [])] == clauses
+    assert clauses_of(text, splitter=splitter) == clauses
 
 
 def test_a_clause_that_did_not_wait_for_its_end_is_the_first_one() -> None:
     splitter = ClauseSplitter(first_comma_after=12, first_longest=20)
-    assert (splitter.rest(), splitter.feed("Hello!"), splitter.rest()) == ("", [], "Hello!")
+    assert (splitter.rest(), splitter.feed("Hello!"), splitter.rest()) == (("", 0), [], ("Hello!", 6))
     text = "Well then my dear, let me think."
-    assert (splitter.feed(text), splitter.rest()) == ([], text)
+    assert (splitter.feed(text), splitter.rest()) == ([], (text, 6 + len(text)))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30), st.randoms(use_true_random=False), st.booleans())
@@ -145,9 +155,8 @@ def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], ran
     cuts = sorted(random.randint(0, len(text)) for _ in range(random.randint(0, 20)))
     limits = {"first_comma_after": 5, "first_longest": 40} if early else {}
     whole, cut = ClauseSplitter(**limits), ClauseSplitter(**limits)
-    expected = [*whole.feed(text), whole.rest()]
-    made = [clause for start, end in pairwise((0, *cuts, len(text))) for clause in cut.feed(text[start:end])]
-    assert [*made, cut.rest()] == expected
+    expected = clauses_of(text, splitter=whole)
+    assert clauses_of(*(text[start:end] for start, end in pairwise((0, *cuts, len(text)))), splitter=cut) == expected
     assert "".join("".join(expected).split()) == "".join(text.split())
     assert all(len(clause) <= MAX_CLAUSE for clause in expected)
 
@@ -208,16 +217,15 @@ def test_the_pieces_come_to_what_the_whole_does(
     text = between.join(words)
     splitter = ClauseSplitter(first_comma_after=limits[0], first_longest=limits[1])
     cuts = sorted(random.randint(0, len(text)) for _ in range(random.choice((0, 5, len(text)))))
-    made = [clause for start, end in pairwise((0, *cuts, len(text))) for clause in splitter.feed(text[start:end])]
-    rest = splitter.rest()
-    assert [*made, *([rest] if rest else [])] == expected_clauses(text, *limits)
+    pieces = (text[start:end] for start, end in pairwise((0, *cuts, len(text))))
+    assert clauses_of(*pieces, splitter=splitter) == expected_clauses(text, *limits)
 
 
 @pytest.mark.parametrize("space", [" ", "\n", "\t"])
 def test_white_space_without_end_is_not_kept(space: str) -> None:
     splitter = ClauseSplitter()
-    assert splitter.feed("See no." + space * 1000) == ["See no."]
-    assert splitter.rest() == ""
+    assert splitter.feed("See no." + space * 1000) == [("See no.", 7)]
+    assert splitter.rest() == ("", 1007)
 
 
 def test_what_can_be_spoken() -> None:
@@ -235,15 +243,15 @@ class TestAsTheyCome:
             text.put_nowait("Hello there")
             text.put_nowait(".")
             before = loop.time()
-            assert await anext(clauses) == "Hello there."
+            assert await anext(clauses) == ("Hello there.", 12)
             assert loop.time() - before == pytest.approx(0.2)
             # An incomplete sentence waits for its end, however long that takes.
             text.put_nowait("And then he")
             loop.call_later(60, text.put_nowait, " left. So")
-            assert await anext(clauses) == "And then he left."
+            assert (await anext(clauses)).text == "And then he left."
             assert loop.time() - before > 60
             text.close()
-            assert [clause async for clause in clauses] == ["So"]
+            assert [clause.text async for clause in clauses] == ["So"]
 
     async def test_words_in_time_are_one_sentence_with_what_follows_an_abbreviation(self) -> None:
         text: Channel[str] = Channel(1000, cost=len)
@@ -251,7 +259,7 @@ class TestAsTheyCome:
             asyncio.get_running_loop().call_later(0.1 * delay, text.put_nowait, piece)
         asyncio.get_running_loop().call_later(0.6, text.close)
         async with aclosing(clauses_as_they_come(aiter(text), ClauseSplitter(), grace_sec=0.15)) as clauses:
-            assert [clause async for clause in clauses] == ["It is 3.14 or so.", "End"]
+            assert [clause.text async for clause in clauses] == ["It is 3.14 or so.", "End"]
 
     async def test_nothing_comes_of_nothing(self) -> None:
         text: Channel[str] = Channel(1000, cost=len)
@@ -264,6 +272,6 @@ class TestAsTheyCome:
         text.put_nowait("One. Two")
         text.fail(ConnectionError("gone"))
         clauses = clauses_as_they_come(aiter(text), ClauseSplitter())
-        assert await anext(clauses) == "One."
+        assert (await anext(clauses)).text == "One."
         with pytest.raises(ConnectionError, match="gone"):
             await anext(clauses)

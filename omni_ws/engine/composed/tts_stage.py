@@ -65,6 +65,9 @@ class TtsStage:
                     if isinstance(event, AudioOutput):
                         if event.words:
                             event = AudioOutput(event.samples, event.sample_rate, self._words.place(event.words))
+                        elif event.text_end is not None:
+                            end = self._words.written_end(event.text_end)
+                            event = AudioOutput(event.samples, event.sample_rate, text_end=end)
                         await outputs.put(event)
                     elif isinstance(event, Finished):
                         self.audio_ms = event.usage.output_audio_ms

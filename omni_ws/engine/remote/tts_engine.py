@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.answer_limit import WordCounter
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest, InputSource
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, InputSource
 from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_speakable
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.speech import RemoteVoice
@@ -66,10 +66,10 @@ async def _speech(source: InputSource, words: WordCounter, voice: RemoteVoice) -
         aclosing(clauses_as_they_come(text, ClauseSplitter())) as clauses,
     ):
         async for clause in clauses:
-            if is_speakable(clause):
-                async with aclosing(voice.speak(clause)) as outputs:
+            if is_speakable(clause.text):
+                async with aclosing(voice.speak(clause.text)) as outputs:
                     async for output in outputs:
-                        yield output
+                        yield AudioOutput(output.samples, output.sample_rate, text_end=clause.end)
 
 
 async def _text(source: InputSource, words: WordCounter) -> AsyncGenerator[str, None]:

@@ -18,7 +18,7 @@ _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
 
 
 class WrittenWords:
-    """Turns the words that a voice has read, with their times, into those that the answer's text has.
+    """Turns what a voice has read into what the answer's text has: words with their times, or where a clause ends.
 
     A written word that is read as several ("$20") lasts from the first to the last of them, and is returned with the
     last. What is read and not written is returned as it is read. Each word returned has its place in the text.
@@ -29,6 +29,9 @@ class WrittenWords:
         self._pieces: deque[Spoken] = deque()
         self._unread = ""
         self._read = 0
+        #: Where these begin in all that the voice has been given, and where what stands before them ends in the text.
+        self._begin = 0
+        self._written = 0
         #: The written word that is being read, and when it began and was last heard.
         self._open: tuple[Spoken, int, int] | None = None
 
@@ -59,6 +62,12 @@ class WrittenWords:
                 placed += self.rest()
         return tuple(placed)
 
+    def written_end(self, end: int) -> int:
+        """Return where in the text ends what the voice has been given up to ``end``, which never decreases."""
+        while self._pieces and self._begin + len(self._pieces[0].text) <= end:
+            self._drop_first()
+        return self._written
+
     def rest(self) -> tuple[Word, ...]:
         """Return the word that is being read: the voice has gone on, or ended."""
         if self._open is None:
@@ -78,6 +87,9 @@ class WrittenWords:
         return self._pieces[0]
 
     def _drop_first(self) -> None:
-        length = len(self._pieces.popleft().text)
+        piece = self._pieces.popleft()
+        length = len(piece.text)
+        self._begin += length
+        self._written = piece.end
         self._unread = self._unread[length:]
         self._read = max(0, self._read - length)

@@ -123,7 +123,7 @@ class _Reading:
             aclosing(clauses_as_they_come(pieces, ClauseSplitter())) as clauses,
         ):
             async for clause in clauses:
-                async with aclosing(self._speak(clause)) as outputs:
+                async with aclosing(self._speak(clause.text)) as outputs:
                     async for output in outputs:
                         yield output
         if not self._read.words:

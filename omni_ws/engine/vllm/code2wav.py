@@ -68,13 +68,13 @@ class Code2Wav:
         """Decode one clause. Clauses are independent: their first frames have no left context."""
         chunks = self._chunks
         state = StreamState.start(self._context, self._slots)
-        clause = chunks.inbox[0].clause
+        clause, text_end = chunks.inbox[0].clause, chunks.inbox[0].text_end
         while not state.done:
             state = self._take_over(state, clause)
             plan = chunks.plan(state.ready, complete=state.ended)
             if plan.frames:
                 window, state = state.take(plan.frames)
-                await chunks.send(plan.frames, self._queue.decode(window), outputs)
+                await chunks.send(plan.frames, self._queue.decode(window), outputs, text_end=text_end)
             elif chunks.ended and not chunks.inbox and not state.ended:
                 # The source ended within the clause.
                 state = state.received(state.held[:0], last=True)

@@ -78,12 +78,14 @@ class FrameLayout:
 class CodecFrames:
     """The next frames of a clause; ``last`` ends the clause, and may come without frames.
 
-    Clauses are numbered from 0 within an answer. Each is decoded independently.
+    Clauses are numbered from 0 within an answer. Each is decoded independently. ``text_end`` is where it ends in the
+    text of the answer.
     """
 
     clause: int
     codes: Codes
     last: bool
+    text_end: int
 
 
 class FrameAssembler:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_speakable
+from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, is_speakable
 from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.codec_frames import CodecFrames, FrameAssembler, InvalidCodecToken
 from omni_ws.engine.vllm.language_model import LanguageModel
@@ -114,22 +114,22 @@ class Talker:
             async for clause in clauses:
                 await self._speak(clause, sink)
 
-    async def _speak(self, clause: str, sink: Channel[CodecFrames]) -> None:
+    async def _speak(self, clause: TextClause, sink: Channel[CodecFrames]) -> None:
         """Generate the frames of one clause.
 
         Their number is limited by the length of the text, since a model may fail to end its speech.
         """
-        if not is_speakable(clause):
+        if not is_speakable(clause.text):
             return
         slots = len(self._profile.layout.slots)
-        most = self._profile.most_frames(clause) * slots
+        most = self._profile.most_frames(clause.text) * slots
         if self._tokens_left is not None:
             most = min(most, self._tokens_left - self._tokens_left % slots)
             if most <= 0:
                 self.cut = True
                 return
         number, self._clauses = self._clauses, self._clauses + 1
-        prompt = self._prompt(clause)
+        prompt = self._prompt(clause.text)
         self.prompt_tokens += len(prompt)
         assembler = FrameAssembler(self._profile.layout)
         parameters = self._parameters(max_tokens=most, clause=number)
@@ -152,7 +152,7 @@ class Talker:
                     self._note_end(output.outputs[0].finish_reason)
                 if len(codes) or output.finished:
                     self.frames += len(codes)
-                    await sink.put(CodecFrames(number, codes, output.finished))
+                    await sink.put(CodecFrames(number, codes, output.finished, clause.end))
 
     def _prompt(self, clause: str) -> list[int]:
         text = self._profile.spoken_text(clause, self._voice)

@@ -190,7 +190,7 @@ class AnswerWriter:
                 payload = self._speech.encode_now(output.samples, output.sample_rate)
                 if payload is None:
                     return False
-                self._put_audio(payload, output.words)
+                self._put_audio(payload, output.words, output.text_end)
             return True
         if type(output) is Finished:
             return False
@@ -207,7 +207,7 @@ class AnswerWriter:
                 if self._speaks:
                     payload = await self._speech.encode(output.samples, output.sample_rate)
                     if await self._room():
-                        self._put_audio(payload, output.words)
+                        self._put_audio(payload, output.words, output.text_end)
                 return
             if isinstance(output, TranscriptOutput):
                 self._request.hear(output)  # whether it will be sent or not
@@ -269,7 +269,7 @@ class AnswerWriter:
             chunk = OutputChunk(request_id, number, _TEXT, text, logprobs=output.logprobs, choice=output.choice)
             self._put(chunk)
 
-    def _put_audio(self, payload: bytes, words: tuple[Word, ...] = ()) -> None:
+    def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
         """Queue audio that ``_speech`` has just encoded, which may be none."""
         request, speech = self._request, self._speech
         if payload:
@@ -291,7 +291,9 @@ class AnswerWriter:
                 sent = SentAudio(chunk, speech.start_ms, speech.end_ms, message_cost(chunk))
                 request.ledger.keep_unheard(request.entry, sent, now)
         if words:
-            request.entry.pronounce(words, None)
+            request.entry.pronounce(words)
+        elif text_end is not None:
+            request.entry.read_to(text_end, speech.start_ms, speech.end_ms)
 
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:

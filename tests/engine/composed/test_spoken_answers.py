@@ -23,6 +23,8 @@ from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationReq
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.tts_stage import _spoken_pieces
+from omni_ws.engine.remote.settings import RemoteTtsSettings
+from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
@@ -102,6 +104,16 @@ async def test_real_voices_time_the_words_that_are_written(voice_choice: VoiceCh
     ends = [word.text_end for word in words if word.text_end is not None]
     assert (len(ends), ends) == (len(words), sorted(ends))
     assert all(before.end_ms <= after.start_ms for before, after in pairwise(words))
+
+
+async def test_a_voice_behind_a_url_tells_the_clauses_that_are_written() -> None:
+    reply = "It is **$20** today, and no more.\n\n- Buy it.\n"
+    async with live_server(ReadingEngine()) as back:
+        tts = RemoteTtsEngine(RemoteTtsSettings(urls=(f"http://127.0.0.1:{back.port}",), start_timeout=0))
+        outputs = await answered(RetortEngine(reply), tts)
+        await tts.stop()
+    ends = dict.fromkeys(output.text_end for output in outputs if isinstance(output, AudioOutput))
+    assert [reply[:end] for end in ends] == [reply.partition("\n")[0], reply.rstrip()]
 
 
 async def test_numbers_are_left_to_a_voice_of_another_language() -> None:

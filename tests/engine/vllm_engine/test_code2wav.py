@@ -79,8 +79,10 @@ def clause(frames: int, seed: int = 0) -> Codes:
 def items(*clauses: Codes, size: int = 1) -> list[CodecFrames]:
     made = []
     for number, codes in enumerate(clauses):
-        made += [CodecFrames(number, codes[start : start + size], False) for start in range(0, len(codes), size)]
-        made.append(CodecFrames(number, codes[:0], True))
+        made += [
+            CodecFrames(number, codes[start : start + size], False, 10 * number) for start in range(0, len(codes), size)
+        ]
+        made.append(CodecFrames(number, codes[:0], True, 10 * number))
     return made
 
 
@@ -114,10 +116,11 @@ class TestStage:
         clauses = [clause(frames, frames) for frames in (9, 1, 40, 3)]
         outputs = await run(stage(queue), items(*clauses, size=2))
         assert np.array_equal(heard(outputs), np.concatenate([sound(codes) for codes in clauses]))
+        assert list(dict.fromkeys(output.text_end for output in outputs)) == [0, 10, 20, 30]
 
     async def test_a_clause_that_was_cut_off_is_still_heard(self, queue: DecodeQueue) -> None:
         codes = clause(10)
-        assert np.array_equal(heard(await run(stage(queue), [CodecFrames(0, codes, False)])), sound(codes))
+        assert np.array_equal(heard(await run(stage(queue), [CodecFrames(0, codes, False, 0)])), sound(codes))
 
     async def test_the_first_chunk_is_small(self, queue: DecodeQueue) -> None:
         outputs = await run(stage(queue), items(clause(60)))
@@ -172,7 +175,7 @@ class TestStage:
 
     async def test_an_error_of_the_talker_comes_after_what_it_said(self, queue: DecodeQueue) -> None:
         async def broken() -> AsyncIterator[CodecFrames]:
-            yield CodecFrames(0, clause(5), False)
+            yield CodecFrames(0, clause(5), False, 0)
             raise EngineFailed("gone")
 
         got: list[AudioOutput] = []

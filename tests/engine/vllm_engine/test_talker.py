@@ -104,6 +104,9 @@ async def test_the_sound_is_that_of_the_codes(speaker: Speaker) -> None:
     clauses = tap.clauses()
     assert len(clauses) == len(CLAUSES)
     assert [item.clause for item in tap.frames if item.last] == [0, 1, 2, 3]
+    assert [TEXT[: item.text_end].split()[-1] for item in tap.frames if item.last] == [
+        clause.split()[-1] for clause in CLAUSES
+    ]
     streamed = np.concatenate([output.samples for output in audio])
     expected = one_shot(speaker, clauses)
     assert streamed.shape == expected.shape == (2048 * sum(map(len, clauses)),)

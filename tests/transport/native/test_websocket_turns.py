@@ -483,6 +483,29 @@ async def test_history_keeps_what_was_heard(words: bool) -> None:
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.parametrize(("played_ms", "heard"), [(2700, "Take a"), (3000, "Take a breath."), (3500, None)])
+async def test_history_keeps_the_clauses_that_were_heard(played_ms: int, heard: str | None) -> None:
+    """Three seconds of a short clause, and a long one that is read quickly."""
+    slow, quick = "Take a breath.", f" Then {' '.join(f'word{number}' for number in range(19))}."
+    script: list[EngineOutput] = [TextOutput(slow + quick)]
+    for text_end, pieces in ((len(slow), 30), (len(slow + quick), 100)):
+        script += [AudioOutput(np.zeros(2400, np.float32), 24_000, text_end=text_end)] * pieces
+    engine = ScriptedEngine(script)
+    async with live_server(engine) as server, inline_client(server) as client:
+        await listen(client)
+        await client.configure(max_lead_ms=60_000)
+        await client.say("talk to me")
+        while (frame := await client.until("output_chunk")).get("start_ms", 0) < 9500:
+            pass
+        await client.send("output_ack", sequence_id=frame["sequence_id"], played_ms=played_ms)
+        await client.send("cancel")
+        await client.answer()
+        (text,) = await said(client, engine)
+        # A tenth of what the second clause may last at least, by whole words.
+        assert text == (heard or f"{slow} Then")
+
+
+@pytest.mark.virtual_clock
 async def test_history_without_reports_keeps_what_was_sent() -> None:
     engine = ScriptedEngine(speech(10, words=True))
     async with live_server(engine) as server, inline_client(server) as client:
