@@ -9,6 +9,8 @@ from typing import Final, Self
 
 from msgspec import Struct
 
+from omni_ws.core.json_values import check_values
+
 #: The longest ``format`` of a chunk, in characters: a media type is at most 255 (RFC 6838, section 4.2).
 MAX_FORMAT_CHARACTERS: Final = 256
 #: The longest id that a client may choose, of an item or of the tool call that it answers. OpenAI's limit.
@@ -176,6 +178,7 @@ class ToolCall:
     def is_whole(self) -> bool:
         """Whether the arguments parse as a JSON object. They do not when the answer was cut off within them."""
         try:
+            check_values(self.arguments)
             return isinstance(json.loads(self.arguments), dict)
         except ValueError:
             return False

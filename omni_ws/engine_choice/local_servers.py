@@ -11,6 +11,7 @@ import orjson
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.core.json_values import check_values
 
 #: The time for all of them together.
 LOOK_SEC: Final = 0.3
@@ -84,6 +85,7 @@ async def _get_models(port: int) -> bytes:
 
 def _first_listed(body: bytes) -> str | None:
     """Raises ValueError for what is no list of models."""
+    check_values(body)
     content: Any = orjson.loads(body)
     listed = content.get("data") if isinstance(content, dict) else None
     first = listed[0] if isinstance(listed, list) and listed else None

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
+from omni_ws.core.json_values import MAX_MESSAGE_VALUES, TooManyValues, check_values
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
 from omni_ws.wire.chunk_fields import REFUSED_CONTENT_FIELDS, ChunkFields
@@ -130,7 +131,10 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     """
     str(data, "utf-8")  # the decoder does not validate the values of unknown fields
     try:
+        check_values(data)
         frame = _decoder.decode(data)
+    except TooManyValues as error:
+        raise InvalidFrame(str(error)) from None
     except msgspec.DecodeError as error:
         return _refuse(data, error)
     except RecursionError:
@@ -225,10 +229,13 @@ def nested_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(nested_deeper(inner, levels - 1) for inner in value)
 
 
-def loads_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Parse a JSON object. Raises InvalidFrame, or UnicodeDecodeError for invalid UTF-8."""
+def loads_object(data: bytes | bytearray | memoryview, *, most: int = MAX_MESSAGE_VALUES) -> dict[str, Any]:
+    """Parse a JSON object of ``most`` values. Raises InvalidFrame, or UnicodeDecodeError for invalid UTF-8."""
     try:
+        check_values(data, most)
         parsed = orjson.loads(data)
+    except TooManyValues as error:
+        raise InvalidFrame(str(error)) from None
     except orjson.JSONDecodeError as error:
         bytes(data).decode("utf-8")
         raise InvalidFrame(f"not JSON: {error}") from None

@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import orjson
 
+from omni_ws.core.json_values import MAX_BODY_VALUES, TooManyValues, check_values
+from omni_ws.errors import InvalidFrame
+
 _NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 
 
@@ -62,17 +65,25 @@ class LoneObject:
         if self._first_line_matches or self._first_line_at is None:
             return self._first_line_matches
         try:
-            return self._is_marked(orjson.loads(self.data))
+            return self._is_marked(self._parsed(self.data))
         except orjson.JSONDecodeError:
             return False
 
     def _read_first_line(self, line: bytes) -> bool:
         """Return whether the body may still be a lone object."""
         try:
-            self._first_line_matches = self._is_marked(orjson.loads(line))
+            self._first_line_matches = self._is_marked(self._parsed(line))
         except orjson.JSONDecodeError as error:
             self._spans_lines = 0 < len(error.doc) <= error.pos  # an error at the end: incomplete
         return self._first_line_matches or self._spans_lines
+
+    @staticmethod
+    def _parsed(data: bytes | bytearray) -> Any:
+        try:
+            check_values(data, MAX_BODY_VALUES)
+        except TooManyValues as error:
+            raise InvalidFrame(str(error)) from None
+        return orjson.loads(data)
 
     def _is_marked(self, value: Any) -> bool:
         return isinstance(value, dict) and not self._marks.isdisjoint(value)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
+from omni_ws.core.json_values import TooManyValues, check_values
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
@@ -33,7 +34,10 @@ _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
     """The JSON object of an event. Raises what an error event means, EngineFailed for anything that is no object."""
     try:
+        check_values(event.data)
         content = orjson.loads(event.data)
+    except TooManyValues as error:
+        raise EngineFailed(f"the upstream sent an event that is not read: {error}") from None
     except orjson.JSONDecodeError:
         if event.name == "error":
             raise stream_error({"message": event.data.decode("utf-8", "replace")}, upstream=upstream) from None

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from omni_ws.core.json_values import check_values
 from omni_ws.engine.remote.context_refusal import context_limit, prompt_tokens, says_too_long
 from omni_ws.errors import (
     ContextLengthExceeded,
@@ -125,8 +126,9 @@ def read_error(content: object) -> UpstreamError:
 def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str) -> OmniError:
     """The error that an answer with ``status`` means. ``upstream`` names the server in the log."""
     try:
+        check_values(body)
         error = read_error(orjson.loads(body))
-    except orjson.JSONDecodeError:
+    except ValueError:
         error = UpstreamError()
     mapped = _mapped(status, error, retry_after)
     logger.log(

@@ -14,6 +14,7 @@ import orjson
 from omni_ws.audio.samples import Pcm16
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import Word
+from omni_ws.core.json_values import MAX_BODY_VALUES, check_values
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.remote.answer_stream import DONE, event_content
@@ -121,8 +122,9 @@ async def _whole(answer: UpstreamAnswer) -> Recognised:
             if len(body) > _MOST_BYTES:
                 raise EngineFailed("the upstream's transcript has no end")
     try:
+        check_values(body, MAX_BODY_VALUES)
         content = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    except ValueError:
         content = None
     if not isinstance(content, dict) or not isinstance(text := content.get("text"), str):
         raise EngineFailed("the upstream sent a transcript that cannot be read")

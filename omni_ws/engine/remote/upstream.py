@@ -19,6 +19,7 @@ import orjson
 
 from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
+from omni_ws.core.json_values import check_values
 from omni_ws.engine.remote.dialect import (
     BY_OWNER,
     OLLAMA_CONTEXT,
@@ -331,8 +332,9 @@ def _json(response: httpx.Response) -> object:
     if not response.is_success:
         return None
     try:
+        check_values(response.content)
         content: object = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
+    except ValueError:
         return None
     return content
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from omni_ws.core.json_values import MAX_BODY_VALUES
 from omni_ws.errors import InvalidFrame, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.wire.frames import loads_object
@@ -41,6 +42,6 @@ async def read_json_object(
     if may_be_empty and not data:
         return {}, 0
     try:
-        return await to_thread_if_large(len(data), partial(loads_object, data)), len(data)
+        return await to_thread_if_large(len(data), partial(loads_object, data, most=MAX_BODY_VALUES)), len(data)
     except UnicodeDecodeError:
         raise InvalidFrame("the body is not valid UTF-8") from None
