@@ -86,16 +86,18 @@ async def test_a_conversation_with_a_tool() -> None:
         assert called.tool_calls == (ToolCall("call_clock_0", "clock", '{"zone": "CET"}'),)
         engine.script = (said("Noon."), finished())
         await session.configure(tool_choice=None)
-        await session.send_tool_result("call_clock_0", "12:", end=False)
-        await session.send_tool_result("call_clock_0", "00", end=True)
+        await session.send_tool_result("call_clock_0", "12:00", end=True)
         assert (await session.answer()).text == "Noon."
-        await session.send_tool_result("call_clock_0", "", end=True)
-        assert (await session.answer()).text == "Noon."
-    first, second, _ = engine.requests
+        engine.script = (*tool_call("bell", "{}"), finished(FinishReason.TOOL_CALLS))
+        await session.ask_text("Ring.")
+        engine.script = (said("Done."), finished())
+        await session.send_tool_result("call_bell_0", "", end=True)
+        assert (await session.answer()).text == "Done."
+    first, second, *_ = engine.requests
     assert (list(first.tools), first.tool_choice) == ([CLOCK], "required")
     assert second.history == (Message("user", "What time is it?"), Message("assistant", "", called.tool_calls))
     assert [(chunk.tool_call_id, chunk.payload) for chunk in engine.inputs[1]] == [("call_clock_0", b"12:00")]
-    assert [(chunk.tool_call_id, chunk.payload) for chunk in engine.inputs[2]] == [("call_clock_0", b"")]
+    assert [(chunk.tool_call_id, chunk.payload) for chunk in engine.inputs[3]] == [("call_bell_0", b"")]
 
 
 async def test_several_answers_with_their_log_probabilities() -> None:

@@ -176,7 +176,8 @@ async def test_stages_take_their_parameters(speaker: Speaker) -> None:
     parameters = {"code2wav": {"first_frames": 3, "largest_frames": 5}, "talker": {"first_comma_after": 2}}
     sampling = {"seed": 1, "max_tokens": 7 * 20}
     audio, tap, _ = await speak(speaker, TEXT, "parameters", parameters=parameters, sampling=sampling)
-    assert len(audio[0].samples) == 3 * 2048
+    # The first piece may be longer where the Talker was far ahead of it.
+    assert len(audio[0].samples) >= 3 * 2048
     assert max(len(output.samples) for output in audio) <= 5 * 2048
     assert len(tap.clauses()[0]) <= 4 + len("Well,")
 

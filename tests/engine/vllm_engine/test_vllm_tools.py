@@ -25,7 +25,7 @@ from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
-from omni_ws.errors import InvalidValue
+from omni_ws.errors import InvalidValue, SessionConflict
 from omni_ws.server import create_app, listen
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -385,7 +385,7 @@ async def test_a_conversation_with_a_tool_over_the_websocket(engine: VllmEngine)
         head, tail = engine._shared.form.frame(context)
         assert thanks.text == await plain_answer(engine, f"{head}Thanks.{tail}")
         await session.send_tool_result("call_unknown", "42", end=True)
-        with pytest.raises(InvalidValue) as refused:
+        with pytest.raises(SessionConflict) as refused:
             await session.answer()
         assert refused.value.param == "tool_call_id"
 
@@ -412,7 +412,8 @@ async def test_calls_in_a_chat_body(engine: VllmEngine) -> None:
     assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == choice["message"]["content"]
     assert all(len(token["top_logprobs"]) == 2 for token in tokens)
     assert [choice["index"] for choice in several["choices"]] == [0, 1]
-    assert all(len(choice["logprobs"]["content"]) == GREEDY["max_tokens"] for choice in several["choices"])
+    told = sum(len(choice["logprobs"]["content"]) for choice in several["choices"])  # one may end early
+    assert told == several["usage"]["completion_tokens"]
 
 
 async def test_of_a_template_that_describes_tools_nothing_is_told(text_engine: VllmEngine) -> None:
