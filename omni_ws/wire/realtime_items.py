@@ -14,9 +14,10 @@ from omni_ws.wire.realtime_events import base64_field, id_field, optional_id, te
 
 #: What an item costs besides its content.
 ITEM_OVERHEAD_BYTES: Final = 512
-_ROLES: Final = frozenset({"system", "user", "assistant"})
-_TEXTS: Final = frozenset({"input_text", "output_text", "text"})
-_SPOKEN: Final = frozenset({"output_audio", "audio"})
+# Tuples, because what is looked for may be anything that JSON has.
+_ROLES: Final = ("system", "user", "assistant")
+_TEXTS: Final = ("input_text", "output_text", "text")
+_SPOKEN: Final = ("output_audio", "audio")
 
 
 @dataclass(slots=True, kw_only=True)

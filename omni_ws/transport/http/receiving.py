@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -24,7 +25,12 @@ MAX_CHUNK_SIZE_DIGITS: Final = 16
 #: section 2.2).
 MAX_EMPTY_LINES: Final = 2
 
+#: The longest line with the size of a chunk and its extensions, in bytes. No extension is known that anybody needs.
+MAX_CHUNK_LINE: Final = 256
+
 _HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
+#: RFC 9112, 7.1.1, without blanks behind the size.
+_CHUNK_LINE: Final = re.compile(rb"[0-9A-Fa-f]+(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
 
 class Reading(enum.Enum):
@@ -295,9 +301,10 @@ class HttpInput:
 
 
 class BoundedChunkedReader(ChunkedReader):
-    """h11's reader of chunked bodies, with a limit on the digits of a chunk size; h11 itself takes 20.
+    """h11's reader of chunked bodies, with limits on the line in front of a chunk.
 
-    Relies on private parts of h11, which tests/transport/http/test_front_door_contract.py checks.
+    h11 takes 20 digits, and extensions of any bytes; but a proxy that sees the end of a line at a bare CR sees another
+    request. Relies on private parts of h11, which tests/transport/http/test_front_door_contract.py checks.
     """
 
     def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
@@ -306,6 +313,12 @@ class BoundedChunkedReader(ChunkedReader):
             digits = buffer._data[start : start + MAX_CHUNK_SIZE_DIGITS + 1]
             if len(digits) > MAX_CHUNK_SIZE_DIGITS and _HEX_DIGITS.issuperset(digits):
                 raise h11.RemoteProtocolError("chunk size too long")
+            line = bytes(buffer._data[start : start + MAX_CHUNK_LINE + 2])
+            end = line.find(b"\r\n")
+            if end < 0 and len(line) > MAX_CHUNK_LINE + 1:
+                raise h11.RemoteProtocolError("chunk line too long")
+            if end >= 0 and not _CHUNK_LINE.fullmatch(line, 0, end):
+                raise h11.RemoteProtocolError("illegal chunk header")
         return super().__call__(buffer)
 
 

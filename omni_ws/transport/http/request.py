@@ -6,6 +6,7 @@ rules about escapes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import h11
 
 from omni_ws.core.addresses import Addresses
-from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError
+from omni_ws.errors import HeaderTooLarge, InvalidFrame, NotFound, OmniError
 
 #: Header lines of a request; the same as websockets allows in a handshake.
 MAX_HEADER_LINES: Final = 128
@@ -22,6 +23,10 @@ MAX_HEADER_LINES: Final = 128
 MAX_QUERY_FIELDS: Final = 256
 
 _NO_PROXIES: Final = Addresses()
+
+#: Escapes of letters, digits, and of "-", "." and "_".
+_NEEDLESS_ESCAPE: Final = re.compile(r"%(?:2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|5[0-9AaFf]|7[0-9Aa])")
+_SHOWN_CHARACTERS: Final = 128
 
 #: Messages by the beginning of h11's own, which continue with bytes of the client's that are not repeated.
 _BROKEN: Final = (
@@ -41,6 +46,7 @@ _BROKEN: Final = (
     ("Only Transfer-Encoding", "Transfer-Encoding must be chunked"),
     ("illegal chunk header", "the size of a chunk must be a hexadecimal number"),
     ("chunk size too long", "the size of a chunk must not exceed 16 digits"),
+    ("chunk line too long", "the size of a chunk with its extensions must not exceed 256 bytes"),
     ("malformed chunk footer", "a chunk does not match its size"),
     ("peer closed", "the connection was closed in the middle of the body"),
     ("peer unexpectedly closed", "the connection was closed in the middle of the request"),
@@ -113,7 +119,7 @@ class HttpRequest:
     target: str
     #: ``segments`` joined by slashes, with slashes inside of them escaped; "*" for the asterisk-form.
     path: str
-    #: The percent-decoded segments of the path, without empty ones.
+    #: The percent-decoded segments of the path; none of "/".
     segments: tuple[str, ...]
     query: Fields
     headers: Headers
@@ -210,7 +216,8 @@ def protocol_failure(
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
     """Split a target in origin-, absolute- or asterisk-form (RFC 9112, section 3.2) into path segments and query.
 
-    Raises InvalidFrame.
+    Raises InvalidFrame, and NotFound for a path that is written in another way than it has to be, with empty segments
+    or with escapes of letters: a proxy in front that allows or blocks paths by their letters would be passed.
     """
     if target == "*":
         return ("*",), Fields()
@@ -226,6 +233,8 @@ def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
             raise InvalidFrame("a path must not contain '.' or '..' segments")
         if any(ord(character) < 0x20 or ord(character) == 0x7F for character in segment):
             raise InvalidFrame("a path must not contain control characters")
+    if "//" in raw_path or (len(raw_path) > 1 and raw_path.endswith("/")) or _NEEDLESS_ESCAPE.search(raw_path):
+        raise NotFound(f"{raw_path[:_SHOWN_CHARACTERS]} not found: it has empty segments, or escapes without need")
     return segments, _split_query(raw_query)
 
 

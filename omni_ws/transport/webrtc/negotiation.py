@@ -18,8 +18,10 @@ from omni_ws.transport.webrtc.speaker import CallSpeaker
 
 logger = logging.getLogger(__name__)
 
-#: Addresses that an offer may name: the server sends packets to each of them.
-MAX_CANDIDATES: Final = 32
+#: Addresses that an offer may name: the server sends packets to each of them, which hold the fragment.
+MAX_CANDIDATES: Final = 16
+#: RFC 8839, 5.4, in characters.
+MAX_UFRAG: Final = 256
 _CANDIDATE: Final = "a=candidate:"
 #: The kind of address that a server gives, by the scheme of its URL (RFC 8839, 5.1).
 _GIVEN: Final = {"stun": "srflx", "turn": "relay", "turns": "relay"}
@@ -42,21 +44,27 @@ def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
 def check_offer(offer: str) -> str:
     """The offer as the library is to see it. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
 
-    Names of the local network (RFC 8828) are left out, since to resolve them takes seconds and a multicast socket; the
-    caller's own packets show where it is. So is the end of candidates, behind which the library would not wait for
-    those packets.
+    Candidates with names, such as those of the local network (RFC 8828), are left out, since to resolve them takes
+    seconds and a multicast socket; the caller's own packets show where it is. So is the end of candidates, behind which
+    the library would not wait for those packets.
     """
     lines = [line for line in offer.splitlines() if line and line != "a=end-of-candidates"]
-    lines = [line for line in lines if not (line.startswith(_CANDIDATE) and _address(line).endswith(".local"))]
+    lines = [line for line in lines if not line.startswith(_CANDIDATE) or _is_address(_address(line))]
     if sum(line.startswith(_CANDIDATE) for line in lines) > MAX_CANDIDATES:
         raise InvalidValue(f"an offer may have at most {MAX_CANDIDATES} candidates", param="sdp")
     offer = "\r\n".join([*lines, ""])
     try:
-        kinds = [media.kind for media in SessionDescription.parse(offer).media]
+        media = SessionDescription.parse(offer).media
     except Exception:  # the library raises whatever its parser meets
         raise InvalidFrame("the offer is not valid SDP", param="sdp") from None
+    kinds = [one.kind for one in media]
     if kinds.count("audio") != 1 or kinds.count("application") != 1 or len(kinds) != 2:
         raise UnsupportedFormat(f"an offer has one audio track and the data channel {LABEL}", param="sdp")
+    for one in media:
+        if one.dtls is None or not one.dtls.fingerprints or one.dtls.role is None:
+            raise InvalidFrame("an offer must have a=fingerprint and a=setup", param="sdp")
+        if len(one.ice.usernameFragment or "") > MAX_UFRAG:
+            raise InvalidValue(f"a=ice-ufrag has at most {MAX_UFRAG} characters", param="sdp")
     return offer
 
 
@@ -99,5 +107,13 @@ def announced(answer: str, address: str | None) -> str:
 
 
 def _address(candidate: str) -> str:
-    """The address of a candidate line (RFC 8839, 5.1)."""
-    return (candidate.split(" ", 5) + [""] * 5)[4]
+    """The address of a candidate line (RFC 8839, 5.1), as the library finds it: between any white space."""
+    return (candidate.split(maxsplit=5) + [""] * 5)[4]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -65,6 +65,30 @@ async def test_the_size_of_a_chunk_has_at_most_16_digits(size: str, status: int)
             assert response.error["message"] == "invalid HTTP/1.1: the size of a chunk must not exceed 16 digits"
 
 
+@pytest.mark.parametrize("first", [b"", chunked(b"ab", end=False)])
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b'3;a=b;c="d e"\t', 200),
+        (b"3;" + b"x" * 254, 200),
+        (b"3;" + b"x" * 255, 400),
+        (b"3;a\r0", 400),
+        (b"3;a\0", 400),
+        (b"3;a\n0", 400),
+        (b"3 ", 400),
+        (b"3\t;a", 400),
+        (b"3 ;a", 400),
+        (b" 3", 400),
+    ],
+)
+async def test_the_line_before_a_chunk(line: bytes, status: int, first: bytes) -> None:
+    body = first + line + b"\r\nabc\r\n0\r\n\r\n"
+    response = await answered(request("POST", "/", "Transfer-Encoding: chunked") + body)
+    assert response.status == status
+    if status == 400:
+        assert response.error["code"] == "invalid_frame"
+
+
 async def test_an_endless_line_before_a_chunk_is_no_head() -> None:
     response = await answered(request("POST", "/", "Transfer-Encoding: chunked") + b"3;" + b"x" * 40_000)
     assert (response.status, response.error["code"]) == (400, "invalid_frame")

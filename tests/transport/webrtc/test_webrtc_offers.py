@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from support.webrtc_client import WebrtcCaller, post_offer, webrtc_call
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.loading import load
+from omni_ws.errors import InvalidFrame, InvalidValue
 from omni_ws.transport.webrtc.endpoint import MAX_OFFER_BYTES
 from omni_ws.transport.webrtc.negotiation import MAX_CANDIDATES, announced, check_offer
 
@@ -135,19 +138,36 @@ def test_the_announced_address_replaces_those_of_its_family() -> None:
     assert announced(ANSWER, "2001:db8::7").splitlines() == [HOST.format(address="2001:db8::7"), "a=mid:0"]
 
 
-async def test_names_of_the_local_network_are_not_looked_up() -> None:
+@pytest.mark.parametrize("blank", [" ", "  ", "\t"])
+@pytest.mark.parametrize("name", ["0b7e6f2c-55a5-4f7a-8a3e-1f4d0a3f9b7e.local", "A.LOCAL", "host.example", "1.2.3"])
+async def test_names_are_not_looked_up(name: str, blank: str) -> None:
     offer = await an_offer()
-    name = HOST.format(address="0b7e6f2c-55a5-4f7a-8a3e-1f4d0a3f9b7e.local")
-    checked = check_offer(f"{offer}{name}\r\na=end-of-candidates\r\n")
-    assert ".local" not in checked
+    line = HOST.format(address=name).replace(" ", blank)
+    checked = check_offer(f"{offer}{line}\r\na=end-of-candidates\r\n")
+    assert name not in checked
     assert "end-of-candidates" not in checked
+
+
+@pytest.mark.parametrize("missing", ["a=setup", "a=fingerprint"])
+async def test_an_offer_without_keys_is_refused(missing: str) -> None:
+    offer = "\r\n".join(line for line in (await an_offer()).splitlines() if not line.startswith(missing))
+    with pytest.raises(InvalidFrame, match="must have a=fingerprint and a=setup"):
+        check_offer(f"{offer}\r\n")
+
+
+@pytest.mark.parametrize("length", [256, 257])
+async def test_the_name_of_an_offer_is_short(length: int) -> None:
+    """It is in each packet that the server sends to the addresses of the offer."""
+    offer = re.sub("a=ice-ufrag:.*", f"a=ice-ufrag:{'a' * length}", await an_offer())
+    with nullcontext() if length == 256 else pytest.raises(InvalidValue, match="at most 256 characters"):
+        check_offer(offer)
 
 
 async def test_an_offer_names_a_bounded_number_of_addresses() -> None:
     offer = "\r\n".join(line for line in (await an_offer()).splitlines() if not line.startswith("a=candidate"))
     many = [HOST.format(address=f"10.0.0.{number}") for number in range(MAX_CANDIDATES + 1)]
     check_offer("\r\n".join([offer, *many[1:], ""]))
-    with pytest.raises(Exception, match="at most 32 candidates"):
+    with pytest.raises(Exception, match="at most 16 candidates"):
         check_offer("\r\n".join([offer, *many, ""]))
 
 
