@@ -230,6 +230,11 @@ class NativeClient:
         self.connection.transport.abort()
 
 
+def connecting(server: LiveServer, query: str = "", **options: Any) -> connect:
+    usual = {"compression": None, "ping_interval": None, "max_size": None, "proxy": None, "close_timeout": 2}
+    return connect(server.websocket_url + query, **{**usual, **options})
+
+
 @contextlib.asynccontextmanager
 async def native_client(
     server: LiveServer,
@@ -240,11 +245,7 @@ async def native_client(
     **options: Any,
 ) -> AsyncIterator[NativeClient]:
     """A connected client; ``greeted`` says that a session is expected."""
-    async with connect(
-        server.websocket_url + query,
-        subprotocols=subprotocols,  # type: ignore[arg-type]
-        **{"compression": None, "ping_interval": None, "max_size": None, "proxy": None, "close_timeout": 2, **options},
-    ) as connection:
+    async with connecting(server, query, subprotocols=subprotocols, **options) as connection:
         client = NativeClient(connection)
         if greeted:
             client.created = await client.receive()
