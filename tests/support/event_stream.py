@@ -14,13 +14,13 @@ from support.raw_http import RawClient, RawResponse
 class Event:
     """``name`` is that of an ``event:`` line; ``data`` that of the one ``data:`` line. A comment has neither.
 
-    ``id`` is that of an ``id:`` line, which comes first: a stream of such events can be resumed.
+    ``id`` is that of an ``id:`` line, which comes first: a stream of such events can be resumed. Others have 0.
     """
 
     data: str
     name: str | None = None
     comment: bool = False
-    id: int | None = None
+    id: int = 0
 
     def json(self) -> Any:
         return orjson.loads(self.data)
@@ -34,7 +34,7 @@ def parse_event(block: str) -> Event:
         assert "\n" not in block
         return Event("", comment=True)
     lines = block.split("\n")
-    number = int(lines.pop(0).removeprefix("id: ")) if lines[0].startswith("id: ") else None
+    number = int(lines.pop(0).removeprefix("id: ")) if lines[0].startswith("id: ") else 0
     name = lines.pop(0).removeprefix("event: ") if lines[0].startswith("event: ") else None
     assert len(lines) == 1, block
     assert lines[0].startswith("data: "), block

@@ -19,7 +19,7 @@ JSON = "Accept: application/json"
 def numbered_events(answer: RawResponse) -> list[Event]:
     """Those of a stream that can be resumed, where each has an id."""
     events = [event for event in events_of(answer) if not event.comment]
-    assert None not in [event.id for event in events]
+    assert all(event.id for event in events)
     return events
 
 
@@ -27,7 +27,7 @@ async def arriving(client: RawClient) -> AsyncIterator[Event]:
     """The same as they come."""
     async for event in arriving_events(client):
         if not event.comment:
-            assert event.id is not None
+            assert event.id
             yield event
 
 
