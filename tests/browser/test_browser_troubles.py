@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from support.capable_engine import TextOnlyEngine
 from support.chromium import IN_BROWSER, demo_page
 from support.live_server import live_server
+from support.part_engines import RetortEngine
 from support.tcp_relay import tcp_relay
 from websockets.asyncio.client import connect
 
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import EngineFailed
@@ -328,7 +329,10 @@ async def test_the_engine_fails() -> None:
 
 
 async def test_what_an_engine_cannot_take_is_not_offered() -> None:
-    async with live_server(TextOnlyEngine([TextOutput("fine")])) as server, demo_page() as demo:
+    async with (
+        live_server(RetortEngine("fine", input_modalities=frozenset({Modality.TEXT}))) as server,
+        demo_page() as demo,
+    ):
         await demo.open(url(server.port))
         await demo.write("how are you")
         assert await demo.answered() == "fine"

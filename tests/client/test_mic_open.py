@@ -42,7 +42,7 @@ def second_turn_ended(seen: list[dict[str, Any]]) -> bool:
 
 
 async def talked(
-    engine: ScriptedEngine,
+    engine: ScriptedEngine | HearingEngine,
     recording: bytes,
     tmp_path: Path,
     *,

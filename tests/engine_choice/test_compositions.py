@@ -9,9 +9,10 @@ import pytest
 from support.live_server import live_server
 from support.native_client import native_client
 from support.real_models import fetched
-from support.scripted_upstream import free_port, says, upstream
+from support.scripted_upstream import says, upstream
 from support.speech_clips import clip_bytes
 
+from benchmarks.server_process import free_port
 from omni_ws.config import ServerConfig, load
 from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.engine.asr.whisper_engine import WhisperEngine

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from uuid import UUID
 
 from support.live_server import LiveServer
+from support.raw_http import raw_client
 
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 
@@ -83,10 +84,7 @@ class AsteriskCall:
 @contextlib.asynccontextmanager
 async def asterisk_call(server: LiveServer) -> AsyncIterator[AsteriskCall]:
     """A connection before its first frame."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", front_end(server).port)
-    try:
-        yield AsteriskCall(reader, writer)
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    port = front_end(server).port
+    assert port is not None
+    async with raw_client(port) as client:
+        yield AsteriskCall(client.reader, client.writer)

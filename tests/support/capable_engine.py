@@ -1,4 +1,4 @@
-"""Engines that play a script: one that can do all that few engines can, one that hears, one that only writes."""
+"""Engines that play a script: one that can do all that few engines can, one that hears."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import fields, replace
 from typing import Any
+
+from support.engine_answers import Input
+from support.part_engines import ActingEngine
 
 from omni_ws.core.chunks import (
     FinishReason,
@@ -55,31 +58,13 @@ class CapableEngine(ScriptedEngine):
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         taken = [chunk async for chunk in request.input]
         self.inputs.append(taken)
-        played = super().generate(replace(request, input=_NoInput()))
+        played = super().generate(replace(request, input=Input()))
         async with aclosing(played) as outputs:  # type: ignore[type-var]
             async for output in outputs:
                 yield output
 
 
-class _NoInput:
-    async def __aiter__(self) -> AsyncIterator[InputChunk]:
-        nothing: tuple[InputChunk, ...] = ()
-        for chunk in nothing:
-            yield chunk
-
-
-class TextOnlyEngine(ScriptedEngine):
-    """A ScriptedEngine that cannot speak, and takes text alone."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        modalities = frozenset(one for one in CAPABILITIES.output_modalities if one != "audio")
-        return replace(
-            CAPABILITIES, output_modalities=modalities, input_modalities=frozenset({Modality.TEXT}), voices=()
-        )
-
-
-class HearingEngine(ScriptedEngine):
+class HearingEngine(ActingEngine):
     """Answers typed input by its script, and speech by ``heard``, in the same notation.
 
     ``heard_in_turn``, where it is set, has what is heard in one turn after the other.
@@ -89,30 +74,20 @@ class HearingEngine(ScriptedEngine):
         self.typed = tuple(script)
         self.heard = tuple(heard)
         self.heard_in_turn: Iterator[Sequence[Any]] | None = None
-        super().__init__(())
         modalities = CAPABILITIES.output_modalities | {OutputModality.TRANSCRIPT}
-        self._able = replace(CAPABILITIES, **{"output_modalities": modalities, "transcribes_first": True, **changes})
+        super().__init__("scripted", **{"output_modalities": modalities, "transcribes_first": True, **changes})
 
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return self._able
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        self.active_requests += 1
-        self.requests.append(request)
-        try:
-            speech = [chunk.modality is Modality.AUDIO async for chunk in request.input]
-            heard = self.heard if self.heard_in_turn is None else next(self.heard_in_turn)
-            for step in heard if any(speech) else self.typed:
-                if isinstance(step, Exception):
-                    raise step
-                if callable(step):
-                    await step()
-                elif not request.sink.offer(step):
-                    yield step
-            yield Finished(FinishReason.STOP, Usage())
-        finally:
-            self.active_requests -= 1
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        speech = [chunk.modality is Modality.AUDIO async for chunk in request.input]
+        heard = self.heard if self.heard_in_turn is None else next(self.heard_in_turn)
+        for step in heard if any(speech) else self.typed:
+            if isinstance(step, Exception):
+                raise step
+            if callable(step):
+                await step()
+            elif not request.sink.offer(step):
+                yield step
+        yield Finished(FinishReason.STOP, Usage())
 
 
 def tool_call(name: str, *arguments: str, index: int = 0, choice: int = 0) -> list[ToolCallOutput]:

@@ -8,7 +8,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,20 +50,25 @@ def run_here(
     return Ended(status, output.getvalue(), errors.getvalue())
 
 
+@contextlib.asynccontextmanager
+async def running(*command: str | Path, at_once: bool = True, **options: Any) -> AsyncIterator[Process]:
+    """A process until the block is left; then it is killed, or asked to end (not ``at_once``)."""
+    process = await asyncio.create_subprocess_exec(*command, **options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            (process.kill if at_once else process.terminate)()
+        await process.communicate()
+
+
 async def run_command(
     *command: str, seconds: float, environment: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
     """What became of a command, which must end by itself within so many seconds."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=cwd, env=environment
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    pipes: dict[str, Any] = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    async with running(*command, cwd=cwd, env=environment, **pipes) as process, asyncio.timeout(seconds):
+        output, errors = await process.communicate()
     assert process.returncode is not None
     return Ended(process.returncode, output.decode(), errors.decode())
 

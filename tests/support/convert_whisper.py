@@ -35,8 +35,19 @@ def convert(weights: Path, folder: Path) -> None:
     save_file(_renamed(variables), folder / "model.safetensors", metadata={"format": "pt"})
     settings = json.loads((weights / "config.json").read_bytes())
     mels = variables["encoder/conv1/weight"].shape[1]
-    _config(variables, settings, mels).save_pretrained(folder)
-    _generation(settings, _offset(variables)).save_pretrained(folder)
+    # Multilingual models have a token more before their special ones.
+    offset = int(len(variables["decoder/embeddings/weight"]) != _ENGLISH_VOCABULARY)
+    end = 50256 + offset
+    ids = {"decoder_start_token_id": end + 1, "eos_token_id": end, "bos_token_id": end, "pad_token_id": end}
+    _config(variables, settings, mels, ids).save_pretrained(folder)
+    GenerationConfig(
+        **ids,
+        max_length=448,
+        suppress_tokens=settings["suppress_ids"],
+        begin_suppress_tokens=settings["suppress_ids_begin"],
+        no_timestamps_token_id=50362 + offset,
+        is_multilingual=bool(offset),
+    ).save_pretrained(folder)
     tokenizer = WhisperTokenizerFast(tokenizer_file=str(weights / "tokenizer.json"))
     tokenizer.save_pretrained(folder)
     extractor = WhisperFeatureExtractor(feature_size=mels)
@@ -116,14 +127,8 @@ def _layers(variables: Variables, side: str) -> int:
     return 1 + max(int(match[1]) for match in found if match)
 
 
-def _offset(variables: Variables) -> int:
-    """Multilingual models have a token more before their special ones."""
-    return int(len(variables["decoder/embeddings/weight"]) != _ENGLISH_VOCABULARY)
-
-
-def _config(variables: Variables, settings: dict[str, Any], mels: int) -> WhisperConfig:
+def _config(variables: Variables, settings: dict[str, Any], mels: int, ids: dict[str, int]) -> WhisperConfig:
     vocabulary, width = variables["decoder/embeddings/weight"].shape
-    end = 50256 + _offset(variables)
     config = WhisperConfig(
         vocab_size=vocabulary,
         d_model=width,
@@ -136,28 +141,10 @@ def _config(variables: Variables, settings: dict[str, Any], mels: int) -> Whispe
         num_mel_bins=mels,
         max_source_positions=1500,
         max_target_positions=448,
-        decoder_start_token_id=end + 1,
-        eos_token_id=end,
-        bos_token_id=end,
-        pad_token_id=end,
         suppress_tokens=settings["suppress_ids"],
         begin_suppress_tokens=settings["suppress_ids_begin"],
         dtype="float16",
+        **ids,
     )
     config.architectures = ["WhisperForConditionalGeneration"]
     return config
-
-
-def _generation(settings: dict[str, Any], offset: int) -> GenerationConfig:
-    end = 50256 + offset
-    return GenerationConfig(
-        decoder_start_token_id=end + 1,
-        eos_token_id=end,
-        bos_token_id=end,
-        pad_token_id=end,
-        max_length=448,
-        suppress_tokens=settings["suppress_ids"],
-        begin_suppress_tokens=settings["suppress_ids_begin"],
-        no_timestamps_token_id=50362 + offset,
-        is_multilingual=bool(offset),
-    )

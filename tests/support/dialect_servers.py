@@ -60,11 +60,9 @@ class LlamaCppServer(LimitedServer):
 
     tells_context = True
 
-    async def _models(self, exchange: HttpExchange) -> None:
-        data = [
-            {"id": one, "object": "model", "owned_by": "llamacpp", "meta": {"n_ctx_train": 8192}} for one in self.models
-        ]
-        await exchange.respond_json(200, {"object": "list", "data": data})
+    def listed(self) -> list[dict[str, Any]]:
+        fields = {"object": "model", "owned_by": "llamacpp", "meta": {"n_ctx_train": 8192}}
+        return [{"id": one, **fields} for one in self.models]
 
     def routes(self) -> dict[str, Handler]:
         return {**super().routes(), **({"GET /props": self._props} if self.tells_context else {})}
@@ -90,10 +88,9 @@ class SilentLlamaCppServer(LlamaCppServer):
 class LmStudioServer(LimitedServer):
     """LM Studio: lists models for embeddings, too; its error has no numbers, and comes in the stream."""
 
-    async def _models(self, exchange: HttpExchange) -> None:
+    def listed(self) -> list[dict[str, Any]]:
         ids = ("text-embedding-nomic-embed-text-v1.5", *self.models)
-        data = [{"id": one, "object": "model", "owned_by": "organization_owner"} for one in ids]
-        await exchange.respond_json(200, {"object": "list", "data": data})
+        return [{"id": one, "object": "model", "owned_by": "organization_owner"} for one in ids]
 
     async def too_long(self, exchange: HttpExchange, messages: list[dict[str, Any]]) -> None:
         message = "The number of tokens to keep from the initial prompt is greater than the context length."
@@ -126,9 +123,8 @@ class OllamaServer(LimitedServer):
             "POST /api/show": self._show,
         }
 
-    async def _models(self, exchange: HttpExchange) -> None:
-        data = [{"id": one, "object": "model", "created": 0, "owned_by": "library"} for one in self.models]
-        await exchange.respond_json(200, {"object": "list", "data": data or None})
+    def listed(self) -> list[dict[str, Any]] | None:
+        return [{"id": one, "object": "model", "created": 0, "owned_by": "library"} for one in self.models] or None
 
     async def _version(self, exchange: HttpExchange) -> None:
         await exchange.respond_json(200, {"version": "0.12.6"})

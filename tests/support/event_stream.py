@@ -12,11 +12,15 @@ from support.raw_http import RawClient, RawResponse
 
 @dataclass(frozen=True)
 class Event:
-    """``name`` is that of an ``event:`` line; ``data`` that of the one ``data:`` line. A comment has neither."""
+    """``name`` is that of an ``event:`` line; ``data`` that of the one ``data:`` line. A comment has neither.
+
+    ``id`` is that of an ``id:`` line, which comes first: a stream of such events can be resumed. Others have 0.
+    """
 
     data: str
     name: str | None = None
     comment: bool = False
+    id: int = 0
 
     def json(self) -> Any:
         return orjson.loads(self.data)
@@ -30,10 +34,11 @@ def parse_event(block: str) -> Event:
         assert "\n" not in block
         return Event("", comment=True)
     lines = block.split("\n")
+    number = int(lines.pop(0).removeprefix("id: ")) if lines[0].startswith("id: ") else 0
     name = lines.pop(0).removeprefix("event: ") if lines[0].startswith("event: ") else None
     assert len(lines) == 1, block
     assert lines[0].startswith("data: "), block
-    return Event(lines[0].removeprefix("data: "), name)
+    return Event(lines[0].removeprefix("data: "), name, id=number)
 
 
 def parse_events(body: bytes) -> list[Event]:
@@ -50,21 +55,15 @@ def events_of(answer: RawResponse) -> list[Event]:
     return parse_events(answer.body)
 
 
-async def blocks(client: RawClient) -> AsyncIterator[str]:
-    """What is between the empty lines of a chunked answer, as it comes; ends with the answer."""
+async def arriving_events(client: RawClient) -> AsyncIterator[Event]:
+    """The events of a chunked answer as they come; ends with the answer."""
     pending = ""
     async for chunk in client.chunks():
         pending += chunk.decode()
         *whole, pending = pending.split("\n\n")
         for block in whole:
-            yield block
+            yield parse_event(block)
     assert pending == "", "the answer ends inside an event"
-
-
-async def arriving_events(client: RawClient) -> AsyncIterator[Event]:
-    """The events of a chunked answer as they come."""
-    async for block in blocks(client):
-        yield parse_event(block)
 
 
 def content(events: list[Event]) -> str:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+from support.commands import running
 from support.fronts import program
 from support.until import until
 from websockets.asyncio.client import ClientConnection, connect
@@ -114,14 +115,16 @@ async def firefox(folder: Path) -> AsyncIterator[Firefox]:
     # Without a sound card Firefox starts no AudioContext.
     sound = folder / "sound"
     devices = ("--load=module-null-sink", f"--load=module-native-protocol-unix socket={sound} auth-anonymous=1")
-    async with _running(program("pulseaudio"), "-n", "--exit-idle-time=-1", *devices, environment=environment):
+    quiet: dict[str, Any] = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
+    async with running(program("pulseaudio"), "-n", "--exit-idle-time=-1", *devices, env=environment, **quiet):
         await until(sound.exists)
         arguments = ("--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0")
         environment["PULSE_SERVER"] = f"unix:{sound}"
-        async with _running(program("firefox-esr"), *arguments, environment=environment) as errors:
+        async with running(program("firefox-esr"), *arguments, env=environment, **quiet) as process:
+            assert process.stderr is not None
             async with asyncio.timeout(TIMEOUT_SEC):
                 said = b""
-                while not (line := await errors.readline()).startswith(_SAYS):
+                while not (line := await process.stderr.readline()).startswith(_SAYS):
                     assert line, f"Firefox did not start: {said.decode()}"
                     said += line
             address = line.removeprefix(_SAYS).decode().strip()
@@ -131,18 +134,3 @@ async def firefox(folder: Path) -> AsyncIterator[Firefox]:
                 yield browser
                 await browser.end()
             assert not browser.problems, browser.problems
-
-
-@contextlib.asynccontextmanager
-async def _running(name: str, *arguments: str, environment: Mapping[str, str]) -> AsyncIterator[asyncio.StreamReader]:
-    """A program until the block is left, and what it says on its standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(name, *arguments), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=environment
-    )
-    assert process.stderr is not None
-    try:
-        yield process.stderr
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.commands import running
 from support.raw_http import call
 
 ROOT = Path(__file__).parents[2]
@@ -79,14 +80,9 @@ FRONTS: dict[str, Callable[[Path, int, Sequence[int]], list[str]]] = {"nginx": _
 async def front(kind: str, folder: Path, replicas: Sequence[int]) -> AsyncIterator[int]:
     """The port of a front before the replicas at these ports, once it forwards."""
     [port] = free_ports(1)
-    process = await asyncio.create_subprocess_exec(*FRONTS[kind](folder, port, replicas))
-    try:
+    async with running(*FRONTS[kind](folder, port, replicas), at_once=False) as process:
         await healthy(port, process)
         yield port
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
 
 
 async def healthy(port: int, process: asyncio.subprocess.Process) -> None:

@@ -35,9 +35,9 @@ _REFUSED: Final = """async (texts) => {
 
 
 async def check_binary_frames(evaluate: Evaluate) -> None:
-    found = await evaluate(_BINARY, _vectors("binary_frames"))
+    found = await evaluate(_BINARY, vectors("binary_frames"))
     checked = {"input": 0, "output": 0}
-    for vector, got in zip(_vectors("binary_frames"), found, strict=True):
+    for vector, got in zip(vectors("binary_frames"), found, strict=True):
         if vector["direction"] == "input":
             if got is None or vector.get("canonical") is False:
                 continue  # a refusal: the page never writes such a frame
@@ -55,10 +55,10 @@ async def check_binary_frames(evaluate: Evaluate) -> None:
 
 async def check_text_frames(evaluate: Evaluate) -> None:
     """All that a server may say can be read, and what is no frame is refused."""
-    frames = [vector["frame"] for vector in _vectors("server_frames")]
+    frames = [vector["frame"] for vector in vectors("server_frames")]
     assert await evaluate(_TEXT, frames) == [json.loads(frame) for frame in frames]
     assert await evaluate(_REFUSED, ["", "{", "null", "[]", "1", "{}", '{"type": 1}']) == ["invalid_frame"] * 7
 
 
-def _vectors(name: str) -> list[dict[str, Any]]:
+def vectors(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (VECTORS / f"{name}.jsonl").read_text().splitlines()]

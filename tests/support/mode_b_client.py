@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
-from support.event_stream import blocks
-from support.live_server import LiveServer
-from support.native_client import Answer, native_client
+from support.event_stream import Event, arriving_events, events_of
+from support.native_client import Address, Answer, native_client
 from support.raw_http import RawClient, RawResponse, call
 
 SESSIONS = "/v1/streaming_input/sessions"
@@ -19,37 +16,19 @@ EVENTS = "Accept: text/event-stream"
 JSON = "Accept: application/json"
 
 
-@dataclass(frozen=True)
-class NumberedEvent:
-    """An event of a stream that can be resumed: its id, and everything below the line of the id."""
-
-    id: int
-    block: str
-
-    @property
-    def data(self) -> Any:
-        return orjson.loads(self.block.split("data: ", 1)[1])
+def numbered_events(answer: RawResponse) -> list[Event]:
+    """Those of a stream that can be resumed, where each has an id."""
+    events = [event for event in events_of(answer) if not event.comment]
+    assert all(event.id for event in events)
+    return events
 
 
-def numbered_event(block: str) -> NumberedEvent:
-    id_line, _, rest = block.partition("\n")
-    assert id_line.startswith("id: "), block
-    return NumberedEvent(int(id_line.removeprefix("id: ")), rest)
-
-
-def numbered_events(answer: RawResponse) -> list[NumberedEvent]:
-    assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    text = answer.body.decode()
-    assert text.endswith("\n\n")
-    return [numbered_event(block) for block in text[:-2].split("\n\n") if not block.startswith(":")]
-
-
-async def arriving(client: RawClient) -> AsyncIterator[NumberedEvent]:
-    """The events of an answer as they come."""
-    async for block in blocks(client):
-        if not block.startswith(":"):
-            yield numbered_event(block)
+async def arriving(client: RawClient) -> AsyncIterator[Event]:
+    """The same as they come."""
+    async for event in arriving_events(client):
+        if not event.comment:
+            assert event.id
+            yield event
 
 
 def text(word: str, number: int | None = None, **fields: Any) -> dict[str, Any]:
@@ -57,7 +36,7 @@ def text(word: str, number: int | None = None, **fields: Any) -> dict[str, Any]:
 
 
 class ModeBSession:
-    def __init__(self, server: LiveServer, created: dict[str, Any], headers: tuple[str, ...] = ()) -> None:
+    def __init__(self, server: Address, created: dict[str, Any], headers: tuple[str, ...] = ()) -> None:
         self.server = server
         self.created = created
         self.id: str = created["session_id"]
@@ -96,7 +75,7 @@ class ModeBSession:
         content: str = message["content"]
         return content
 
-    async def events(self, last: int | None = None) -> list[NumberedEvent]:
+    async def events(self, last: int | None = None) -> list[Event]:
         resume = () if last is None else (f"Last-Event-ID: {last}",)
         return numbered_events(await self.call("GET", "/result", None, EVENTS, *resume))
 
@@ -118,7 +97,7 @@ class ModeBSession:
         raise AssertionError(f"{state} did not come about: {status}")
 
 
-async def create(server: LiveServer, body: Any = None, *headers: str) -> ModeBSession:
+async def create(server: Address, body: Any = None, *headers: str) -> ModeBSession:
     answer = await call(server.port, "POST", SESSIONS, body, *headers)
     assert answer.status == 201, answer.body
     assert answer.headers["location"] == f"{SESSIONS}/{answer.json()['session_id']}"
@@ -126,7 +105,7 @@ async def create(server: LiveServer, body: Any = None, *headers: str) -> ModeBSe
 
 
 @asynccontextmanager
-async def mode_b(server: LiveServer, body: Any = None, *headers: str) -> AsyncIterator[ModeBSession]:
+async def mode_b(server: Address, body: Any = None, *headers: str) -> AsyncIterator[ModeBSession]:
     """A session that is deleted in the end, so that nothing of it is held."""
     session = await create(server, body, *headers)
     yield session

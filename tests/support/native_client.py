@@ -8,10 +8,9 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
-from support.live_server import LiveServer
 from support.raw_http import RawClient, raw_client, websocket_upgrade
 from support.virtual_clock import VirtualClockLoop
 from websockets.asyncio.client import ClientConnection, connect
@@ -84,13 +83,60 @@ class Guarantees:
                 assert frame["error"].get("request_id") not in self.finished, "an error after its final"
 
 
-class NativeClient:
-    """Numbers its chunks by itself unless told otherwise."""
+class Address(Protocol):
+    """Where a server is."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def websocket_url(self) -> str: ...
+
+
+class FrameClient:
+    """A connection whose frames are objects of JSON. ``frames`` are those that have arrived, told apart by ``KIND``."""
+
+    KIND = "type"
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self.created: dict[str, Any] = {}
         self.frames: list[dict[str, Any]] = []
+
+    async def message(self) -> str | bytes:
+        """The next message, in time. Raises ConnectionClosed."""
+        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
+        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
+            return await self.connection.recv()
+
+    async def receive(self) -> dict[str, Any]:
+        """The next frame. Raises ConnectionClosed."""
+        raise NotImplementedError
+
+    async def until(self, *kinds: str) -> dict[str, Any]:
+        """The next frame of one of these kinds; what comes before it is passed over."""
+        while (frame := await self.receive())[self.KIND] not in kinds:
+            pass
+        return frame
+
+    async def close_of_server(self) -> tuple[int, str]:
+        """The code and the reason that the server closes with; what comes before is passed over."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self.receive()
+        await self.connection.wait_closed()
+        assert self.connection.close_code is not None
+        return self.connection.close_code, self.connection.close_reason or ""
+
+    def seen(self, kind: str) -> list[dict[str, Any]]:
+        return [frame for frame in self.frames if frame[self.KIND] == kind]
+
+
+class NativeClient(FrameClient):
+    """Numbers its chunks by itself unless told otherwise."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        super().__init__(connection)
+        self.created: dict[str, Any] = {}
         self.guarantees = Guarantees()
         self.next_sequence_id = 0
 
@@ -147,10 +193,7 @@ class NativeClient:
     # receiving
 
     async def receive(self) -> dict[str, Any]:
-        """The next frame. Raises ConnectionClosed."""
-        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
-        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
-            message = await self.connection.recv()
+        message = await self.message()
         if isinstance(message, bytes):
             audio = decode_output_audio(message)
             frame: dict[str, Any] = {
@@ -168,12 +211,6 @@ class NativeClient:
                 frame["audio"] = base64.b64decode(frame["payload"])
         self.guarantees.check(frame)
         self.frames.append(frame)
-        return frame
-
-    async def until(self, *types: str) -> dict[str, Any]:
-        """The next frame of one of these types; what comes before it is passed over."""
-        while (frame := await self.receive())["type"] not in types:
-            pass
         return frame
 
     async def error(self) -> dict[str, Any]:
@@ -214,25 +251,21 @@ class NativeClient:
 
     async def closed(self) -> int:
         """The code that the server closes with; what comes before it is passed over."""
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await self.receive()
-        await self.connection.wait_closed()
-        code = self.connection.close_code
-        assert code is not None
-        return code
-
-    def seen(self, type_: str) -> list[dict[str, Any]]:
-        return [frame for frame in self.frames if frame["type"] == type_]
+        return (await self.close_of_server())[0]
 
     def gone(self) -> None:
         """Vanish without a word."""
         self.connection.transport.abort()
 
 
+def connecting(server: Address, query: str = "", **options: Any) -> connect:
+    usual = {"compression": None, "ping_interval": None, "max_size": None, "proxy": None, "close_timeout": 2}
+    return connect(server.websocket_url + query, **{**usual, **options})
+
+
 @contextlib.asynccontextmanager
 async def native_client(
-    server: LiveServer,
+    server: Address,
     *,
     query: str = "",
     subprotocols: Sequence[str] | None = None,
@@ -240,11 +273,7 @@ async def native_client(
     **options: Any,
 ) -> AsyncIterator[NativeClient]:
     """A connected client; ``greeted`` says that a session is expected."""
-    async with connect(
-        server.websocket_url + query,
-        subprotocols=subprotocols,  # type: ignore[arg-type]
-        **{"compression": None, "ping_interval": None, "max_size": None, "proxy": None, "close_timeout": 2, **options},
-    ) as connection:
+    async with connecting(server, query, subprotocols=subprotocols, **options) as connection:
         client = NativeClient(connection)
         if greeted:
             client.created = await client.receive()
@@ -305,7 +334,7 @@ def frame_bytes(opcode: Opcode, data: bytes = b"", *, fin: bool = True) -> bytes
 
 @contextlib.asynccontextmanager
 async def raw_websocket(
-    server: LiveServer, *headers: str, query: str = "", behind: bytes = b"", **options: Any
+    server: Address, *headers: str, query: str = "", behind: bytes = b"", **options: Any
 ) -> AsyncIterator[RawWebSocket]:
     """A handshake with ``behind`` in the same packet."""
     async with raw_client(server.port, **options) as client:

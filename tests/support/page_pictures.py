@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from typing import Any, Final
 from PIL import Image
 from support.chromium import demo_page, recording
 from support.speech_clips import as_pcm16
+from support.worker_server import server_process
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.tts.voice import Voice
@@ -65,20 +65,8 @@ async def microphone(folder: Path) -> Path:
 @asynccontextmanager
 async def served() -> AsyncIterator[str]:
     """The address of ``omni-ws serve`` with the embedded engine."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "omni_ws", "serve", "--port", "0", stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    try:
-        found = None
-        while found is None:
-            line = (await process.stderr.readline()).decode()
-            assert line, "the server did not start"
-            found = re.search(r"open (http://\S+) in a browser", line)
-        yield found[1]
-    finally:
-        process.terminate()
-        await process.communicate()
+    with server_process("--engine", "embedded") as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 class Film:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 from collections import deque
@@ -12,9 +11,8 @@ from typing import Any
 import numpy as np
 import orjson
 from support.live_server import LiveServer
-from support.virtual_clock import VirtualClockLoop
+from support.native_client import FrameClient
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 
 from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
 from omni_ws.audio.samples import Samples
@@ -23,7 +21,6 @@ PATH = "/v1/telephony/media-stream"
 STREAM = "MZ0000000000000000000000000000test"
 #: 20 ms.
 PACKET = 160
-PATIENCE_SEC = 400
 FORMAT = {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}
 
 
@@ -47,13 +44,16 @@ def start_fields(**fields: Any) -> dict[str, Any]:
     }
 
 
-class PhoneGateway:
+class PhoneGateway(FrameClient):
     """One call. ``returns_marks`` says whether marks come back at once, or when ``play`` gets to them."""
 
+    KIND = "event"
+    closed = FrameClient.close_of_server
+
     def __init__(self, connection: ClientConnection, *, returns_marks: bool) -> None:
-        self.connection = connection
+        super().__init__(connection)
+        self.received = self.frames
         self.returns_marks = returns_marks
-        self.received: list[dict[str, Any]] = []
         #: Audio and marks that are not played yet.
         self.buffer: deque[bytes | str] = deque()
         self._sequence = 0
@@ -94,10 +94,7 @@ class PhoneGateway:
         await self.send("stop", stop={"accountSid": "AC1", "callSid": "CA1"})
 
     async def receive(self) -> dict[str, Any]:
-        """The next message. Raises ConnectionClosed."""
-        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
-        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
-            text = await self.connection.recv()
+        text = await self.message()
         assert isinstance(text, str)
         message: dict[str, Any] = orjson.loads(text)
         assert message["streamSid"] == STREAM
@@ -138,27 +135,10 @@ class PhoneGateway:
                 self.buffer[0] = entry[left:]
                 return
 
-    async def until(self, event: str) -> dict[str, Any]:
-        while (message := await self.receive())["event"] != event:
-            pass
-        return message
-
     async def end_of_answer(self) -> None:
         """Everything up to the mark behind an answer."""
         while not (await self.until("mark"))["mark"]["name"].endswith(":end"):
             pass
-
-    async def closed(self) -> tuple[int, str]:
-        """The server's close code and reason; what arrives before it is passed over."""
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await self.receive()
-        await self.connection.wait_closed()
-        assert self.connection.close_code is not None
-        return self.connection.close_code, self.connection.close_reason or ""
-
-    def seen(self, event: str) -> list[dict[str, Any]]:
-        return [message for message in self.received if message["event"] == event]
 
     @property
     def heard(self) -> bytes:

@@ -10,6 +10,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from support.raw_http import raw_client
+
+from benchmarks.running_while import running_while
+
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 ACK = END_STREAM = 1
 END_HEADERS = 4
@@ -125,14 +129,7 @@ class RawHttp2:
 @asynccontextmanager
 async def raw_http2(port: int, *, window: int = 65_535) -> AsyncIterator[RawHttp2]:
     """``window`` is what the server may send on each call."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    client = RawHttp2(reader, writer, window=window)
-    reading = asyncio.create_task(client._read())
-    try:
-        yield client
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    async with raw_client(port) as connection:
+        client = RawHttp2(connection.reader, connection.writer, window=window)
+        async with running_while(client._read()):
+            yield client

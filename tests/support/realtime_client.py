@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
@@ -11,12 +10,10 @@ from typing import Any, get_args
 import orjson
 from openai.types.realtime import RealtimeServerEvent
 from support.live_server import LiveServer
-from support.virtual_clock import VirtualClockLoop
+from support.native_client import FrameClient
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-PATIENCE_SEC = 400
 #: By ``type``, the class of each event.
 _EVENTS: dict[str, Any] = {
     kind: one
@@ -30,48 +27,29 @@ def check(event: dict[str, Any]) -> None:
     _EVENTS[event["type"]].model_validate(event)
 
 
-class RealtimeClient:
+class RealtimeClient(FrameClient):
     """One connection. ``received`` has all events, the first among them."""
 
+    closed = FrameClient.close_of_server
+
     def __init__(self, connection: ClientConnection) -> None:
-        self.connection = connection
-        self.received: list[dict[str, Any]] = []
+        super().__init__(connection)
+        self.received = self.frames
 
     async def send(self, kind: str, **fields: Any) -> None:
         await self.connection.send(orjson.dumps({"type": kind, **fields}).decode())
 
     async def receive(self) -> dict[str, Any]:
-        """The next event. Raises ConnectionClosed."""
-        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
-        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
-            data = await self.connection.recv()
-        event: dict[str, Any] = orjson.loads(data)
+        event: dict[str, Any] = orjson.loads(await self.message())
         check(event)
         assert event["event_id"] not in {earlier["event_id"] for earlier in self.received}
         self.received.append(event)
         return event
 
-    async def until(self, kind: str) -> dict[str, Any]:
-        """The next event of this kind."""
-        while (event := await self.receive())["type"] != kind:
-            pass
-        return event
-
-    async def closed(self) -> tuple[int, str]:
-        """Reads to the end. Returns the code and the reason of the server's close."""
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await self.receive()
-        assert self.connection.close_code is not None
-        return self.connection.close_code, self.connection.close_reason or ""
-
     def kinds(self, *, since: int = 0) -> list[str]:
         """The types of the events, those that repeat told once."""
         kinds = [event["type"] for event in self.received[since:]]
         return [kind for index, kind in enumerate(kinds) if not index or kinds[index - 1] != kind]
-
-    def seen(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.received if event["type"] == kind]
 
     # what clients do
 

@@ -41,14 +41,16 @@ class SalienceServer:
         """Until no call is at work: one that was cancelled ends later than its client believes."""
         await self.listener._servicer.wait_idle()
 
+    def call(self, method: str, **fields: Any) -> Any:
+        request = getattr(messages, f"{method}Request")(**fields)
+        return getattr(self.stub, method)(request, metadata=self.metadata)
+
     async def open(self) -> str:
-        request = messages.OpenSessionRequest(model="local-model")
-        answer: messages.OpenSessionResponse = await self.stub.OpenSession(request, metadata=self.metadata)
-        return answer.session_id
+        session_id: str = (await self.call("OpenSession", model="local-model")).session_id
+        return session_id
 
     def generate(self, session_id: str, tokens: Sequence[int] = (), offset: int = 0, **fields: Any) -> Any:
-        request = messages.GenerateRequest(session_id=session_id, append_tokens=tokens, offset=offset, **fields)
-        return self.stub.Generate(request, metadata=self.metadata)
+        return self.call("Generate", session_id=session_id, append_tokens=tokens, offset=offset, **fields)
 
     async def events(
         self, session_id: str, tokens: Sequence[int] = (), offset: int = 0, **fields: Any
@@ -58,16 +60,14 @@ class SalienceServer:
         return [event.token for event in events[:-1]], events[-1].done
 
     async def dump(self, session_id: str) -> list[int]:
-        answer = await self.stub.DumpSession(messages.DumpSessionRequest(session_id=session_id), metadata=self.metadata)
-        return list(answer.tokens)
+        return list((await self.call("DumpSession", session_id=session_id)).tokens)
 
     async def fork(self, session_id: str, at: int) -> str:
-        request = messages.ForkSessionRequest(session_id=session_id, at_position=at)
-        answer: messages.ForkSessionResponse = await self.stub.ForkSession(request, metadata=self.metadata)
-        return answer.session_id
+        fork: str = (await self.call("ForkSession", session_id=session_id, at_position=at)).session_id
+        return fork
 
     async def close(self, session_id: str) -> None:
-        await self.stub.CloseSession(messages.CloseSessionRequest(session_id=session_id), metadata=self.metadata)
+        await self.call("CloseSession", session_id=session_id)
 
 
 @asynccontextmanager

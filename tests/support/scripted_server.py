@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec.structs import replace
+from support.golden_frames import vectors
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -16,55 +18,20 @@ from omni_ws.core.output import OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.wire import server_frames
 from omni_ws.wire.binary import decode_input, encode_output_audio
-from omni_ws.wire.frames import (
-    ClientFrame,
-    ConfigPatch,
-    RefusedChunk,
-    decode_frame,
-)
+from omni_ws.wire.frames import ClientFrame, ConfigPatch, decode_frame
 from omni_ws.wire.server_frames import ServerFrame, SessionUpdatedFrame
-from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, effective
+from omni_ws.wire.session_config import effective
 
-CAPABILITIES = server_frames.Capabilities(
-    input_modalities=["audio", "text", "video", "image"],
-    output_modalities=["text", "audio"],
-    tasks=["chat"],
-    voices=["echo"],
-    speed=False,
-    sampling=[],
-    sampling_no_ops=[],
-    extend=True,
-    tools=False,
-    logprobs=False,
-    structured_output=False,
-    turn_detection=False,
-    resume=False,
-    transcripts=False,
-)
 USAGE = server_frames.UsageFields(
     input_tokens=1, output_tokens=2, total_tokens=3, input_audio_ms=4, output_audio_ms=5, input_after_start_bytes=6
 )
 
 
 def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> server_frames.SessionCreatedFrame:
-    return server_frames.SessionCreatedFrame(
-        session_id=f"sess_{number}",
-        resume_token=None,
-        expires_in=300,
-        model="scripted",
-        input_audio=InputAudioConfig(),
-        output_audio=OutputAudioConfig(),
-        start_policy="on_min_length",
-        after_start="extend",
-        capabilities=CAPABILITIES,
-        limits=server_frames.SessionLimits(
-            max_chunk_bytes=max_chunk_bytes,
-            max_payload_per_session=64 << 20,
-            reorder_window_chunks=256,
-            reorder_timeout_sec=10,
-            max_pending_requests=4,
-        ),
-    )
+    golden = server_frames.decode_server_frame(vectors("server_frames")[0]["frame"])
+    assert isinstance(golden, server_frames.SessionCreatedFrame)
+    limits = replace(golden.limits, max_chunk_bytes=max_chunk_bytes)
+    return replace(golden, session_id=f"sess_{number}", model="scripted", limits=limits)
 
 
 class Peer:
@@ -174,8 +141,6 @@ class Peer:
 
 
 Script = Callable[[Peer], Awaitable[None]]
-
-__all__ = ["Peer", "RefusedChunk", "Script", "scripted_server"]
 
 
 @asynccontextmanager

@@ -119,9 +119,12 @@ class ScriptedUpstream:
         if self.models_answer is not None:
             await self.models_answer(exchange)
             return
+        await exchange.respond_json(200, {"object": "list", "data": self.listed()})
+
+    def listed(self) -> list[dict[str, Any]] | None:
+        """The models as they are listed."""
         fields = {"object": "model", "owned_by": self.owner, "transcripts": self.transcripts}
-        data = [{"id": model, **fields} for model in self.models]
-        await exchange.respond_json(200, {"object": "list", "data": data})
+        return [{"id": model, **fields} for model in self.models]
 
     def _note_headers(self, exchange: HttpExchange) -> None:
         names = ("authorization", "x-request-id", "user-agent")
@@ -222,11 +225,3 @@ def deaf_port() -> Any:
         finally:
             for one in waiting:
                 one.close()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
+from support.mode_b_client import SESSIONS, create, text
+from support.native_client import Address, native_client
 from support.raw_http import RawClient, post, raw_client, request
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 
 from benchmarks.running_while import running_while
 
 CHAT = "/v1/chat/completions"
-SESSIONS = "/v1/streaming_input/sessions"
 Attack = Callable[[int, int], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
 async def empty_sessions(port: int, count: int) -> AsyncIterator[None]:
     """Opens so many sessions of Mode B over one connection, and goes on opening one for each answer."""
-    async with raw_client(port) as client:
-        for _ in range(count):
+
+    async def opened(client: RawClient, times: int | None = None) -> None:
+        while times is None or (times := times - 1) >= 0:
             await client.send(request("POST", SESSIONS))
             await client.response()
 
-        async def go_on() -> None:
-            while True:
-                await client.send(request("POST", SESSIONS))
-                await client.response()
-
-        async with running_while(go_on()):
+    async with raw_client(port) as client:
+        await opened(client, count)
+        async with running_while(opened(client)):
             yield
 
 
@@ -47,50 +43,31 @@ async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
                 await client.send(b" ")
                 await asyncio.sleep(1)
 
-    async with AsyncExitStack() as open_, asyncio.TaskGroup() as group:
-        tasks = []
+    async with AsyncExitStack() as open_:
         for _ in range(count):
             client = await open_.enter_async_context(raw_client(port))
             await client.send(head, b"{")
-            tasks.append(group.create_task(trickle(client)))
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
+            await open_.enter_async_context(running_while(trickle(client)))
+        yield
 
 
-async def innocent(port: int, rounds: int) -> list[bool]:
+async def innocent(server: Address, rounds: int) -> list[bool]:
     """A turn over a WebSocket, a chat, and a session of Mode B, one after the other: whether each was served."""
-    return [await use(port) for _ in range(rounds) for use in (_talk, _chat, _session)]
+    return [await use(server) for _ in range(rounds) for use in (_talk, _chat, _session)]
 
 
-async def _talk(port: int) -> bool:
-    url = f"ws://127.0.0.1:{port}/v1/streaming_input"
-    async with connect(url, compression=None, proxy=None) as connection:
-        with contextlib.suppress(ConnectionClosed):
-            await connection.send('{"type":"input_chunk","sequence_id":0,"text":"hello","end_of_input":true}')
-            async for message in connection:
-                if (frame := json.loads(message)).get("final"):
-                    return bool(frame["finish_reason"] == "stop")
-    return False
+async def _talk(server: Address) -> bool:
+    async with native_client(server) as client:
+        await client.say("hello")
+        return (await client.answer()).reason == "stop"
 
 
-async def _chat(port: int) -> bool:
-    return (await post(port, CHAT, {"messages": [{"role": "user", "content": "hello"}]})).status == 200
+async def _chat(server: Address) -> bool:
+    return (await post(server.port, CHAT, {"messages": [{"role": "user", "content": "hello"}]})).status == 200
 
 
-async def _session(port: int) -> bool:
+async def _session(server: Address) -> bool:
     """Opened without input, which comes later, as applications do."""
-    async with raw_client(port) as client:
-        await client.send(request("POST", SESSIONS))
-        created = await client.response()
-        if created.status != 201:
-            return False
-        path = f"{SESSIONS}/{created.json()['session_id']}"
-        body = b'{"text":"hello","end_of_input":true}'
-        await client.send(request("POST", f"{path}/chunks", "Content-Type: application/json", body=body))
-        if (await client.response()).status != 202:
-            return False
-        await client.send(request("GET", f"{path}/result?wait=20", "Accept: application/json"))
-        return (await client.response()).status == 200
+    session = await create(server)
+    await session.append(text("hello", end_of_input=True))
+    return (await session.result(20)).status == 200

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -64,49 +65,21 @@ ENGINE_ARGS: Mapping[str, Any] = {
 MULTIMODAL_ARGS: Mapping[str, Any] = {**ENGINE_ARGS, "skip_mm_profiling": True, "mm_processor_cache_gb": 0.05}
 
 
-def build_text_model(folder: Path) -> Path:
-    """A Llama of a quarter of a million weights; a token is a byte."""
-    return _built(folder, lambda: _llama(folder, hidden=128, layers=2, context=2048))
+Options = ParamSpec("Options")
 
 
-def build_thinking_model(folder: Path) -> Path:
-    """A Llama whose answers begin with thought, unless ``enable_thinking`` is false: it has the tokens for that."""
-    return _built(folder, lambda: _llama(folder, hidden=128, layers=2, context=2048, thinks=True))
+def _builder(build: Callable[Concatenate[Path, Options], None]) -> Callable[Concatenate[Path, Options], Path]:
+    @wraps(build)
+    def built(folder: Path, /, *arguments: Options.args, **options: Options.kwargs) -> Path:
+        complete = folder / ".complete"
+        if not complete.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.manual_seed(0)
+            build(folder, *arguments, **options)
+            complete.touch()
+        return folder
 
-
-def build_larger_text_model(folder: Path) -> Path:
-    """A Llama whose prefill takes long enough to be measured: half a second for 1,600 tokens on a slow core."""
-    return _built(folder, lambda: _llama(folder, hidden=768, layers=8, context=4096))
-
-
-def build_audio_model(folder: Path) -> Path:
-    """A Qwen2-Audio of half a million weights."""
-    return _built(folder, lambda: _qwen2_audio(folder))
-
-
-def build_vision_model(folder: Path) -> Path:
-    """A Qwen2-VL; needs torchvision."""
-    return _built(folder, lambda: _qwen2_vl(folder))
-
-
-def build_whisper(folder: Path) -> Path:
-    """A multilingual Whisper of a layer each; a token is a byte."""
-    return _built(folder, lambda: _whisper(folder))
-
-
-def build_talker(folder: Path, *, codebook: int = CODEBOOK) -> Path:
-    """A Llama that knows bytes and seven codebooks of ``codebook`` codec tokens each."""
-    return _built(folder, lambda: _talker(folder, codebook))
-
-
-def _built(folder: Path, build: Callable[[], None]) -> Path:
-    complete = folder / ".complete"
-    if not complete.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(0)
-        build()
-        complete.touch()
-    return folder
+    return built
 
 
 def bytewise(special: Sequence[str]) -> Tokenizer:
@@ -146,6 +119,24 @@ def _text_config(**changes: Any) -> dict[str, Any]:
     }
 
 
+@_builder
+def build_text_model(folder: Path) -> None:
+    """A Llama of a quarter of a million weights; a token is a byte."""
+    _llama(folder, hidden=128, layers=2, context=2048)
+
+
+@_builder
+def build_thinking_model(folder: Path) -> None:
+    """A Llama whose answers begin with thought, unless ``enable_thinking`` is false: it has the tokens for that."""
+    _llama(folder, hidden=128, layers=2, context=2048, thinks=True)
+
+
+@_builder
+def build_larger_text_model(folder: Path) -> None:
+    """A Llama whose prefill takes long enough to be measured: half a second for 1,600 tokens on a slow core."""
+    _llama(folder, hidden=768, layers=8, context=4096)
+
+
 def _llama(folder: Path, *, hidden: int, layers: int, context: int, thinks: bool = False) -> None:
     tokenizer = _tokenizer()
     if thinks:
@@ -180,7 +171,9 @@ def mute(head: torch.Tensor, tokens: Iterable[int]) -> None:
         head[list(tokens)] = 0
 
 
-def _talker(folder: Path, codebook: int) -> None:
+@_builder
+def build_talker(folder: Path, *, codebook: int = CODEBOOK) -> None:
+    """A Llama that knows bytes and seven codebooks of ``codebook`` codec tokens each."""
     special = ("<|soh|>", "<|eoh|>", "<|sos|>", "<|eos_speech|>")
     _tokenizer(*special, eos="<|eos_speech|>", chat_template=None).save_pretrained(folder)
     size = CODEC_BASE + 7 * codebook
@@ -190,7 +183,9 @@ def _talker(folder: Path, codebook: int) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def _qwen2_audio(folder: Path) -> None:
+@_builder
+def build_audio_model(folder: Path) -> None:
+    """A Qwen2-Audio of half a million weights."""
     tokenizer = _tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
     extractor = WhisperFeatureExtractor(feature_size=16, return_attention_mask=True)
     Qwen2AudioProcessor(
@@ -226,7 +221,9 @@ def _qwen2_audio(folder: Path) -> None:
     _rename_weights(folder / "model.safetensors")
 
 
-def _whisper(folder: Path) -> None:
+@_builder
+def build_whisper(folder: Path) -> None:
+    """A multilingual Whisper of a layer each; a token is a byte."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     special = ["<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES)]
@@ -271,7 +268,9 @@ def _rename_weights(path: Path) -> None:
     save_file(renamed, path, {"format": "pt"})
 
 
-def _qwen2_vl(folder: Path) -> None:
+@_builder
+def build_vision_model(folder: Path) -> None:
+    """A Qwen2-VL; needs torchvision."""
     special = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
     _tokenizer(*special).save_pretrained(folder)
     rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10_000.0}

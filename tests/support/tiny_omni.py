@@ -1,6 +1,6 @@
 """Whole Qwen2.5-Omni and Qwen3-Omni models with random weights, in the layout of the released ones.
 
-``python -m support.tiny_omni qwen2.5-omni|qwen3-omni FOLDER`` builds one. Thinker, Talker and vocoder are there, and so
+Thinker, Talker and vocoder are there, and so
 are the processor's files and, for Qwen2.5, the speakers in ``spk_dict.pt``. Greedy answers are letters and have no end.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -199,12 +198,3 @@ def level(last: torch.nn.Module, decode: Callable[[], torch.Tensor]) -> None:
         if last.bias is not None:
             last.bias.zero_()
         last.weight *= 0.5 / decode().abs().max()
-
-
-def main(arguments: list[str]) -> None:
-    family, folder = arguments
-    build_omni(Family(family), Path(folder))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

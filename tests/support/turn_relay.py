@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+from support.commands import running
 from support.fronts import program
 
 from benchmarks.soak_network import enter_network
@@ -71,21 +72,17 @@ async def turn_relay(folder: Path, *, address: str) -> AsyncIterator[asyncio.sub
     """coturn in both networks, which relays at ``address``. Skips where that cannot be had."""
     coturn = program("coturn")
     with _networks():
-        process = await asyncio.create_subprocess_exec(
+        async with running(
             *("ip", "netns", "exec", _RELAY, coturn, "-n", "--no-cli", "--no-tls", "--no-dtls"),
             *("--listening-ip", RELAY_BY_SERVER, "--listening-ip", RELAY_BY_CALLER, "--listening-port", str(PORT)),
             *("--relay-ip", address, "--lt-cred-mech", "--realm", "example.org", "--user", f"{USER}:{PASSWORD}"),
             *("--pidfile", str(folder / "pid"), "--userdb", str(folder / "users"), "--log-file", "stdout"),
+            at_once=False,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
+        ) as process:
             await _listening(process)
             yield process
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
 
 
 async def _listening(process: asyncio.subprocess.Process) -> None:

@@ -9,11 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 #: Real time given to the kernel before the clock jumps: on a loaded machine, loopback bytes may still be on their way.
 _SETTLE_SEC = 0.002
@@ -27,44 +22,29 @@ class Deadlock(RuntimeError):
     """Every task waits, no timer is armed, and no socket has anything to say."""
 
 
-class JumpingSelector(selectors.BaseSelector):
+class JumpingSelector(selectors.DefaultSelector):
     """Selects without waiting; what it would have waited is added to ``now`` (virtual seconds)."""
 
     def __init__(self) -> None:
-        self._real = selectors.DefaultSelector()
+        super().__init__()
         self.now = 0.0
         #: How often nothing but the time woke anybody.
         self.jumps = 0
 
     def select(self, timeout: float | None = None) -> _Ready:
-        ready = self._real.select(0)
+        ready = super().select(0)
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            ready = self._real.select(_DEADLOCK_SEC)
+            ready = super().select(_DEADLOCK_SEC)
             if not ready:
                 raise Deadlock("every task waits, and nothing is left to wake one")
             return ready
-        ready = self._real.select(_SETTLE_SEC)
+        ready = super().select(_SETTLE_SEC)
         if not ready:
             self.now += timeout
             self.jumps += 1
         return ready
-
-    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):

@@ -17,9 +17,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.imported_already import become_command, forked
+from support.raw_http import call, post
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 from omni_ws.config.model import RemoteConfig
@@ -32,23 +32,19 @@ CONTEXT = 2048
 @dataclass(frozen=True)
 class VllmServe:
     process: BaseProcess
-    url: str
+    port: int
     log: Path
 
     async def running_requests(self) -> float:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            metrics = (await client.get(self.url.removesuffix("/v1") + "/metrics")).text
+        metrics = (await call(self.port, "GET", "/metrics")).body.decode()
         lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running")]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def direct(self, words: str, sampling: dict[str, Any]) -> str:
         """The answer without this project between."""
         body = {"model": "tiny", "messages": [{"role": "user", "content": words}], **sampling}
-        async with httpx.AsyncClient(trust_env=False, timeout=300) as client:
-            response = await client.post(
-                f"{self.url}/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}
-            )
-        text: str = response.json()["choices"][0]["message"]["content"]
+        answer = await post(self.port, "/v1/chat/completions", body, f"Authorization: Bearer {KEY}")
+        text: str = answer.json()["choices"][0]["message"]["content"]
         return text
 
     def kill(self) -> None:
@@ -75,42 +71,30 @@ def _vllm(arguments: Sequence[str], log: Path) -> None:
 
 
 @contextmanager
-def kept_port() -> Iterator[int]:
-    """A free port that stays free for whoever reuses addresses, as vLLM does: the system gives it to nobody else."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
-
-
-@contextmanager
 def vllm_serve(model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
     """Starts it; it is not ready when the block begins."""
-    with kept_port() as port, _serving(port, model, log, *arguments) as serve:
-        yield serve
-
-
-@contextmanager
-def _serving(port: int, model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
-    command = [
-        *("serve", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--api-key", KEY),
-        *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
-        *("--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
-        *arguments,
-    ]
-    process = forked(_vllm, command, log)
-    serve = VllmServe(process, f"http://127.0.0.1:{port}/v1", log)
-    try:
-        yield serve
-    finally:
-        serve.kill()
+    with socket.socket() as keeper:
+        # A port that stays free for whoever reuses addresses, as vLLM does: the system gives it to nobody else.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        port = keeper.getsockname()[1]
+        command = [
+            *("serve", str(model)),
+            *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--api-key", KEY),
+            *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
+            *("--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
+            *arguments,
+        ]
+        serve = VllmServe(forked(_vllm, command, log), port, log)
+        try:
+            yield serve
+        finally:
+            serve.kill()
 
 
 def configuration(serve: VllmServe, **settings: Any) -> RemoteConfig:
-    return RemoteConfig(
-        **{"upstreams": (serve.url,), "api_key": KEY, "start_timeout_sec": STARTS_WITHIN_SEC, **settings}
-    )
+    url = f"http://127.0.0.1:{serve.port}/v1"
+    return RemoteConfig(**{"upstreams": (url,), "api_key": KEY, "start_timeout_sec": STARTS_WITHIN_SEC, **settings})
 
 
 @asynccontextmanager

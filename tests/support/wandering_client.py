@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import orjson
 from support.live_server import LiveServer
-from websockets.asyncio.client import ClientConnection, connect
+from support.native_client import Guarantees, NativeClient, connecting
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.wire.binary import decode_output_audio, encode_input
+from omni_ws.wire.binary import encode_input
 
 #: Milliseconds of pcm16 at 16 kHz.
 MS: Final = 32
@@ -27,72 +26,40 @@ _GAP_PATIENCE_SEC: Final = 5
 _WIDEST_GAP: Final = 100
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What a client knows after an output: it forgets the rest when it comes back."""
+class SessionGuarantees(Guarantees):
+    """What a client can rely on across all connections of its session."""
 
-    next_output: int = 0
-    running: str | None = None
-    finished: frozenset[str] = frozenset()
-    started: frozenset[str] = frozenset()
-    speaking: bool = False
-    audio_ms: float = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.acknowledged = 0
+        self.started: frozenset[str] = frozenset()
+        self.speaking = False
+        self.audio_ms = 0.0
+        self.settle()
 
-
-@dataclass
-class Guarantees:
-    """What a client can rely on (protocol/README.md), across all connections of its session."""
-
-    now: Heard = field(default_factory=Heard)
-    settled: Heard = field(default_factory=Heard)
-    acknowledged: int = 0
-
-    def hear(self, frame: dict[str, Any]) -> None:
-        now = self.now
-        request_id = frame.get("request_id")
-        if frame.get("late"):
-            assert request_id in now.finished
-        elif frame["type"] != "history_truncated":  # which names a request, and is nothing of it
-            assert request_id not in now.finished or request_id is None, f"after its final: {frame}"
+    def check(self, frame: dict[str, Any]) -> None:
+        super().check(frame)
         match frame["type"]:
             case "response_started":
-                assert now.running is None, "two requests are answered at once"
-                assert request_id is not None
-                self.now = replace(now, running=request_id, started=now.started | {request_id})
+                self.started |= {frame["request_id"]}
             case "output_chunk":
-                self._output(frame)
-            case "error":
-                assert frame["error"]["request_id"] not in now.finished or frame["error"]["request_id"] is None
-            case "speech_started":
-                assert not now.speaking
-                assert frame["audio_ms"] >= now.audio_ms
-                self.now = replace(now, speaking=True, audio_ms=frame["audio_ms"])
-            case "speech_stopped":
-                assert now.speaking
-                assert frame["audio_ms"] >= now.audio_ms
-                self.now = replace(now, speaking=False, audio_ms=frame["audio_ms"])
+                assert not frame.get("final") or frame["usage"]["output_audio_ms"] >= 0
+                self.settle()
+            case "speech_started" | "speech_stopped" as kind:
+                assert self.speaking is (kind == "speech_stopped")
+                assert frame["audio_ms"] >= self.audio_ms
+                self.speaking, self.audio_ms = not self.speaking, frame["audio_ms"]
             case "input_ack":
                 assert frame["next_sequence_id"] >= self.acknowledged
                 assert frame["credit_bytes"] > 0
                 self.acknowledged = frame["next_sequence_id"]
 
-    def _output(self, frame: dict[str, Any]) -> None:
-        now, request_id = self.now, frame.get("request_id")
-        assert frame["sequence_id"] == now.next_output, f"{now.next_output} was to come: {frame}"
-        assert request_id is None or frame.get("final") or frame.get("late") or request_id == now.running, (
-            f"{now.running} runs: {frame}"
-        )
-        if frame.get("final"):
-            assert request_id is not None
-            assert frame["usage"]["output_audio_ms"] >= 0
-            now = replace(
-                now,
-                finished=now.finished | {request_id},
-                running=None if request_id == now.running else now.running,
-            )
-        elif not frame.get("late"):
-            assert now.running is not None
-        self.now = self.settled = replace(now, next_output=now.next_output + 1)
+    def settle(self) -> None:
+        """What is known after an output; who comes back forgets what followed it (``come_back``)."""
+        self._settled = (self._running, self.started, self.speaking, self.audio_ms)
+
+    def come_back(self) -> None:
+        self._running, self.started, self.speaking, self.audio_ms = self._settled
 
 
 class WanderingClient:
@@ -102,12 +69,12 @@ class WanderingClient:
         """``may_lose`` says that the server keeps too little for all that may have to be told again."""
         self.server = server
         self.rng = rng
-        self.guarantees = Guarantees()
+        self.guarantees = SessionGuarantees()
         #: What was done, for whoever reads a failure.
         self.story: list[str] = []
         self.connections = 0
-        self._connection: ClientConnection | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._client: NativeClient
+        self._reader: asyncio.Task[None]
         self._session_id = ""
         self._token = ""
         #: All chunks, by their number, as they are sent again after a cut.
@@ -118,7 +85,6 @@ class WanderingClient:
         self._pongs = 0
         self._pings = 0
         self._rate = 16_000
-        self._closing: list[str] = []
         #: Who says that outputs have arrived that did not loses what was not told.
         self._honest = rng.random() < 0.8
         self._may_lose = may_lose or not self._honest
@@ -182,11 +148,11 @@ class WanderingClient:
             await self._say("finish")
 
     async def _cancel(self) -> None:
-        named = self.rng.choice([None, None, self.guarantees.now.running, "req_unknown", *self.guarantees.now.started])
+        named = self.rng.choice([None, None, self.guarantees._running, "req_unknown", *self.guarantees.started])
         await self._say("cancel", request_id=named)
 
     async def _truncate(self) -> None:
-        named = self.rng.choice(["req_unknown", self.guarantees.now.running, *sorted(self.guarantees.now.finished)])
+        named = self.rng.choice(["req_unknown", self.guarantees._running, *sorted(self.guarantees.finished)])
         await self._say("history_truncate", request_id=named)
 
     async def _configure(self) -> None:
@@ -217,7 +183,7 @@ class WanderingClient:
         await self._say("session_config", **patch)
 
     async def _acknowledge(self) -> None:
-        rng, heard = self.rng, self.guarantees.now.next_output - 1
+        rng, heard = self.rng, self.guarantees.next_output - 1
         if heard < 0 and self._honest:
             return
         number = rng.choice([heard, heard, 0] if self._honest else [heard, 0, 4_000_000_000, heard + 3])
@@ -267,8 +233,7 @@ class WanderingClient:
 
     async def _doze(self) -> None:
         """Nothing is read for a while, and what the server has to say waits with it."""
-        assert self._connection is not None
-        transport = self._connection.transport
+        transport = self._client.connection.transport
         transport.pause_reading()
         await asyncio.sleep(self.rng.choice([0.1, 1, 3]))
         for _ in range(self.rng.randrange(3)):
@@ -282,18 +247,16 @@ class WanderingClient:
         if self.rng.random() < 0.5:
             await self._audio()
         await self._stop_listening()
-        assert self._connection is not None
-        self._connection.transport.abort()
+        self._client.gone()
         await asyncio.sleep(self.rng.choice([0, 0, 0.01, 1, 8]))
         await self._return()
 
     async def _take_over(self) -> None:
         """Another connection, while the first is as good as ever."""
         await self._stop_listening()
-        old = self._connection
+        old = self._client
         await self._return()
-        assert old is not None
-        old.transport.abort()
+        old.gone()
 
     async def settle(self) -> None:
         """Nothing is open any more, and the session still does its work."""
@@ -308,18 +271,17 @@ class WanderingClient:
             await self._say("cancel")
             await asyncio.sleep(0.1)
         await self._listen()
-        before = self.guarantees.now.finished
+        before = len(self.guarantees.finished)
         await self._chunk("a question", end=True)
-        await self._until(lambda: len(self.guarantees.now.finished) > len(before))
+        await self._until(lambda: len(self.guarantees.finished) > before)
         await self._listen()
-        now = self.guarantees.now
-        assert now.running is None
+        now = self.guarantees
+        assert now._running is None
         assert not now.speaking
-        assert now.started <= now.finished, "a request without a final"
-        assert len(now.finished) == len(before) + 1
-        (last,) = now.finished - before
+        assert now.started <= {*now.finished}, "a request without a final"
+        (last,) = now.finished[before:]
         assert last in now.started
-        assert self.guarantees.acknowledged == len(self._chunks)
+        assert now.acknowledged == len(self._chunks)
 
     @property
     def _now(self) -> float:
@@ -330,7 +292,7 @@ class WanderingClient:
         return len(self._chunks) - self._held_back[0]
 
     async def acknowledge_all(self) -> None:
-        await self._say("output_ack", sequence_id=self.guarantees.now.next_output - 1)
+        await self._say("output_ack", sequence_id=self.guarantees.next_output - 1)
         await self._listen()
 
     async def hear_the_end(self) -> None:
@@ -342,14 +304,11 @@ class WanderingClient:
             while not self._closed:
                 await self._say("finish")
                 await asyncio.sleep(0.5)
-        assert self._reader is not None
         with contextlib.suppress(ConnectionClosed):
             await self._reader
-        now = self.guarantees.now
-        assert self._connection is not None
-        assert self._connection.close_code == 1012
-        assert now.started <= now.finished, "a request without a final"
-        assert self._closing == ["shutting_down"]
+        assert self._client.connection.close_code == 1012
+        assert self.guarantees.started <= {*self.guarantees.finished}, "a request without a final"
+        assert [frame["reason"] for frame in self._client.seen("session_closing")] == ["shutting_down"]
 
     # frames
 
@@ -367,11 +326,10 @@ class WanderingClient:
         await self._send(self._chunks[number])
 
     async def _say(self, type_: str, **fields: Any) -> None:
-        await self._send(orjson.dumps({"type": type_, **fields}).decode())
+        await self._client.send(type_, **fields)
 
     async def _send(self, frame: str | bytes) -> None:
-        assert self._connection is not None
-        await self._connection.send(frame)
+        await self._client.raw(frame)
 
     # connections
 
@@ -380,26 +338,27 @@ class WanderingClient:
         await self._begin_anew()
 
     async def _begin_anew(self) -> None:
-        created = await self._receive()
+        created = await self._client.receive()
         assert created["type"] == "session_created"
         self._session_id, self._token = created["session_id"], created["resume_token"]
-        self.guarantees = Guarantees()
+        self.guarantees = self._client.guarantees = SessionGuarantees()
         self._chunks, self._held_back, self._rate = [], [], 16_000
         self._start_listening()
         if self.rng.random() < 0.7:
             await self._say("session_config", turn_detection=VAD, max_lead_ms=self.rng.choice([400, 100_000]))
 
     async def _return(self) -> None:
-        last_output = self.guarantees.settled.next_output - 1
+        last_output = self.guarantees.next_output - 1
         await self._open(f"?session_id={self._session_id}&resume_token={self._token}&last_output={last_output}")
-        resumed = await self._receive()
+        resumed = await self._client.receive()
         if resumed["type"] == "error" and self._may_lose:
             assert resumed["error"]["code"] == "resync_required", resumed
             await self._begin_anew()
             return
         assert resumed["type"] == "session_resumed", resumed
         self._token = resumed["resume_token"]
-        self.guarantees.now = self.guarantees.settled
+        self.guarantees.come_back()
+        self._client.guarantees = self.guarantees
         self._start_listening()
         assert self.guarantees.acknowledged <= resumed["next_sequence_id"] <= len(self._chunks)
         for number in range(resumed["next_sequence_id"], len(self._chunks)):
@@ -409,21 +368,13 @@ class WanderingClient:
     async def _open(self, query: str) -> None:
         binary = self.rng.random() < 0.5
         self.connections += 1
-        self._connection = await connect(
-            self.server.websocket_url + query,
-            subprotocols=["omni.v1+binary"] if binary else None,  # type: ignore[list-item]
-            compression=None,
-            ping_interval=None,
-            proxy=None,
-            close_timeout=2,
-            max_size=None,
-        )
+        subprotocols = ["omni.v1+binary"] if binary else None
+        self._client = NativeClient(await connecting(self.server, query, subprotocols=subprotocols))
 
     def _start_listening(self) -> None:
         self._reader = asyncio.create_task(self._listen_on(), name="wandering client")
 
     async def _stop_listening(self) -> None:
-        assert self._reader is not None
         self._complain()
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
@@ -431,25 +382,14 @@ class WanderingClient:
     async def _listen_on(self) -> None:
         try:
             while True:
-                self.guarantees.hear(await self._receive())
+                frame = await self._client.receive()
+                if frame["type"] == "pong":
+                    self._pongs = max(self._pongs, frame["t"])
                 async with self._arrived:
                     self._arrived.notify_all()
         finally:
             async with self._arrived:
                 self._arrived.notify_all()
-
-    async def _receive(self) -> dict[str, Any]:
-        assert self._connection is not None
-        message = await self._connection.recv()
-        if isinstance(message, bytes):
-            audio = decode_output_audio(message)
-            return {"type": "output_chunk", "sequence_id": audio.sequence_id, "modality": "audio"}
-        frame: dict[str, Any] = orjson.loads(message)
-        if frame["type"] == "session_closing":
-            self._closing.append(frame["reason"])
-        if frame["type"] == "pong":
-            self._pongs = max(self._pongs, frame["t"])
-        return frame
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._arrived:
@@ -458,14 +398,13 @@ class WanderingClient:
 
     @property
     def _closed(self) -> bool:
-        return self._reader is None or self._reader.done()
+        return self._reader.done()
 
     def _complain(self) -> None:
         """What the listening task found wrong."""
-        if self._reader is not None and self._reader.done() and not self._reader.cancelled():
+        if self._reader.done() and not self._reader.cancelled():
             self._reader.result()
 
     async def end(self) -> None:
         await self._stop_listening()
-        assert self._connection is not None
-        await self._connection.close()
+        await self._client.connection.close()

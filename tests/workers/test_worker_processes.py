@@ -110,7 +110,7 @@ async def test_a_session_of_no_worker_is_not_found(shared: WorkerServer) -> None
 
 async def test_a_websocket_resumes_through_the_other_worker(shared: WorkerServer) -> None:
     async with two_workers(shared) as (first, second, *ids):
-        async with native_client(shared) as client:  # type: ignore[arg-type]
+        async with native_client(shared) as client:
             await client.say("before")
             assert (await client.answer()).text == "before"
             created = client.created
@@ -123,7 +123,7 @@ async def test_a_websocket_resumes_through_the_other_worker(shared: WorkerServer
         assert resumed["session_id"] == created["session_id"]
         await delete(shared, *ids)
         wrong.reset()
-    async with native_client(shared, query=query, greeted=False) as late:  # type: ignore[arg-type]
+    async with native_client(shared, query=query, greeted=False) as late:
         # The token is good until the server hears from the client, and ends with its connection.
         assert (await late.receive())["type"] == "session_resumed"
 
@@ -180,7 +180,7 @@ async def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_bac
     async with AsyncExitStack() as clients:
         sides: dict[str, NativeClient] = {}
         while len(sides) < 2:
-            client = await clients.enter_async_context(native_client(changing))  # type: ignore[arg-type]
+            client = await clients.enter_async_context(native_client(changing))
             sides[worker_of(client.created["session_id"])] = client
         (killed, dead), (_, alive) = sides.items()
         ended = 'omni_ws_requests_total{code="",finish_reason="stop",origin="websocket"}'
@@ -193,13 +193,13 @@ async def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_bac
             await dead.receive()
         assert await says(alive, "three") == "three"
         query = f"?session_id={dead.created['session_id']}&resume_token={dead.created['resume_token']}"
-        async with native_client(changing, query=query, greeted=False) as gone:  # type: ignore[arg-type]
+        async with native_client(changing, query=query, greeted=False) as gone:
             assert (await gone.error())["code"] == "session_not_found"
         await changing.logged(rf"started worker {successor} ")
         await changing.logged(rf"worker {successor} is ready")
         assert (await changing.get("/health")).json()["workers"] == {"ready": 2, "wanted": 2}
         async with AsyncExitStack() as stack:  # the new worker is as good as the other one
-            more = [await stack.enter_async_context(native_client(changing)) for _ in range(3)]  # type: ignore[arg-type]
+            more = [await stack.enter_async_context(native_client(changing)) for _ in range(3)]
             assert successor in {worker_of(one.created["session_id"]) for one in more}
             assert [await says(one, "four") for one in more] == ["four"] * 3
         assert (await samples(changing))[ended] == before + 6
@@ -234,7 +234,7 @@ class Talker:
 
     async def talk(self) -> None:
         while not self.stop:
-            async with native_client(self.server) as client:  # type: ignore[arg-type]
+            async with native_client(self.server) as client:
                 self.workers.add(worker_of(client.created["session_id"]))
                 await self._session(client)
 

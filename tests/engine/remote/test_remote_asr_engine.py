@@ -21,7 +21,6 @@ from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
     cut,
-    free_port,
     hang,
     refuses,
     remote_asr,
@@ -31,6 +30,7 @@ from support.scripted_upstream import (
 from support.speech_clips import clip_bytes, clip_pcm, silence
 from support.until import until
 
+from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.utterance import UtteranceLimits

@@ -17,9 +17,10 @@ from PIL import Image
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import raw_client, request
-from support.scripted_upstream import ScriptedUpstream, delta, free_port, hang, says, streams
+from support.scripted_upstream import ScriptedUpstream, delta, hang, says, streams
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
+from benchmarks.server_process import free_port
 from omni_ws.client import Final, ResponseStarted, TextChunk, connect
 from omni_ws.config.model import RemoteConfig, VoiceChoice
 from omni_ws.core.chunks import FinishReason

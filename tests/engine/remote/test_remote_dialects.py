@@ -9,8 +9,9 @@ import orjson
 import pytest
 from support.dialect_servers import LlamaCppServer, LmStudioServer, OllamaServer, ollama_calls, ollama_says
 from support.engine_answers import answer, final, said
-from support.scripted_upstream import delta, finish, free_port, hang, remote_llm, says, streams, upstream
+from support.scripted_upstream import delta, finish, hang, remote_llm, says, streams, upstream
 
+from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, ToolCallFragment
 from omni_ws.engine.base import EngineOutput, ToolCallOutput
 from omni_ws.engine.remote.dialect import Dialect, context_in_ps, context_in_show, context_listed, listed_models

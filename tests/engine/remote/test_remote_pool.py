@@ -14,7 +14,6 @@ from support.scripted_upstream import (
     cut,
     deaf_port,
     delta,
-    free_port,
     hang,
     refuses,
     remote,
@@ -24,6 +23,7 @@ from support.scripted_upstream import (
 )
 from support.until import until
 
+from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput
 from omni_ws.engine.remote.engine import RemoteEngine

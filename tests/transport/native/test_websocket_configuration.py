@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import TextOnlyEngine
 from support.live_server import live_server
 from support.native_client import native_client
+from support.part_engines import RetortEngine
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest
@@ -316,7 +316,7 @@ async def test_engine_that_cannot_extend() -> None:
 
 
 async def test_a_bare_end_of_input_has_no_modality_to_be_refused() -> None:
-    engine = TextOnlyEngine([TextOutput("answer")])
+    engine = RetortEngine("answer", input_modalities=frozenset({Modality.TEXT}))
     async with live_server(engine) as server, native_client(server) as client:
         await client.chunk("hello")
         await client.chunk(end=True)

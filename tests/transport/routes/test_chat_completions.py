@@ -13,10 +13,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from support.capable_engine import TextOnlyEngine
 from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import SnapshotEngine, ToneEngine
+from support.part_engines import RetortEngine, SnapshotEngine, ToneEngine
 from support.raw_http import RawResponse, post, raw_client, request
 
 from omni_ws.audio.encoder import encode_file
@@ -632,7 +631,7 @@ async def test_output_formats_that_are_not_served(audio: dict[str, str], status:
 
 
 async def test_what_an_engine_cannot_do_is_named() -> None:
-    async with live_server(TextOnlyEngine([])) as server:
+    async with live_server(RetortEngine("", input_modalities=frozenset({Modality.TEXT}))) as server:
         response = await ask(server, modalities=["text", "audio"])
         assert (response.status, response.error["param"]) == (400, "modalities")
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(PNG)}"}}

@@ -13,15 +13,15 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.capable_engine import TextOnlyEngine
 from support.event_stream import DONE, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
-from support.part_engines import SnapshotEngine
+from support.part_engines import RetortEngine, SnapshotEngine
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 
@@ -292,7 +292,7 @@ async def test_a_bad_line_is_named() -> None:
 
 
 async def test_what_an_engine_does_not_take_is_named_with_its_line() -> None:
-    async with live_server(TextOnlyEngine([])) as server:
+    async with live_server(RetortEngine("", input_modalities=frozenset({Modality.TEXT}))) as server:
         response = await say(server, text("a"), {"payload": "AAAA"})
         assert (response.status, response.error["code"]) == (415, "unsupported_modality")
         assert response.error["message"].startswith("line 2")

@@ -95,9 +95,9 @@ async def test_chunks_in_any_order_are_answered_alike_however_the_answer_is_read
         finished = await session.finish()
         assert (finished["state"], finished["input_ended"]) == ("finished", True)
         assert completion["choices"][0]["message"]["content"] == "this is the answer"
-        assert "".join(e.data["choices"][0]["delta"].get("content", "") for e in events[:-1]) == "this is the answer"
+        assert "".join(e.json()["choices"][0]["delta"].get("content", "") for e in events[:-1]) == "this is the answer"
         assert (answer.text, answer.reason, code) == ("this is the answer", "stop", 1000)
-        assert completion["id"] == events[0].data["id"]
+        assert completion["id"] == events[0].json()["id"]
         assert answer.final["usage"]["total_tokens"] == completion["usage"]["total_tokens"] == 8
         polled = await session.result(wait=None)
         assert polled.json() == completion
@@ -163,12 +163,12 @@ async def test_parameters_are_those_of_a_streamed_body() -> None:
     (seen,) = engine.requests
     assert (seen.voice, seen.instructions, [m.text for m in seen.history]) == ("bell", "Be short.", ["earlier"])
     assert completion["id"] == "chatcmpl-mine"
-    assert events[-2].data["usage"] == completion["usage"]
+    assert events[-2].json()["usage"] == completion["usage"]
     audio = completion["choices"][0]["message"]["audio"]
     assert audio["transcript"] == "la la "
     wav = base64.b64decode(audio["data"])
     streamed = base64.b64decode(
-        "".join(choice["delta"].get("audio", {}).get("data", "") for e in events[:-1] for choice in e.data["choices"])
+        "".join(choice["delta"].get("audio", {}).get("data", "") for e in events[:-1] for choice in e.json()["choices"])
     )
     # Only the length in the header differs between the file and the stream.
     assert int.from_bytes(wav[40:44], "little") == len(wav) - 44
@@ -248,7 +248,7 @@ async def test_what_accept_leaves_open_the_session_was_opened_with() -> None:
                 await session.until("finished")
                 response = await session.call("GET", "/result", None, *([accept] if accept else []))
                 if events:
-                    assert numbered_events(response)[-1].block == "data: [DONE]"
+                    assert numbered_events(response)[-1].data == "[DONE]"
                 else:
                     assert response.json()["object"] == "chat.completion"
 
@@ -540,9 +540,9 @@ async def test_an_engine_that_breaks() -> None:
         status = await session.status()
         assert (status["state"], status["error"]["code"]) == ("failed", "engine_failed")
         events = await session.events()
-        assert events[1].data["choices"][0]["delta"]["content"] == "so far"
-        assert events[-1].block.startswith("event: error\n")
-        assert events[-1].data["code"] == "engine_failed"
+        assert events[1].json()["choices"][0]["delta"]["content"] == "so far"
+        assert events[-1].name == "error"
+        assert events[-1].json()["code"] == "engine_failed"
         # A reader cut off before the error gets it again; behind the error there are no more events.
         assert await session.events(last=events[-2].id) == events[-1:]
         gone = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {events[-1].id}")

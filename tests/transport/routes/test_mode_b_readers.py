@@ -7,8 +7,9 @@ import contextlib
 from typing import Any
 
 import pytest
+from support.event_stream import Event
 from support.live_server import live_server
-from support.mode_b_client import EVENTS, SESSIONS, NumberedEvent, arriving, create, mode_b, text
+from support.mode_b_client import EVENTS, SESSIONS, arriving, create, mode_b, text
 from support.native_client import native_client, raw_websocket
 from support.part_engines import ToneEngine
 from support.raw_http import call, raw_client, request
@@ -34,7 +35,7 @@ async def test_a_stream_that_is_cut_at_any_event_goes_on_as_if_it_had_not_been(p
     async with live_server(ToneEngine()) as server, mode_b(server, parameters) as session:
         whole = await session.events()
         assert [event.id for event in whole] == list(range(1, len(whole) + 1))
-        assert whole[-1].block == "data: [DONE]"
+        assert whole[-1].data == "[DONE]"
         for cut in range(len(whole)):
             assert await session.events(last=cut) == whole[cut:]
         done = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {len(whole)}")
@@ -46,8 +47,8 @@ async def test_a_stream_that_is_cut_while_it_is_made() -> None:
     """The reader disconnects after every event and resumes at the next."""
     async with live_server(ToneEngine()) as server, mode_b(server, {"modalities": ["text", "audio"]}) as session:
         words = ["do ", "re ", "mi "]
-        seen: list[NumberedEvent] = []
-        while not seen or seen[-1].block != "data: [DONE]":
+        seen: list[Event] = []
+        while not seen or seen[-1].data != "[DONE]":
             resume = (f"Last-Event-ID: {seen[-1].id}",) if seen else ()
             async with raw_client(server.port) as client:
                 await client.send(request("GET", session.path + "/result", EVENTS, *resume))
@@ -137,7 +138,7 @@ async def test_events_of_a_session_that_is_deleted() -> None:
             assert [(await anext(events)).id, (await anext(events)).id] == [1, 2]
             assert await session.delete() == 204
             error = await anext(events)
-            assert (error.id, error.data["code"]) == (3, "session_conflict")
+            assert (error.id, error.json()["code"]) == (3, "session_conflict")
 
 
 # WebSocket
@@ -266,7 +267,7 @@ async def test_transcripts_reach_every_reader() -> None:
     engine = ScriptedEngine([TranscriptOutput("hi", interim=True), TranscriptOutput("hi there"), TextOutput("hello")])
     async with live_server(engine) as server, mode_b(server, WHOLE) as session:
         events = await session.events()
-        assert [e.data["input_transcript"]["text"] for e in events[1:3]] == ["hi", "hi there"]
+        assert [e.json()["input_transcript"]["text"] for e in events[1:3]] == ["hi", "hi there"]
         answer, _ = await session.attached()
         assert [(c["modality"], c.get("interim", False)) for c in answer.chunks] == [
             *(("transcript", True), ("transcript", False), ("text", False)),

@@ -71,7 +71,7 @@ async def test_a_session_over_several_requests_keeps_what_failed() -> None:
         completion = await session.completion()
         check_warnings(completion["warnings"])
         assert completion["choices"][0]["message"]["content"] == "one two three"
-        check_warnings((await session.events())[-2].data["warnings"])
+        check_warnings((await session.events())[-2].json()["warnings"])
         answer, code = await session.attached()
         assert (answer.text, answer.reason, code) == ("one two three", "stop", 1000)
         assert [error["param"] for error in answer.errors] == ["tts"]

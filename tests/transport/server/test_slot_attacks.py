@@ -24,7 +24,7 @@ GOING = ShuttingDown("the server is shutting down")
 async def test_others_are_served_during_an_attack(attack: Attack) -> None:
     async with live_server(limits={"max_sessions": 20}) as server:
         async with attack(server.port, 20):
-            assert all(await innocent(server.port, 3))
+            assert all(await innocent(server, 3))
         server.app.registry.end_all(GOING)
 
 
@@ -34,7 +34,7 @@ async def test_others_are_served_during_an_attack(attack: Attack) -> None:
 async def test_others_are_served_during_an_attack_at_full_size(attack: Attack) -> None:
     with server_process() as server:
         async with attack(server.port, 1000):
-            assert all(await innocent(server.port, 10))
+            assert all(await innocent(server, 10))
 
 
 # sessions without input
