@@ -63,7 +63,7 @@ def check_offer(offer: str) -> str:
     for one in media:
         if one.dtls is None or not one.dtls.fingerprints or one.dtls.role is None:
             raise InvalidFrame("an offer must have a=fingerprint and a=setup", param="sdp")
-        if len(one.ice.usernameFragment or "") > MAX_UFRAG:
+        if one.ice is not None and len(one.ice.usernameFragment or "") > MAX_UFRAG:
             raise InvalidValue(f"a=ice-ufrag has at most {MAX_UFRAG} characters", param="sdp")
     return offer
 
