@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_bytes import InputBytes
 from omni_ws.core.offsets import OffsetBuffer
@@ -93,6 +95,8 @@ class InputStream(InputBytes):
         #: Whether any chunk has opened a request.
         self._had_request = False
         self._last_activity = now
+        #: The client's name for the request that opens next.
+        self._next_ref: str | None = None
         #: Since when a chunk is missing before others that have arrived; None without a gap.
         self.gap_since: float | None = None
         #: Since when the clocks stand still.
@@ -155,6 +159,8 @@ class InputStream(InputBytes):
 
     def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         """Add a diverted chunk, whose bytes are held already, to the open request or to a new one."""
+        if chunk.only_names:
+            return self._name(chunk)
         if self.current is not None and not self.current.keeps_input:
             self._release(len(chunk.payload))
         return self._assign(chunk, by_speech=by_speech)
@@ -171,6 +177,7 @@ class InputStream(InputBytes):
     def cancel(self, *, now: float) -> None:
         """Close the input that is open, or being discarded: the next chunk opens a new request."""
         self.drop_waiting(now=now)
+        self._next_ref = None
         self._text.end()
         request_input, self.current = self.current, None
         if request_input is not None:
@@ -394,6 +401,8 @@ class InputStream(InputBytes):
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        if chunk.ref is not None and chunk.only_names:
+            return self._name_in_order(chunk)
         if chunk.modality is _TEXT or self._text.pending:
             return self._text.deliver(chunk, self._take_in)
         return self._take_in(chunk)
@@ -403,7 +412,21 @@ class InputStream(InputBytes):
 
         It is not refused now, though a character that it completes makes it up to three bytes longer.
         """
+        if chunk.only_names:
+            return self._name_in_order(chunk)
         return self._text.deliver(chunk, partial(self._take_in, counted=True))
+
+    def _name_in_order(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """Take a chunk that does nothing but name a request."""
+        return [Diverted(replace(chunk, modality=_TEXT))] if self.diverting else self._name(chunk)
+
+    def _name(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """Name the request whose input is open, or the one that opens next. The first name counts."""
+        if self.current is not None and self.current.input_open:
+            self.current.name(chunk)
+        else:
+            self._next_ref = self._next_ref or chunk.ref
+        return []
 
     def _take_in(self, chunk: InputChunk, *, counted: bool = False) -> Sequence[StreamEvent]:
         request_input, size = self.current, len(chunk.payload)
@@ -428,7 +451,10 @@ class InputStream(InputBytes):
                 return []
             self._had_request = True
             request_input = self.current = RequestInput(self._settings())
+            request_input.ref, self._next_ref = self._next_ref, None
             return [RequestOpened(request_input, by_speech), *self._assign(chunk)]
+        if chunk.ref is not None:
+            request_input.name(chunk)
         if chunk.end_of_input:
             self.current = None
         if not request_input.input_open:

@@ -15,6 +15,10 @@ from omni_ws.core.start_policy import StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 
+#: Chunks whose own name for the request is remembered where it is not the one that counts.
+MAX_OTHER_REFS: Final = 64
+
+
 class SessionState(Enum):
     """The states of a request's input.
 
@@ -103,8 +107,12 @@ class RequestInput:
         #: Whether the next chunk will be kept for the engine, not just counted.
         self.keeps_input = True
         self.bytes_after_start = 0
+        #: The client's name for the request: the first that one of its chunks carried.
+        self.ref: str | None = None
         #: Bytes of this request that the engine has not consumed; updated by the InputStream that it belongs to.
         self.held_bytes = 0
+        #: The names that later chunks carried, by their numbers, where they are others.
+        self._other_refs: dict[int | None, str] = {}
         self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
         #: Totals of the input received so far; the duration of compressed audio is nominal.
         self.received = self._accumulator.summary
@@ -129,6 +137,18 @@ class RequestInput:
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
+
+    def name(self, chunk: InputChunk) -> None:
+        """Take the name that a chunk carries for the request: the first counts."""
+        assert chunk.ref is not None
+        if self.ref is None:
+            self.ref = chunk.ref
+        elif chunk.ref != self.ref and len(self._other_refs) < MAX_OTHER_REFS:
+            self._other_refs[chunk.sequence_id] = chunk.ref
+
+    def ref_of(self, sequence_id: int | None) -> str | None:
+        """The name that an error about this chunk carries, or about the request where that is None."""
+        return self._other_refs.get(sequence_id, self.ref)
 
     def finish(
         self, sequence_id: int | None = None, *, trigger: StartTrigger = StartTrigger.END_OF_INPUT

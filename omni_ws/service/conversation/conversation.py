@@ -127,6 +127,10 @@ class Conversation:
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
+        #: The request that the speech in progress has opened or joined. It may have ended since.
+        self._spoken: Request | None = None
+        #: The ids of a request that speech opens at once, and of that speech.
+        self._opens_next: tuple[str, str] | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -198,6 +202,7 @@ class Conversation:
             try:
                 wanted = self._results.check(chunk)
             except SessionConflict as refusal:  # which ends a session elsewhere
+                refusal.ref = chunk.ref
                 self.outbox.put_nowait(refusal)
                 wanted = False
             if not wanted:
@@ -286,6 +291,10 @@ class Conversation:
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.ledger.truncate(request_id)
+
+    def ref_of(self, request_id: str) -> str | None:
+        """The client's name for a request that has had its final; None where it has none."""
+        return self.ledger.history.name_of(request_id)
 
     def drain(self) -> None:
         """Refuse new requests; those that are open get their answers."""
@@ -391,12 +400,28 @@ class Conversation:
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         self._handle(events)
 
-    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
-        if isinstance(message, OmniError):
-            identified(message, where="listening for turns")
-        else:
-            self.observed.notify(SpeechHeard(message))
-        self.outbox.put_nowait(message)
+    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        request_id = None
+        self._spoken = self.receiving if is_input else None
+        if self._spoken is not None:
+            request_id = self._spoken.request_id
+            self._spoken.turn_id = self._spoken.turn_id or turn_id
+        elif is_input and self.stream.current is None:
+            request_id = new_id("req_")
+            self._opens_next = (request_id, turn_id)
+        self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+
+    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        spoken, self._spoken = self._spoken, None
+        request_id = spoken.request_id if spoken is not None and spoken.answerable else None
+        self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+
+    def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
+        self.observed.notify(SpeechHeard(frame))
+        self.outbox.put_nowait(frame)
+
+    def report_turn(self, error: OmniError) -> None:
+        self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
         self._flow.offer()
@@ -438,6 +463,8 @@ class Conversation:
 
     def _open(self, session: RequestInput, *, by_speech: bool) -> None:
         request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
+        if by_speech:
+            self._spoken = request
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
@@ -448,7 +475,8 @@ class Conversation:
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """A request that opens now, to be admitted."""
-        request_id = new_id("req_")
+        opens, self._opens_next = self._opens_next if by_speech else None, None
+        request_id, turn_id = opens or (new_id("req_"), None)
         timeline = self.observed.open_request(
             request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
         )
@@ -464,6 +492,7 @@ class Conversation:
             owner=self._owner,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
+            turn_id=turn_id,
         )
         self.queue.open(request)
         self._configurations[request_id] = config
