@@ -14,7 +14,6 @@ from omni_ws.core.chunks import InputChunk, InputMode, StartTrigger
 from omni_ws.core.start_policy import StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
-
 #: Chunks whose own name for the request is remembered where it is not the one that counts.
 MAX_OTHER_REFS: Final = 64
 
