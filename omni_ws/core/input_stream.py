@@ -64,7 +64,9 @@ class InputStream(InputBytes):
         budget: ByteBudget,
         now: float,
         single_request: bool = False,
+        completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
+        """``completes`` is asked of each result of a tool that joins an input: whether that has all it waits for."""
         super().__init__(limits, budget)
         #: Whether a chunk after the end of the first request is a conflict instead of a second request.
         self.single_request = single_request
@@ -80,6 +82,7 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
+        self._completes = completes
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
@@ -93,7 +96,7 @@ class InputStream(InputBytes):
         #: Whether any chunk was accepted.
         self.opened = False
         #: Whether any chunk has opened a request.
-        self._had_request = False
+        self.had_request = False
         self._last_activity = now
         #: The client's name for the request that opens next.
         self._next_ref: str | None = None
@@ -447,9 +450,9 @@ class InputStream(InputBytes):
     def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         request_input = self.current
         if request_input is None:
-            if self._had_request and chunk.is_bare_end:
+            if self.had_request and chunk.is_bare_end:
                 return []
-            self._had_request = True
+            self.had_request = True
             request_input = self.current = RequestInput(self._settings())
             request_input.ref, self._next_ref = self._next_ref, None
             return [RequestOpened(request_input, by_speech), *self._assign(chunk)]
@@ -461,7 +464,10 @@ class InputStream(InputBytes):
             return []
         if request_input.keeps_input:
             request_input.held_bytes += len(chunk.payload)
-        return request_input.receive_chunk(chunk)
+        events = request_input.receive_chunk(chunk)
+        if chunk.tool_call_id is not None and self._completes(chunk, request_input):
+            return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
+        return events
 
     def _repeats_end(self, chunk: InputChunk) -> bool:
         """Whether this repeats the end of a single request, which changes nothing, whatever its number."""

@@ -57,6 +57,8 @@ class InputSettings:
     mode: InputMode
     audio: AudioFormat = DEFAULT_INPUT_AUDIO
     alignment: Alignment = Alignment.ARRIVAL
+    #: Whether input of nothing but results of tools starts at its end, whatever the policy.
+    results_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,12 @@ class RequestInput:
         #: Totals of the input received so far; the duration of compressed audio is nominal.
         self.received = self._accumulator.summary
 
+    @property
+    def only_results(self) -> bool:
+        """Whether it answers tool calls, and has nothing else so far."""
+        received = self.received
+        return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
+
     def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
         """Take the next chunk in order. Raises SessionConflict when the input has ended."""
         if not self.input_open:
@@ -126,7 +134,7 @@ class RequestInput:
             if has_content:
                 self._accumulator.append(chunk)
                 policy = self.settings.start_policy
-                if policy.should_start(self.received):
+                if not self.only_results and policy.should_start(self.received):
                     events.append(self._start(policy.trigger, chunk.sequence_id))
         else:
             self.bytes_after_start += len(chunk.payload)

@@ -98,10 +98,16 @@ class Conversation:
         self.configuration = configuration
         self.outbox = outbox
         self.limits = limits
-        self.stream = InputStream(
-            limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
-        )
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
+        self._results = ToolResults(self.ledger)
+        self.stream = InputStream(
+            limits.stream,
+            self._input_settings,
+            budget=budget,
+            now=now(),
+            single_request=single_request,
+            completes=self._results.complete,
+        )
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -120,9 +126,6 @@ class Conversation:
         outbox.writer = self
         self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
         self.queue.cut_turns.patience = limits.asr_timeout_sec
-        self._results = ToolResults(self.ledger)
-        #: Whether the chunks of the open request are looked at for results.
-        self._answers_calls = False
         #: Those of the latest requests.
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
@@ -184,7 +187,7 @@ class Conversation:
         """
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
-        if chunk.tool_call_id is not None or self._answers_calls:
+        if chunk.tool_call_id is not None and not self.stream.single_request:
             self._receive_result(chunk, now)
         elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
@@ -195,28 +198,29 @@ class Conversation:
             self._raise_refused_text()
 
     def _receive_result(self, chunk: InputChunk, now: float) -> None:
-        """Take the result of a tool, or a chunk while the open request has nothing but results."""
-        number = chunk.sequence_id
-        is_new = self.stream.single_request or number is None or number >= self.stream.reorder.next_sequence_id
-        if chunk.tool_call_id is not None and is_new and not self.stream.single_request:
-            try:
-                wanted = self._results.check(chunk)
-            except SessionConflict as refusal:  # which ends a session elsewhere
-                refusal.ref = chunk.ref
-                self.outbox.put_nowait(refusal)
-                wanted = False
-            if not wanted:
-                if chunk.end_of_input and self.receiving is not None:
-                    chunk = msgspec.structs.replace(InputChunk.end(), sequence_id=number)
-                else:
-                    self._handle(self.stream.refuse(number, now=now) if number is not None else ())
-                    return
-        self._results.taking(chunk, self.receiving)
-        self._handle(self.stream.receive_chunk(chunk, now=now))
-        self._results.taken()
-        self._answers_calls = not self.stream.single_request and self.receiving is not None
-        if self._results.complete(chunk, self.receiving):
-            self._handle(self.stream.finish(now=now))
+        """Take the result of a tool. Of one that is not wanted, only the number and the end of the input count."""
+        number, stream = chunk.sequence_id, self.stream
+        if number is not None and number < stream.reorder.next_sequence_id:
+            self._handle(stream.receive_chunk(chunk, now=now))  # a duplicate
+            return
+        try:
+            wanted = self._results.take(chunk)
+        except SessionConflict as refusal:  # which ends a session elsewhere
+            refusal.ref = chunk.ref
+            self.outbox.put_nowait(refusal)
+            wanted = False
+        if not wanted and not (chunk.end_of_input and stream.had_request):
+            self._handle(stream.refuse(number, now=now) if number is not None else ())
+            return
+        taken = chunk if wanted else msgspec.structs.replace(InputChunk.end(), sequence_id=number)
+        try:
+            events = stream.receive_chunk(taken, now=now)
+        except OmniError:
+            self._results.refused(taken)
+            raise
+        if any(isinstance(event, TextRefused) for event in events):
+            self._results.refused(taken)
+        self._handle(events)
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
@@ -241,6 +245,7 @@ class Conversation:
         cuts_input = request_id is None or named is receiving
         if cuts_input:
             self.stream.cancel(now=self._now())
+            self._results.cancelled()
             if receiving is not None:
                 self._stop_receiving()
         else:
@@ -468,9 +473,7 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
-        settings = self._ordinary_settings()
-        answers_calls = not self.stream.single_request and self._results.opened(request, settings)
-        interrupts = request.interrupts(by_speech=by_speech) and not answers_calls
+        interrupts = request.interrupts(by_speech=by_speech) and not session.only_results
         self.admit_request(request, interrupts=interrupts)
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
@@ -542,18 +545,12 @@ class Conversation:
 
     def _input_settings(self) -> InputSettings:
         self._update_order()
-        settings = self._ordinary_settings()
-        return settings if self.stream.single_request else self._results.opening(settings)
-
-    def _ordinary_settings(self) -> InputSettings:
-        settings = self.configuration.input_settings()
+        settings = dataclasses.replace(self.configuration.input_settings(), results_wait=not self.stream.single_request)
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
         self.receiving = None
-        self._answers_calls = False
-        self._results.closed()
         self._update_order()
 
     def _update_order(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from support.capable_engine import HearingEngine
+from support.capable_engine import HearingEngine, tool_call
 from support.inline_workers import MS, HeldWorkers, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
@@ -356,3 +356,86 @@ async def test_a_resume_repeats_the_names() -> None:
                 await again.receive()
             kinds = ("session_resumed", "input_ack")
             assert [frame for frame in again.frames if frame["type"] not in kinds] == told
+
+
+# results of tools, which are answered wherever their place in the order of the input is
+
+
+@contextlib.asynccontextmanager
+async def called(*calls: str, **options: Any) -> AsyncIterator[NativeClient]:
+    """A session with these calls in its history, and turn detection, whose other answers are "it rains"."""
+    typed = [one for call in calls for one in tool_call(call, "{}", index=calls.index(call))]
+    engine = hearing(*typed, tools=True)
+    async with conversation(engine, **options) as (_, client):
+        await client.say("What is it like outside?")
+        await client.answer()
+        engine.typed = (TextOutput("it rains"),)
+        yield client
+
+
+async def result(client: NativeClient, call: str, index: int = 0, **fields: Any) -> int:
+    return await client.chunk("rain", role="tool", tool_call_id=f"call_{call}_{index}", **fields)
+
+
+async def test_a_result_that_is_sent_as_speech_has_just_ended_is_answered() -> None:
+    workers = HeldWorkers()
+    async with called("look", workers=workers) as client:
+        await stream(client, BEGINNING + END)
+        await result(client, "look", ref="result")  # while the detector is still busy with the speech
+        await client.barrier()
+        workers.listen()
+        spoken, answer = await client.answer(), await client.answer()
+        assert (spoken.text, "ref" in spoken.final) == ("spoken answer", False)
+        assert (answer.text, answer.final["ref"]) == ("it rains", "result")
+
+
+async def test_results_of_one_answer_are_one_input_also_where_they_wait() -> None:
+    workers = HeldWorkers()
+    turns = {"type": "server_vad", "interrupt_response": False}
+    async with called("look", "feel", workers=workers, turn_detection=turns) as client:
+        await stream(client, BEGINNING + END)
+        await result(client, "look")
+        await result(client, "feel", 1)
+        await result(client, "feel", 1)  # again, which changes nothing
+        await client.say("Thanks.")
+        await client.barrier()
+        workers.listen()
+        answers = [await client.answer() for _ in range(3)]
+        assert [answer.text for answer in answers] == ["spoken answer", "it rains", "it rains"]
+        await client.barrier()
+        assert len(client.seen("response_started")) == 4
+
+
+async def test_a_result_ahead_of_a_gap_is_answered_by_itself() -> None:
+    async with called("look", listens=False) as client:
+        missing = client.next_sequence_id
+        await result(client, "look", number=missing + 1)
+        await client.say("Thanks.", number=missing + 2)
+        await client.say("And then?", number=missing)
+        answers = [await client.answer() for _ in range(3)]
+        triggers = [answer.started["trigger"] for answer in answers if answer.started is not None]
+        assert triggers == ["min_length", "end_of_input", "min_length"]
+
+
+async def test_a_result_whose_number_is_left_free_may_come_again() -> None:
+    async with called("look", listens=False, out_of_order="reject") as client:
+        missing = client.next_sequence_id
+        number = await result(client, "look", number=missing + 1, ref="a")
+        error = await client.error()
+        assert (error["code"], error["sequence_id"], error["ref"]) == ("out_of_order", number, "a")
+        await client.chunk(end=True, number=missing)  # which ends nothing
+        await result(client, "look", number=number)
+        assert (await client.answer()).text == "it rains"
+
+
+async def test_a_result_that_a_cancel_has_dropped_may_come_again() -> None:
+    workers = HeldWorkers()
+    async with called("look", workers=workers) as client:
+        await stream(client, quiet(320))
+        await result(client, "look")
+        await client.send("cancel")
+        await client.barrier()
+        workers.listen()
+        await result(client, "look")
+        assert (await client.answer()).text == "it rains"
+        assert not client.seen("error")
