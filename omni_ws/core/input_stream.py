@@ -64,9 +64,7 @@ class InputStream(InputBytes):
         budget: ByteBudget,
         now: float,
         single_request: bool = False,
-        completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
-        """``completes`` is asked of each result of a tool that joins an input: whether that has all it waits for."""
         super().__init__(limits, budget)
         #: Whether a chunk after the end of the first request is a conflict instead of a second request.
         self.single_request = single_request
@@ -82,7 +80,8 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
-        self._completes = completes
+        #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
+        self.completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
@@ -465,7 +464,7 @@ class InputStream(InputBytes):
         if request_input.keeps_input:
             request_input.held_bytes += len(chunk.payload)
         events = request_input.receive_chunk(chunk)
-        if chunk.tool_call_id is not None and self._completes(chunk, request_input):
+        if chunk.tool_call_id is not None and self.completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
         return events
 

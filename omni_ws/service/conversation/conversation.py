@@ -68,6 +68,19 @@ from omni_ws.wire.session_config import SessionConfig
 MAX_CONFIGURATIONS: Final = 64
 
 
+@dataclasses.dataclass(slots=True)
+class _Speech:
+    """A speech turn, and the request that it opens at once, has opened or joined, which may have ended since."""
+
+    turn_id: str
+    request_id: str | None = None
+    request: Request | None = None
+
+    def joins(self, request: Request) -> None:
+        self.request, self.request_id = request, request.request_id
+        request.turn_id = request.turn_id or self.turn_id
+
+
 class Conversation:
     """One session's input, requests and answers. The client has got whatever ``run`` raises."""
 
@@ -98,16 +111,12 @@ class Conversation:
         self.configuration = configuration
         self.outbox = outbox
         self.limits = limits
+        self.stream = InputStream(
+            limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
+        )
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
-        self.stream = InputStream(
-            limits.stream,
-            self._input_settings,
-            budget=budget,
-            now=now(),
-            single_request=single_request,
-            completes=self._results.complete,
-        )
+        self.stream.completes = self._results.complete
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -130,10 +139,8 @@ class Conversation:
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
-        #: The request that the speech in progress has opened or joined. It may have ended since.
-        self._spoken: Request | None = None
-        #: The ids of a request that speech opens at once, and of that speech.
-        self._opens_next: tuple[str, str] | None = None
+        #: The speech in progress.
+        self._speech: _Speech | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -406,19 +413,17 @@ class Conversation:
         self._handle(events)
 
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        request_id = None
-        self._spoken = self.receiving if is_input else None
-        if self._spoken is not None:
-            request_id = self._spoken.request_id
-            self._spoken.turn_id = self._spoken.turn_id or turn_id
+        speech = self._speech = _Speech(turn_id)
+        if is_input and self.receiving is not None:
+            speech.joins(self.receiving)
         elif is_input and self.stream.current is None:
-            request_id = new_id("req_")
-            self._opens_next = (request_id, turn_id)
-        self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+            speech.request_id = new_id("req_")
+        self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
-        spoken, self._spoken = self._spoken, None
-        request_id = spoken.request_id if spoken is not None and spoken.answerable else None
+        speech, self._speech = self._speech, None
+        request = None if speech is None else speech.request
+        request_id = request.request_id if request is not None and request.answerable else None
         self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
 
     def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
@@ -468,8 +473,6 @@ class Conversation:
 
     def _open(self, session: RequestInput, *, by_speech: bool) -> None:
         request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
-        if by_speech:
-            self._spoken = request
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
@@ -478,8 +481,8 @@ class Conversation:
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """A request that opens now, to be admitted."""
-        opens, self._opens_next = self._opens_next if by_speech else None, None
-        request_id, turn_id = opens or (new_id("req_"), None)
+        speech = self._speech if by_speech else None
+        request_id = (speech and speech.request_id) or new_id("req_")
         timeline = self.observed.open_request(
             request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
         )
@@ -495,8 +498,9 @@ class Conversation:
             owner=self._owner,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
-            turn_id=turn_id,
         )
+        if speech is not None:
+            speech.joins(request)
         self.queue.open(request)
         self._configurations[request_id] = config
         if len(self._configurations) > MAX_CONFIGURATIONS:
