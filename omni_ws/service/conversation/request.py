@@ -151,6 +151,11 @@ class Request:
         """The client's name for it, as far as that has come."""
         return self.session.ref
 
+    @property
+    def speaks(self) -> bool:
+        """Whether its input is open, and speech has opened or joined it."""
+        return self.turn_id is not None and self.session.input_open
+
     # state
 
     @property

@@ -470,7 +470,12 @@ class RequestQueue:
         self._wake.set()
 
     def _may_begin(self, request: Request) -> bool:
-        """Whether the history is known that a request sees, up to the words that it begins with itself."""
+        """Whether the history is known that a request sees, up to the words that it begins with itself.
+
+        What answers calls waits while the user speaks, who would be talked over.
+        """
+        if request.session.only_results and any(one.speaks for one in self.waiting):
+            return False
         if not request.sees_history:
             return True
         unknown = self._cut.unknown_before(request)

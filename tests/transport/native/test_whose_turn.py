@@ -406,6 +406,28 @@ async def test_results_of_one_answer_are_one_input_also_where_they_wait() -> Non
         assert len(client.seen("response_started")) == 4
 
 
+async def test_the_answer_to_a_result_does_not_talk_over_the_user() -> None:
+    gate = asyncio.Event()
+    turns = {"type": "server_vad", "interrupt_response": False}
+    engine = hearing(*tool_call("look", "{}"), tools=True)
+    async with conversation(engine, turn_detection=turns) as (_, client):
+        await client.say("What is it like outside?")
+        await client.answer()
+        engine.typed = (TextOutput("I am looking"), gate.wait)
+        await client.say("And?")
+        await client.until("output_chunk")
+        engine.typed = (TextOutput("it rains"),)
+        await result(client, "look")
+        await stream(client, BEGINNING)
+        await client.until("speech_started")
+        gate.set()
+        await client.answer()
+        await client.barrier()
+        assert len(client.seen("response_started")) == 2
+        await stream(client, END)
+        assert [(await client.answer()).text for _ in range(2)] == ["it rains", "spoken answer"]
+
+
 async def test_a_result_ahead_of_a_gap_is_answered_by_itself() -> None:
     async with called("look", listens=False) as client:
         missing = client.next_sequence_id
