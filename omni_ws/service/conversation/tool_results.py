@@ -36,14 +36,14 @@ class ToolResults:
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
-        if call_id in self._waiting or self._has(call_id):
-            return False
         if not self._ledger.knows_call(call_id):
             raise SessionConflict(
                 f"the tool call {call_id[:64]!r} is not in the history of this session",
                 param="tool_call_id",
                 sequence_id=chunk.sequence_id,
             )
+        if call_id in self._waiting or self._has(call_id):
+            return False
         self._waiting[call_id] = None
         return True
 

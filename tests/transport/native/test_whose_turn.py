@@ -461,3 +461,16 @@ async def test_a_result_that_a_cancel_has_dropped_may_come_again() -> None:
         await result(client, "look")
         assert (await client.answer()).text == "it rains"
         assert not client.seen("error")
+
+
+async def test_a_result_whose_call_has_left_the_history_is_refused_also_where_it_had_come() -> None:
+    async with called("look", listens=False) as client:
+        first = client.guarantees.finished[0]
+        await result(client, "look")
+        await client.answer()
+        await client.send("history_truncate", request_id=first)
+        assert (await client.until("history_truncated"))["dropped_requests"] == 2
+        await result(client, "look", end=True)
+        assert (await client.error())["code"] == "session_conflict"
+        await client.say("And?")  # nothing is left open
+        assert (await client.answer()).text == "it rains"
