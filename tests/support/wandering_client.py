@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 from support.live_server import LiveServer
+from support.native_client import ABOUT_A_REQUEST
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -35,7 +36,11 @@ class Heard:
     running: str | None = None
     finished: frozenset[str] = frozenset()
     started: frozenset[str] = frozenset()
-    speaking: bool = False
+    #: The turn that is being spoken, and its request; what requests each turn has named.
+    speaking: tuple[str, str | None] | None = None
+    spoken: frozenset[tuple[str, str | None]] = frozenset()
+    #: Requests that have ended without an answer.
+    unanswered: frozenset[str] = frozenset()
     audio_ms: float = 0
 
 
@@ -52,7 +57,7 @@ class Guarantees:
         request_id = frame.get("request_id")
         if frame.get("late"):
             assert request_id in now.finished
-        elif frame["type"] != "history_truncated":  # which names a request, and is nothing of it
+        elif frame["type"] not in ABOUT_A_REQUEST:
             assert request_id not in now.finished or request_id is None, f"after its final: {frame}"
         match frame["type"]:
             case "response_started":
@@ -66,11 +71,16 @@ class Guarantees:
             case "speech_started":
                 assert not now.speaking
                 assert frame["audio_ms"] >= now.audio_ms
-                self.now = replace(now, speaking=True, audio_ms=frame["audio_ms"])
+                assert frame["turn_id"] not in {turn for turn, _ in now.spoken}
+                speech = (frame["turn_id"], request_id)
+                self.now = replace(now, speaking=speech, spoken=now.spoken | {speech}, audio_ms=frame["audio_ms"])
             case "speech_stopped":
                 assert now.speaking
                 assert frame["audio_ms"] >= now.audio_ms
-                self.now = replace(now, speaking=False, audio_ms=frame["audio_ms"])
+                turn_id, opened = now.speaking
+                assert frame["turn_id"] == turn_id
+                assert request_id == (None if opened in now.unanswered else opened) or request_id is None
+                self.now = replace(now, speaking=None, audio_ms=frame["audio_ms"])
             case "input_ack":
                 assert frame["next_sequence_id"] >= self.acknowledged
                 assert frame["credit_bytes"] > 0
@@ -85,8 +95,11 @@ class Guarantees:
         if frame.get("final"):
             assert request_id is not None
             assert frame["usage"]["output_audio_ms"] >= 0
+            assert "turn_id" not in frame or (frame["turn_id"], request_id) in now.spoken
             now = replace(
                 now,
+                unanswered=now.unanswered
+                | ({request_id} if frame["finish_reason"] in ("cancelled", "error") else set()),
                 finished=now.finished | {request_id},
                 running=None if request_id == now.running else now.running,
             )
@@ -132,6 +145,7 @@ class WanderingClient:
             self._whole_text: 5,
             self._image: 2,
             self._tool_result: 2,
+            self._name: 3,
             self._finish: 4,
             self._cancel: 6,
             self._truncate: 2,
@@ -169,6 +183,9 @@ class WanderingClient:
 
     async def _whole_text(self) -> None:
         await self._chunk("a question", end=True)
+
+    async def _name(self) -> None:
+        await self._number({"ref": self.rng.choice(["one", "two"])})
 
     async def _image(self) -> None:
         await self._chunk(b"\x89PNG", modality=Modality.IMAGE)
