@@ -41,6 +41,8 @@ class Heard:
     spoken: frozenset[tuple[str, str | None]] = frozenset()
     #: Requests that have ended without an answer.
     unanswered: frozenset[str] = frozenset()
+    #: The names of chunks that are those of requests.
+    names: frozenset[str] = frozenset()
     audio_ms: float = 0
 
 
@@ -96,8 +98,11 @@ class Guarantees:
             assert request_id is not None
             assert frame["usage"]["output_audio_ms"] >= 0
             assert "turn_id" not in frame or (frame["turn_id"], request_id) in now.spoken
+            name = frozenset({frame["ref"]} if "ref" in frame else ())
+            assert not name & now.names, "a chunk has named two requests"
             now = replace(
                 now,
+                names=now.names | name,
                 unanswered=now.unanswered
                 | ({request_id} if frame["finish_reason"] in ("cancelled", "error") else set()),
                 finished=now.finished | {request_id},
@@ -145,7 +150,6 @@ class WanderingClient:
             self._whole_text: 5,
             self._image: 2,
             self._tool_result: 2,
-            self._name: 3,
             self._finish: 4,
             self._cancel: 6,
             self._truncate: 2,
@@ -183,9 +187,6 @@ class WanderingClient:
 
     async def _whole_text(self) -> None:
         await self._chunk("a question", end=True)
-
-    async def _name(self) -> None:
-        await self._number({"ref": self.rng.choice(["one", "two"])})
 
     async def _image(self) -> None:
         await self._chunk(b"\x89PNG", modality=Modality.IMAGE)
@@ -380,6 +381,8 @@ class WanderingClient:
 
     async def _number(self, fields: dict[str, Any]) -> None:
         number = len(self._chunks)
+        if number % 3 == 0:
+            fields["ref"] = f"chunk {number}"
         self._chunks.append(orjson.dumps({"type": "input_chunk", "sequence_id": number, **fields}).decode())
         await self._send(self._chunks[number])
 
