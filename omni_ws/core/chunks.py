@@ -15,6 +15,8 @@ from omni_ws.core.json_values import check_values
 MAX_FORMAT_CHARACTERS: Final = 256
 #: The longest id that a client may choose, of an item or of the tool call that it answers. OpenAI's limit.
 MAX_ID_CHARACTERS: Final = 512
+#: The longest name of a client for one of its requests.
+MAX_REF_CHARACTERS: Final = 64
 
 
 class Modality(StrEnum):
@@ -108,6 +110,13 @@ class InputChunk(Struct, frozen=True, gc=False):
     offset: Offset | None = None
     #: Whether it is a piece of something longer that was cut here, so that its beginning means nothing.
     continues: bool = False
+    #: The client's name for the request that it belongs to.
+    ref: str | None = None
+
+    @property
+    def only_names(self) -> bool:
+        """Whether it does nothing but name a request."""
+        return self.ref is not None and not self.has_content and not self.end_of_input
 
     @property
     def has_content(self) -> bool:

@@ -33,33 +33,59 @@ class SessionGuarantees(Guarantees):
         super().__init__()
         self.acknowledged = 0
         self.started: frozenset[str] = frozenset()
-        self.speaking = False
+        #: The turn that is being spoken, and its request; what requests each turn has named.
+        self.speaking: tuple[str, str | None] | None = None
+        self.spoken: frozenset[tuple[str, str | None]] = frozenset()
+        #: Requests that have ended without an answer.
+        self.unanswered: set[str] = set()
+        #: The names of chunks that are those of requests.
+        self.names: set[str] = set()
         self.audio_ms = 0.0
         self.settle()
 
     def check(self, frame: dict[str, Any]) -> None:
         super().check(frame)
+        request_id = frame.get("request_id")
         match frame["type"]:
             case "response_started":
                 self.started |= {frame["request_id"]}
             case "output_chunk":
-                assert not frame.get("final") or frame["usage"]["output_audio_ms"] >= 0
+                if frame.get("final"):
+                    self._check_final(frame)
                 self.settle()
-            case "speech_started" | "speech_stopped" as kind:
-                assert self.speaking is (kind == "speech_stopped")
+            case "speech_started":
+                assert self.speaking is None
                 assert frame["audio_ms"] >= self.audio_ms
-                self.speaking, self.audio_ms = not self.speaking, frame["audio_ms"]
+                assert frame["turn_id"] not in {turn for turn, _ in self.spoken}
+                self.speaking, self.audio_ms = (frame["turn_id"], request_id), frame["audio_ms"]
+                self.spoken |= {self.speaking}
+            case "speech_stopped":
+                assert self.speaking is not None
+                assert frame["audio_ms"] >= self.audio_ms
+                turn_id, opened = self.speaking
+                assert frame["turn_id"] == turn_id
+                assert request_id == (None if opened in self.unanswered else opened) or request_id is None
+                self.speaking, self.audio_ms = None, frame["audio_ms"]
             case "input_ack":
                 assert frame["next_sequence_id"] >= self.acknowledged
                 assert frame["credit_bytes"] > 0
                 self.acknowledged = frame["next_sequence_id"]
 
+    def _check_final(self, frame: dict[str, Any]) -> None:
+        assert frame["usage"]["output_audio_ms"] >= 0
+        assert "turn_id" not in frame or (frame["turn_id"], frame["request_id"]) in self.spoken
+        if "ref" in frame:
+            assert frame["ref"] not in self.names, "a chunk has named two requests"
+            self.names.add(frame["ref"])
+        if frame["finish_reason"] in ("cancelled", "error"):
+            self.unanswered.add(frame["request_id"])
+
     def settle(self) -> None:
         """What is known after an output; who comes back forgets what followed it (``come_back``)."""
-        self._settled = (self._running, self.started, self.speaking, self.audio_ms)
+        self._settled = (self._running, self.started, self.speaking, self.spoken, self.audio_ms)
 
     def come_back(self) -> None:
-        self._running, self.started, self.speaking, self.audio_ms = self._settled
+        self._running, self.started, self.speaking, self.spoken, self.audio_ms = self._settled
 
 
 class WanderingClient:
@@ -322,6 +348,8 @@ class WanderingClient:
 
     async def _number(self, fields: dict[str, Any]) -> None:
         number = len(self._chunks)
+        if number % 3 == 0:
+            fields["ref"] = f"chunk {number}"
         self._chunks.append(orjson.dumps({"type": "input_chunk", "sequence_id": number, **fields}).decode())
         await self._send(self._chunks[number])
 
