@@ -42,7 +42,8 @@ class OmniError(Exception):
     """Base class of all errors that a client may see; never raised itself.
 
     ``param`` names the offending field, ``sequence_id`` the input chunk and ``request_id`` the request, if the error
-    belongs to one. ``retry_after_ms`` is the delay after which a retry may succeed.
+    belongs to one; ``ref`` is the client's own name for it, of the chunk or of the request. ``retry_after_ms`` is the
+    delay after which a retry may succeed.
     """
 
     wire: ClassVar[WireMapping]
@@ -54,6 +55,7 @@ class OmniError(Exception):
         param: str | None = None,
         sequence_id: int | None = None,
         request_id: str | None = None,
+        ref: str | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -61,6 +63,7 @@ class OmniError(Exception):
         self.param = param
         self.sequence_id = sequence_id
         self.request_id = request_id
+        self.ref = ref
         self.retry_after_ms = retry_after_ms
 
     @property

@@ -84,6 +84,7 @@ def chunk_fields(chunk: InputChunk) -> dict[str, Any]:
         "timestamp_ms": chunk.timestamp_ms,
         "end_of_input": chunk.end_of_input,
         **({} if chunk.tool_call_id is None else {"tool_call_id": chunk.tool_call_id}),
+        **({} if chunk.ref is None else {"ref": chunk.ref}),
     }
 
 

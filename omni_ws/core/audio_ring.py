@@ -72,8 +72,16 @@ class AudioRing:
     def take(self, until_ms: float | None = None) -> list[InputChunk]:
         """Remove and return the audio before ``until_ms``, or all of it when that is None.
 
-        Chunks that are cut keep their fields; the timestamp of a rest moves on by the length that was cut off.
+        Chunks that are cut keep their fields; the timestamp of a rest moves on by the length that was cut off, and it
+        names no request: its beginning did.
         """
+        taken = self._remove(until_ms)
+        rest = self._pieces[0] if taken and self._pieces else None
+        if rest is not None and rest.ref is not None and rest.sequence_id == taken[-1].sequence_id:
+            self._pieces[0] = replace(rest, ref=None)
+        return taken
+
+    def _remove(self, until_ms: float | None) -> list[InputChunk]:
         until = self._end if until_ms is None else min(self._end, self._offset(until_ms))
         taken: list[InputChunk] = []
         while self._pieces and self._begin < until:
@@ -88,7 +96,7 @@ class AudioRing:
 
     def forget(self, until_ms: float | None = None) -> int:
         """Discard the audio before ``until_ms``, or all of it when that is None; returns its size in bytes."""
-        return sum(len(piece.payload) for piece in self.take(until_ms))
+        return sum(len(piece.payload) for piece in self._remove(until_ms))
 
     def _offset(self, time_ms: float) -> int:
         frames = int(max(0.0, time_ms - self._start_ms) * self.audio.sample_rate / 1000)

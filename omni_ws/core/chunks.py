@@ -13,6 +13,8 @@ from msgspec import Struct
 MAX_FORMAT_CHARACTERS: Final = 256
 #: The longest id that a client may choose, of an item or of the tool call that it answers. OpenAI's limit.
 MAX_ID_CHARACTERS: Final = 512
+#: The longest name of a client for one of its requests.
+MAX_REF_CHARACTERS: Final = 64
 
 
 class Modality(StrEnum):
@@ -106,6 +108,13 @@ class InputChunk(Struct, frozen=True, gc=False):
     offset: Offset | None = None
     #: Whether it is a piece of something longer that was cut here, so that its beginning means nothing.
     continues: bool = False
+    #: The client's name for the request that it belongs to.
+    ref: str | None = None
+
+    @property
+    def only_names(self) -> bool:
+        """Whether it does nothing but name a request."""
+        return self.ref is not None and not self.has_content and not self.end_of_input
 
     @property
     def has_content(self) -> bool:

@@ -79,6 +79,7 @@ class HistoryState(msgspec.Struct, kw_only=True):
     opened: int
     truncated: list[str]
     results: list[str]
+    refs: dict[str, str]
 
 
 class HistoryItems:
@@ -102,6 +103,7 @@ class HistoryItems:
         "_made",
         "_opened",
         "_places",
+        "_refs",
         "_results",
         "_seen",
         "_speech_bytes",
@@ -135,6 +137,8 @@ class HistoryItems:
         self._opened = 0
         #: Ids of truncated requests, the oldest first.
         self._truncated: dict[str, None] = {}
+        #: The client's names for requests.
+        self._refs: dict[str, str] = {}
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
@@ -176,6 +180,15 @@ class HistoryItems:
         self._places[request_id] = self._opened
         self._opened += 1
         _keep_newest(self._places)
+
+    def name(self, request_id: str, ref: str) -> None:
+        """The client's name for a request."""
+        self._refs[request_id] = ref
+        _keep_newest(self._refs)
+
+    def name_of(self, request_id: str) -> str | None:
+        """The client's name for a request; None where it has none, or is too long ago."""
+        return self._refs.get(request_id)
 
     def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
         """What a request leaves. Messages without content are left out, and the oldest turns make room.
@@ -274,6 +287,7 @@ class HistoryItems:
             opened=self._opened,
             truncated=list(self._truncated),
             results=sorted(self._results),
+            refs=self._refs,
         )
 
     @classmethod
@@ -286,6 +300,7 @@ class HistoryItems:
                 budget.used += item.speech_bytes
         new._left_behind, new._made, new._seen = state.left_behind, state.made, state.seen
         new._places, new._opened = state.places, state.opened
+        new._refs = state.refs
         new._truncated, new._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
         return new
 
@@ -384,6 +399,7 @@ class HistoryItems:
             self._drop(0, kept.first)
             while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
                 del self._places[oldest[0]]
+                self._refs.pop(oldest[0], None)
             self._seen.first -= kept.first
             self._seen.asked = self._seen.asked and self._seen.first > 0
             self._seen.said = self._seen.said and self._seen.first > 0
@@ -409,6 +425,6 @@ def _speech_bytes(message: Message) -> int:
     return 0 if message.speech is None else message.speech.held_bytes
 
 
-def _keep_newest(ids: dict[str, int] | dict[str, None]) -> None:
+def _keep_newest(ids: dict[str, int] | dict[str, None] | dict[str, str]) -> None:
     while len(ids) > MAX_REQUESTS:
         del ids[next(iter(ids))]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_bytes import InputBytes
 from omni_ws.core.offsets import OffsetBuffer
@@ -78,6 +80,8 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
+        #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
+        self.completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
@@ -91,8 +95,10 @@ class InputStream(InputBytes):
         #: Whether any chunk was accepted.
         self.opened = False
         #: Whether any chunk has opened a request.
-        self._had_request = False
+        self.had_request = False
         self._last_activity = now
+        #: The client's name for the request that opens next.
+        self._next_ref: str | None = None
         #: Since when a chunk is missing before others that have arrived; None without a gap.
         self.gap_since: float | None = None
         #: Since when the clocks stand still.
@@ -155,6 +161,8 @@ class InputStream(InputBytes):
 
     def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         """Add a diverted chunk, whose bytes are held already, to the open request or to a new one."""
+        if chunk.only_names:
+            return self._name(chunk)
         if self.current is not None and not self.current.keeps_input:
             self._release(len(chunk.payload))
         return self._assign(chunk, by_speech=by_speech)
@@ -171,6 +179,7 @@ class InputStream(InputBytes):
     def cancel(self, *, now: float) -> None:
         """Close the input that is open, or being discarded: the next chunk opens a new request."""
         self.drop_waiting(now=now)
+        self._next_ref = None
         self._text.end()
         request_input, self.current = self.current, None
         if request_input is not None:
@@ -394,6 +403,8 @@ class InputStream(InputBytes):
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        if chunk.ref is not None and chunk.only_names:
+            return self._name_in_order(chunk)
         if chunk.modality is _TEXT or self._text.pending:
             return self._text.deliver(chunk, self._take_in)
         return self._take_in(chunk)
@@ -403,7 +414,21 @@ class InputStream(InputBytes):
 
         It is not refused now, though a character that it completes makes it up to three bytes longer.
         """
+        if chunk.only_names:
+            return self._name_in_order(chunk)
         return self._text.deliver(chunk, partial(self._take_in, counted=True))
+
+    def _name_in_order(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """Take a chunk that does nothing but name a request."""
+        return [Diverted(replace(chunk, modality=_TEXT))] if self.diverting else self._name(chunk)
+
+    def _name(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """Name the request whose input is open, or the one that opens next. The first name counts."""
+        if self.current is not None and self.current.input_open:
+            self.current.name(chunk)
+        else:
+            self._next_ref = self._next_ref or chunk.ref
+        return []
 
     def _take_in(self, chunk: InputChunk, *, counted: bool = False) -> Sequence[StreamEvent]:
         request_input, size = self.current, len(chunk.payload)
@@ -424,18 +449,24 @@ class InputStream(InputBytes):
     def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         request_input = self.current
         if request_input is None:
-            if self._had_request and chunk.is_bare_end:
+            if self.had_request and chunk.is_bare_end:
                 return []
-            self._had_request = True
+            self.had_request = True
             request_input = self.current = RequestInput(self._settings())
+            request_input.ref, self._next_ref = self._next_ref, None
             return [RequestOpened(request_input, by_speech), *self._assign(chunk)]
+        if chunk.ref is not None:
+            request_input.name(chunk)
         if chunk.end_of_input:
             self.current = None
         if not request_input.input_open:
             return []
         if request_input.keeps_input:
             request_input.held_bytes += len(chunk.payload)
-        return request_input.receive_chunk(chunk)
+        events = request_input.receive_chunk(chunk)
+        if chunk.tool_call_id is not None and self.completes(chunk, request_input):
+            return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
+        return events
 
     def _repeats_end(self, chunk: InputChunk) -> bool:
         """Whether this repeats the end of a single request, which changes nothing, whatever its number."""

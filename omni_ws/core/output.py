@@ -39,6 +39,8 @@ class OutputChunk(Struct, frozen=True):
     late: bool = False
     #: Of a late one: whether its recognition has failed, so that nothing more is known.
     failed: bool = False
+    #: Of a transcript: the speech turn.
+    turn_id: str | None = None
 
 
 class WordsKnown(Enum):
@@ -66,6 +68,9 @@ class FinalChunk:
     warnings: tuple[OmniError, ...] = ()
     #: NOT_YET: a late transcript will follow.
     words: WordsKnown = WordsKnown.ALL
+    #: The client's name for the request, and the speech turn that opened or joined it.
+    ref: str | None = None
+    turn_id: str | None = None
 
 
 AnyOutput: TypeAlias = OutputChunk | FinalChunk
@@ -119,6 +124,8 @@ class OutputSequencer:
         finish_reasons: tuple[FinishReason, ...] = (),
         warnings: tuple[OmniError, ...] = (),
         words: WordsKnown = WordsKnown.ALL,
+        ref: str | None = None,
+        turn_id: str | None = None,
     ) -> FinalChunk:
         """Number and return the final of a request. Only a late transcript may follow it, where ``words`` says so."""
         number = self.take_number(request_id)
@@ -133,4 +140,6 @@ class OutputSequencer:
             finish_reasons=finish_reasons,
             warnings=warnings,
             words=words,
+            ref=ref,
+            turn_id=turn_id,
         )

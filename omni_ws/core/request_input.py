@@ -14,6 +14,9 @@ from omni_ws.core.chunks import InputChunk, InputMode, StartTrigger
 from omni_ws.core.start_policy import StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
+#: Chunks whose own name for the request is remembered where it is not the one that counts.
+MAX_OTHER_REFS: Final = 64
+
 
 class SessionState(Enum):
     """The states of a request's input.
@@ -54,6 +57,8 @@ class InputSettings:
     mode: InputMode
     audio: AudioFormat = DEFAULT_INPUT_AUDIO
     alignment: Alignment = Alignment.ARRIVAL
+    #: Whether input of nothing but results of tools starts at its end, whatever the policy.
+    results_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,21 @@ class RequestInput:
         #: Whether the next chunk will be kept for the engine, not just counted.
         self.keeps_input = True
         self.bytes_after_start = 0
+        #: The client's name for the request: the first that one of its chunks carried.
+        self.ref: str | None = None
         #: Bytes of this request that the engine has not consumed; updated by the InputStream that it belongs to.
         self.held_bytes = 0
+        #: The names that later chunks carried, by their numbers, where they are others.
+        self._other_refs: dict[int | None, str] = {}
         self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
         #: Totals of the input received so far; the duration of compressed audio is nominal.
         self.received = self._accumulator.summary
+
+    @property
+    def only_results(self) -> bool:
+        """Whether it answers tool calls, and has nothing else so far."""
+        received = self.received
+        return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
 
     def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
         """Take the next chunk in order. Raises SessionConflict when the input has ended."""
@@ -119,7 +134,7 @@ class RequestInput:
             if has_content:
                 self._accumulator.append(chunk)
                 policy = self.settings.start_policy
-                if policy.should_start(self.received):
+                if not self.only_results and policy.should_start(self.received):
                     events.append(self._start(policy.trigger, chunk.sequence_id))
         else:
             self.bytes_after_start += len(chunk.payload)
@@ -129,6 +144,18 @@ class RequestInput:
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
+
+    def name(self, chunk: InputChunk) -> None:
+        """Take the name that a chunk carries for the request: the first counts."""
+        assert chunk.ref is not None
+        if self.ref is None:
+            self.ref = chunk.ref
+        elif chunk.ref != self.ref and len(self._other_refs) < MAX_OTHER_REFS:
+            self._other_refs[chunk.sequence_id] = chunk.ref
+
+    def ref_of(self, sequence_id: int | None) -> str | None:
+        """The name that an error about this chunk carries, or about the request where that is None."""
+        return self._other_refs.get(sequence_id, self.ref)
 
     def finish(
         self, sequence_id: int | None = None, *, trigger: StartTrigger = StartTrigger.END_OF_INPUT

@@ -17,11 +17,12 @@ from omni_ws.errors import InvalidValue
 class PartialCharacter:
     """The leading bytes of a character that the next chunk completes.
 
-    ``sequence_id`` is that of the chunk in which the character begins.
+    ``sequence_id`` and ``ref`` are those of the chunk in which the character begins.
     """
 
     data: bytes = b""
     sequence_id: int | None = None
+    ref: str | None = None
     #: That of the chunk: results of different tools are different texts.
     tool_call_id: str | None = None
 
@@ -87,21 +88,22 @@ class WholeCharacters:
             try:
                 _, used = utf_8_decode(data, "strict", False)
             except UnicodeDecodeError:
-                raise _not_text(chunk.sequence_id, error.reason) from None
+                raise _not_text(chunk.sequence_id, chunk.ref, error.reason) from None
         left = _NOTHING
         if used < len(data):
             began_here = len(data) - used <= len(chunk.payload)
-            number = chunk.sequence_id if began_here else before.sequence_id
-            left = PartialCharacter(data[used:], number, chunk.tool_call_id)
+            begun = chunk if began_here else before
+            left = PartialCharacter(data[used:], begun.sequence_id, begun.ref, chunk.tool_call_id)
         return replace(chunk, payload=data[:used]), left, problem
 
 
 def _broken(partial: PartialCharacter) -> InvalidValue | None:
     if partial is _NOTHING:
         return None
-    return _not_text(partial.sequence_id, "it ends inside a character, which was dropped")
+    return _not_text(partial.sequence_id, partial.ref, "it ends inside a character, which was dropped")
 
 
-def _not_text(sequence_id: int | None, reason: str) -> InvalidValue:
+def _not_text(sequence_id: int | None, ref: str | None, reason: str) -> InvalidValue:
     whose = "" if sequence_id is None else f" of chunk {sequence_id}"
-    return InvalidValue(f"the text{whose} is not valid UTF-8: {reason}", param="payload", sequence_id=sequence_id)
+    message = f"the text{whose} is not valid UTF-8: {reason}"
+    return InvalidValue(message, param="payload", sequence_id=sequence_id, ref=ref)

@@ -37,10 +37,10 @@ def being_cancelled() -> bool:
     return (task := asyncio.current_task()) is None or task.cancelling() > 0
 
 
-def of_request(error: OmniError, request_id: str, *, engine: Engine) -> OmniError:
+def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | None = None) -> OmniError:
     """Name the request of an error, and make it fatal to the session where the engine is down. Returns the error."""
     identified(error, where=f"request {request_id}")
-    error.request_id = request_id
+    error.request_id, error.ref = request_id, ref
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
         error.fatal = True
     return error

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from omni_ws.core.chunks import InputChunk, Modality, Offset
+from omni_ws.core.chunks import MAX_REF_CHARACTERS, InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
@@ -23,6 +23,7 @@ from omni_ws.wire.session_config import (
 )
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
+Ref: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_REF_CHARACTERS)]
 #: Allowance for the JSON around the base64 of a chunk.
 _FRAME_OVERHEAD_BYTES: Final = 64 * 1024
 
@@ -33,6 +34,8 @@ class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", 
     sequence_id: SequenceId
     #: Offsets, which count within a request, are refused by name: numbers here count over the whole connection.
     offset: None = None
+    #: The client's name for the request. Chunks over HTTP have none: there it is a field that is not known.
+    ref: Ref | None = None
 
 
 class SessionConfigFrame(Struct, frozen=True, tag_field="type", tag="session_config"):
@@ -137,8 +140,9 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
         raise InvalidFrame("the frame is nested too deeply") from None
     if isinstance(frame, InputChunkFrame):
         try:
-            return to_chunk(frame, frame.sequence_id)
+            return to_chunk(frame, frame.sequence_id, ref=frame.ref)
         except InvalidRequest as refusal:
+            refusal.ref = frame.ref
             return RefusedChunk(frame.sequence_id, refusal)
     if isinstance(frame, SessionConfigFrame):
         fields = loads_object(data)  # the typed decoder skips fields that may be invalid, such as 1e999
@@ -153,7 +157,9 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     return frame
 
 
-def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = None) -> InputChunk:
+def to_chunk(
+    fields: ChunkFields, sequence_id: int | None, offset: int | None = None, *, ref: str | None = None
+) -> InputChunk:
     """Convert the fields to a chunk.
 
     Raises InvalidValue for contradictory fields, UnsupportedParameter for those that are refused by name.
@@ -183,6 +189,8 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = 
         fields.end_of_input is True,
         fields.tool_call_id,
         None if offset is None else _offset(offset, fields, modality, sequence_id),
+        False,
+        ref,
     )
 
 
@@ -252,9 +260,17 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
     if kind == "input_chunk" and sequence_id is None and parsed.get("offset") is not None:
         raise UnsupportedParameter(_NO_OFFSETS, param="offset")
     if kind == "input_chunk" and type(sequence_id) is int and 0 <= sequence_id <= MAX_SEQUENCE_ID:
-        error.sequence_id = sequence_id
+        error.sequence_id, error.ref = sequence_id, _ref(parsed)
         return RefusedChunk(sequence_id, error)
     raise error
+
+
+def _ref(parsed: dict[str, Any]) -> str | None:
+    """The name that a chunk gives its request, where it is one."""
+    try:
+        return msgspec.convert(parsed.get("ref"), Ref | None)
+    except msgspec.ValidationError:
+        return None
 
 
 def field_error(cause: msgspec.DecodeError) -> InvalidRequest:

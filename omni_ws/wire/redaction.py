@@ -22,7 +22,7 @@ _HARMLESS: Final = frozenset(
         *("input_tokens", "output_tokens", "total_tokens", "input_audio_ms", "output_audio_ms"),
         *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
         *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "out_of_order", "resume_token"),
-        "dropped_requests",
+        *("dropped_requests", "turn_id"),
     }
 )
 _OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})

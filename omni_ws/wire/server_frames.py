@@ -124,6 +124,9 @@ class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="respons
     trigger: str
     sequence_id: int | None
     input_mode: str
+    # The client's name for the request, and the speech turn that opened or joined it.
+    ref: str | UnsetType = UNSET
+    turn_id: str | UnsetType = UNSET
 
 
 class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="history_truncated"):
@@ -131,18 +134,29 @@ class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="histor
 
     request_id: str
     dropped_requests: int
+    ref: str | UnsetType = UNSET
 
 
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
-    """Speech started at ``audio_ms`` of the audio that turn detection received."""
+    """Speech started at ``audio_ms`` of the audio that turn detection received.
+
+    ``request_id`` is the request that it opens or joins; null where it belongs to none.
+    """
 
     audio_ms: int
+    turn_id: str | UnsetType = UNSET
+    request_id: str | None = None
 
 
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
-    """Speech stopped at ``audio_ms`` of the audio that turn detection received."""
+    """Speech stopped at ``audio_ms`` of the audio that turn detection received.
+
+    ``request_id`` is the request that it opened or joined; null where no answer to that will come.
+    """
 
     audio_ms: int
+    turn_id: str | UnsetType = UNSET
+    request_id: str | None = None
 
 
 class WordTime(Struct, frozen=True):
@@ -187,6 +201,9 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
     usage: UsageFields | UnsetType = UNSET
+    # Of a final: the client's name for the request. Of a final and of a transcript: the speech turn.
+    ref: str | UnsetType = UNSET
+    turn_id: str | UnsetType = UNSET
 
 
 class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
@@ -220,6 +237,7 @@ class ErrorFields(Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     retryable: bool = False
     retry_after_ms: int | None = None
+    ref: str | UnsetType = UNSET
 
 
 class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
@@ -323,11 +341,18 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
         fields["interim"] = True
     if chunk.late:
         fields["late"] = True
+    if chunk.turn_id is not None:
+        fields["turn_id"] = chunk.turn_id
     if chunk.words:
         fields["words"] = [WordTime(word.text, word.start_ms, word.end_ms) for word in chunk.words]
     return OutputChunkFrame(
         request_id=chunk.request_id, sequence_id=chunk.sequence_id, modality=chunk.modality, **fields
     )
+
+
+def unset(value: str | None) -> str | UnsetType:
+    """The value of a field that is left out where there is none."""
+    return UNSET if value is None else value
 
 
 def decode_server_frame(data: bytes | str) -> ServerFrame:
@@ -349,5 +374,6 @@ def error_frame(error: OmniError) -> ErrorFrame:
             request_id=error.request_id,
             retryable=error.wire.retryable,
             retry_after_ms=error.retry_after_ms,
+            ref=unset(error.ref),
         )
     )

@@ -89,6 +89,10 @@ class HeldWorkers(InlineWorkers):
         else:
             self._held.append(lambda: super(HeldWorkers, self).submit(piece, done))
 
+    def hold(self) -> None:
+        """Do no further work before ``listen`` is called again."""
+        self._listening = False
+
     def listen(self) -> None:
         """Do the work submitted so far, and all that follows."""
         self._listening = True

@@ -23,6 +23,8 @@ from omni_ws.wire.binary import decode_output_audio, encode_input
 from omni_ws.wire.server_frames import decode_server_frame
 
 NATIVE = "/v1/streaming_input"
+#: Frames that name a request, and are nothing of it.
+ABOUT_A_REQUEST = ("history_truncated", "speech_started", "speech_stopped")
 #: A frame that is expected comes within this time, or the test has failed. Long, for models that share two processors.
 PATIENCE_SEC = 400
 
@@ -60,7 +62,7 @@ class Guarantees:
             assert frame["request_id"] in self.finished, "late before its final"
             assert frame["request_id"] not in self.late, "more than one late transcript"
             self.late.append(frame["request_id"])
-        elif frame["type"] != "history_truncated":  # which names a request, and is nothing of it
+        elif frame["type"] not in ABOUT_A_REQUEST:
             assert frame.get("request_id") not in self.finished, "output after a final"
         match frame["type"]:
             case "response_started":

@@ -11,7 +11,6 @@ from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage, Word
 from omni_ws.core.ledger import SentAudio
 from omni_ws.core.messages import Message
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer, WordsKnown
-from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -33,7 +32,7 @@ from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.speech_output import SpeechOutput
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
-from omni_ws.wire.server_frames import ResponseStartedFrame
+from omni_ws.wire.server_frames import ResponseStartedFrame, unset
 
 _ANSWERS: Final = frozenset({TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
@@ -246,7 +245,7 @@ class AnswerWriter:
                     request.unsent.remove(output)
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))
             case PartFailed(error=error):
-                error.request_id = request.request_id
+                error.request_id, error.ref = request.request_id, request.ref
                 request.warnings.append(identified(error, where=f"a part of request {request.request_id}"))
                 self._outbox.put_nowait(RequestWarning(error))
             case _:
@@ -256,7 +255,7 @@ class AnswerWriter:
         """Tell the client, once, of something in its input that the request goes on without."""
         request = self._request
         if not any(type(warning) is type(error) for warning in request.warnings):
-            error.request_id = request.request_id
+            error.request_id, error.ref = request.request_id, request.session.ref_of(error.sequence_id)
             request.warnings.append(error)
             self._outbox.put_nowait(RequestWarning(error))
 
@@ -301,13 +300,16 @@ class AnswerWriter:
         self._outbox.put_nowait(chunk)
 
 
-def started_frame(request: Request, event: GenerationStarted) -> ResponseStartedFrame:
-    """The frame that announces the answer to a request."""
+def started_frame(request: Request) -> ResponseStartedFrame:
+    """The frame that announces the answer to a request that has started."""
+    assert request.started is not None
     return ResponseStartedFrame(
         request_id=request.request_id,
-        trigger=event.trigger,
-        sequence_id=event.sequence_id,
+        trigger=request.started.trigger,
+        sequence_id=request.started.sequence_id,
         input_mode=request.session.settings.mode,
+        ref=unset(request.ref),
+        turn_id=unset(request.turn_id),
     )
 
 
@@ -321,6 +323,7 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
         interim=transcript.interim,
         start_ms=transcript.start_ms,
         words=transcript.words,
+        turn_id=request.turn_id,
     )
 
 
@@ -336,6 +339,7 @@ def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputCh
         words=tuple(word for transcript in unsent for word in transcript.words),
         late=True,
         failed=request.words is WordsKnown.NEVER,
+        turn_id=request.turn_id,
     )
 
 
@@ -345,13 +349,22 @@ def final_chunk(
     """The final, with the next number. The engine's own ``finished`` counts unless the answer was cut short."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         words = request.words if request.spoke else WordsKnown.ALL
-        return sequencer.finish(request.request_id, reason, request.usage(None), words=words)
+        return sequencer.finish(
+            request.request_id,
+            reason,
+            request.usage(None),
+            words=words,
+            ref=request.ref,
+            turn_id=request.turn_id,
+        )
     return sequencer.finish(
         request.request_id,
         reason,
         request.usage(finished.usage),
         finish_reasons=finished.reasons,
         warnings=tuple(request.warnings),
+        ref=request.ref,
+        turn_id=request.turn_id,
     )
 
 

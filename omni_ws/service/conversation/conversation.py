@@ -68,6 +68,19 @@ from omni_ws.wire.session_config import SessionConfig
 MAX_CONFIGURATIONS: Final = 64
 
 
+@dataclasses.dataclass(slots=True)
+class _Speech:
+    """A speech turn, and the request that it opens at once, has opened or joined, which may have ended since."""
+
+    turn_id: str
+    request_id: str | None = None
+    request: Request | None = None
+
+    def joins(self, request: Request) -> None:
+        self.request, self.request_id = request, request.request_id
+        request.turn_id = request.turn_id or self.turn_id
+
+
 class Conversation:
     """One session's input, requests and answers. The client has got whatever ``run`` raises."""
 
@@ -102,6 +115,8 @@ class Conversation:
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
+        self._results = ToolResults(self.ledger)
+        self.stream.completes = self._results.complete
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -120,13 +135,12 @@ class Conversation:
         outbox.writer = self
         self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
         self.queue.cut_turns.patience = limits.asr_timeout_sec
-        self._results = ToolResults(self.ledger)
-        #: Whether the chunks of the open request are looked at for results.
-        self._answers_calls = False
         #: Those of the latest requests.
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
+        #: The speech in progress.
+        self._speech: _Speech | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -180,7 +194,7 @@ class Conversation:
         """
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
-        if chunk.tool_call_id is not None or self._answers_calls:
+        if chunk.tool_call_id is not None and not self.stream.single_request:
             self._receive_result(chunk, now)
         elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
@@ -191,27 +205,29 @@ class Conversation:
             self._raise_refused_text()
 
     def _receive_result(self, chunk: InputChunk, now: float) -> None:
-        """Take the result of a tool, or a chunk while the open request has nothing but results."""
-        number = chunk.sequence_id
-        is_new = self.stream.single_request or number is None or number >= self.stream.reorder.next_sequence_id
-        if chunk.tool_call_id is not None and is_new and not self.stream.single_request:
-            try:
-                wanted = self._results.check(chunk)
-            except SessionConflict as refusal:  # which ends a session elsewhere
-                self.outbox.put_nowait(refusal)
-                wanted = False
-            if not wanted:
-                if chunk.end_of_input and self.receiving is not None:
-                    chunk = msgspec.structs.replace(InputChunk.end(), sequence_id=number)
-                else:
-                    self._handle(self.stream.refuse(number, now=now) if number is not None else ())
-                    return
-        self._results.taking(chunk, self.receiving)
-        self._handle(self.stream.receive_chunk(chunk, now=now))
-        self._results.taken()
-        self._answers_calls = not self.stream.single_request and self.receiving is not None
-        if self._results.complete(chunk, self.receiving):
-            self._handle(self.stream.finish(now=now))
+        """Take the result of a tool. Of one that is not wanted, only the number and the end of the input count."""
+        number, stream = chunk.sequence_id, self.stream
+        if number is not None and number < stream.reorder.next_sequence_id:
+            self._handle(stream.receive_chunk(chunk, now=now))  # a duplicate
+            return
+        try:
+            wanted = self._results.take(chunk)
+        except SessionConflict as refusal:  # which ends a session elsewhere
+            refusal.ref = chunk.ref
+            self.outbox.put_nowait(refusal)
+            wanted = False
+        if not wanted and not (chunk.end_of_input and stream.had_request):
+            self._handle(stream.refuse(number, now=now) if number is not None else ())
+            return
+        taken = chunk if wanted else msgspec.structs.replace(InputChunk.end(), sequence_id=number)
+        try:
+            events = stream.receive_chunk(taken, now=now)
+        except OmniError:
+            self._results.refused(taken)
+            raise
+        if any(isinstance(event, TextRefused) for event in events):
+            self._results.refused(taken)
+        self._handle(events)
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
@@ -236,6 +252,7 @@ class Conversation:
         cuts_input = request_id is None or named is receiving
         if cuts_input:
             self.stream.cancel(now=self._now())
+            self._results.cancelled()
             if receiving is not None:
                 self._stop_receiving()
         else:
@@ -286,6 +303,10 @@ class Conversation:
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.ledger.truncate(request_id)
+
+    def ref_of(self, request_id: str) -> str | None:
+        """The client's name for a request that has had its final; None where it has none."""
+        return self.ledger.history.name_of(request_id)
 
     def drain(self) -> None:
         """Refuse new requests; those that are open get their answers."""
@@ -391,12 +412,26 @@ class Conversation:
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         self._handle(events)
 
-    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
-        if isinstance(message, OmniError):
-            identified(message, where="listening for turns")
-        else:
-            self.observed.notify(SpeechHeard(message))
-        self.outbox.put_nowait(message)
+    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        speech = self._speech = _Speech(turn_id)
+        if is_input and self.receiving is not None:
+            speech.joins(self.receiving)
+        elif is_input and self.stream.current is None:
+            speech.request_id = new_id("req_")
+        self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
+
+    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        speech, self._speech = self._speech, None
+        request = None if speech is None else speech.request
+        request_id = request.request_id if request is not None and request.answerable else None
+        self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+
+    def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
+        self.observed.notify(SpeechHeard(frame))
+        self.outbox.put_nowait(frame)
+
+    def report_turn(self, error: OmniError) -> None:
+        self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
         self._flow.offer()
@@ -441,14 +476,13 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
-        settings = self._ordinary_settings()
-        answers_calls = not self.stream.single_request and self._results.opened(request, settings)
-        interrupts = request.interrupts(by_speech=by_speech) and not answers_calls
+        interrupts = request.interrupts(by_speech=by_speech) and not session.only_results
         self.admit_request(request, interrupts=interrupts)
 
     def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """A request that opens now, to be admitted."""
-        request_id = new_id("req_")
+        speech = self._speech if by_speech else None
+        request_id = (speech and speech.request_id) or new_id("req_")
         timeline = self.observed.open_request(
             request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
         )
@@ -465,6 +499,8 @@ class Conversation:
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
         )
+        if speech is not None:
+            speech.joins(request)
         self.queue.open(request)
         self._configurations[request_id] = config
         if len(self._configurations) > MAX_CONFIGURATIONS:
@@ -513,18 +549,12 @@ class Conversation:
 
     def _input_settings(self) -> InputSettings:
         self._update_order()
-        settings = self._ordinary_settings()
-        return settings if self.stream.single_request else self._results.opening(settings)
-
-    def _ordinary_settings(self) -> InputSettings:
-        settings = self.configuration.input_settings()
+        settings = dataclasses.replace(self.configuration.input_settings(), results_wait=not self.stream.single_request)
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
         self.receiving = None
-        self._answers_calls = False
-        self._results.closed()
         self._update_order()
 
     def _update_order(self) -> None:

@@ -37,7 +37,6 @@ from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, MAX_WAITING_CH
 from omni_ws.service.conversation.messages import message_cost
 from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
 from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline
-from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 log = logging.getLogger(__name__)
@@ -93,6 +92,10 @@ class Request:
     #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
+    #: The speech turn that opened it, or joined it first.
+    turn_id: str | None = None
+    #: Whether an answer may come, or has come: it was neither cancelled nor has it failed.
+    answerable: bool = True
     #: The text of the answer where it is the greeting; empty for every request of the client.
     greeting: str = ""
     #: Whether the history keeps its input, and its answer.
@@ -107,8 +110,8 @@ class Request:
     words: WordsKnown = WordsKnown.NOT_YET
     #: Whether what earlier requests have to say comes first: nothing of this one is written meanwhile.
     held_back: bool = False
-    #: Announces its answer, while that is held back.
-    announcement: ResponseStartedFrame | None = None
+    #: Whether its answer is still to be announced: the engine has it, and it is held back.
+    unannounced: bool = False
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
@@ -142,6 +145,11 @@ class Request:
         speaks, writes = ("audio" in self.config.modalities), ("text" in self.config.modalities)
         self.entry = self.ledger.open(self.request_id, speaks=speaks, writes=writes, resumable=resumable)
         self.input = Channel(INPUT_QUEUE_BYTES, cost=_payload_bytes, on_take=partial(self.on_input_taken, self))
+
+    @property
+    def ref(self) -> str | None:
+        """The client's name for it, as far as that has come."""
+        return self.session.ref
 
     # state
 
@@ -204,7 +212,7 @@ class Request:
     def fail(self, error: OmniError) -> None:
         """Record why there is no whole answer. ``finish`` must follow, at once or in the order of the queue."""
         self._set_state(RequestState.FAILED)
-        self.error = error
+        self.error, self.answerable = error, False
 
     def cancel(self, *, by: Request | None = None) -> None:
         """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
@@ -213,7 +221,7 @@ class Request:
         self.timeline.mark_cancelled(None if by is None else by.timeline)
         self._set_state(RequestState.CANCELLED)
         self.ledger.cut(self.entry, self.timeline.now(), unheard=by is not None and by.timeline.by_speech)
-        self.error = None
+        self.error, self.answerable = None, False
         self.session.cancel()
 
     def hear_on(self) -> None:

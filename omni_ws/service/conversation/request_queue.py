@@ -151,7 +151,7 @@ class RequestQueue:
         By its ``response_started`` a client knows that the answer belongs to none of its requests.
         """
         started = begin_greeting(request)
-        self._outbox.put_nowait(started_frame(request, started))
+        self._outbox.put_nowait(started_frame(request))
         request.timeline.mark_policy_fired(started)
         request.timeline.mark_input_ended()
         self._wake.set()
@@ -216,7 +216,9 @@ class RequestQueue:
         if request.error is not None:
             if not isinstance(request.error, EngineFailed):  # whose param is no field, but a part of the engine
                 request.error.param = request.field_names(request.error.param)
-            self._outbox.put_nowait(of_request(request.error, request.request_id, engine=self._engine))
+            ref = request.session.ref_of(request.error.sequence_id)
+            failure = of_request(request.error, request.request_id, engine=self._engine, ref=ref)
+            self._outbox.put_nowait(failure)
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:
             request.settle()
@@ -243,6 +245,8 @@ class RequestQueue:
             content=request,
         )
         self._outbox.put_nowait(final)
+        if request.ref is not None:
+            self._ledger.history.name(request.request_id, request.ref)
         request.finish()
         if request in self.requests:
             self.requests.remove(request)
@@ -327,21 +331,20 @@ class RequestQueue:
 
     def _speak_or_wait(self, request: Request) -> None:
         """Let a request that has begun write its answer, or have it wait for what comes before."""
-        if not request.answering and request.announcement is None:
+        if not request.answering and not request.unannounced:
             return  # the engine has not begun with it
         if self._cut.before(request):
             request.hold_back()
             return
         request.let_speak()
-        if request.announcement is not None and (self._held is None or self._held.by is not request):
+        if request.unannounced and (self._held is None or self._held.by is not request):
             self._announce(request)
 
     def _send_transcripts(self, request: Request) -> None:
         """Send what was settled and not sent."""
         unsent, request.unsent = request.unsent, []
-        if unsent and request.announcement is not None:  # it was held back to its end
-            self._outbox.put_nowait(request.announcement)
-            request.announcement = None
+        if unsent:
+            self._announce(request)  # where it was held back to its end
         for transcript in unsent:
             self._put_transcript(transcript_chunk(request, transcript, sequencer=self._sequencer))
 
@@ -482,10 +485,9 @@ class RequestQueue:
         self._owner.request_progressed()
 
     def _start_task(self, request: Request) -> asyncio.Task[None]:
-        assert request.started is not None
         if not request.greeting:  # announced as it opened
             # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
-            request.announcement = started_frame(request, request.started)
+            request.unannounced = True
         writing = self._write_answer(request)
         task = asyncio.create_task(writing, name=f"answer {request.request_id}")
         task.add_done_callback(partial(self._task_over, request))
@@ -504,9 +506,9 @@ class RequestQueue:
         self._over(request)
 
     def _announce(self, request: Request) -> None:
-        if request.announcement is not None:
-            self._outbox.put_nowait(request.announcement)
-            request.announcement = None
+        if request.unannounced:
+            self._outbox.put_nowait(started_frame(request))
+            request.unannounced = False
 
     async def _write_answer(self, request: Request) -> None:
         held = self._held if self._held is not None and self._held.by is request else None

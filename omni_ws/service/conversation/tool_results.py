@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.request_input import InputSettings
-from omni_ws.core.start_policy import OnEndOnly
+from omni_ws.core.request_input import RequestInput, SessionState
 from omni_ws.errors import SessionConflict
-from omni_ws.service.conversation.request import Request
+
+#: Where the input of a request is lost, and its results with it.
+_LOST: Final = frozenset({SessionState.CANCELLED, SessionState.FAILED, SessionState.EXPIRED})
 
 
 class ToolResults:
@@ -17,24 +18,25 @@ class ToolResults:
 
     A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
     has its result. Other input that joins it makes it a request like any other.
+
+    A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        #: Whether the chunk that is being taken is a result.
-        self._taking = False
-        #: The request that has nothing but results so far, and how its input would be processed without them.
-        self._alone: tuple[Request, InputSettings] | None = None
-        #: The calls of the same answer whose results it waits for; None before its first.
-        self._missing: set[str] | None = None
-        #: The calls whose results the open request has, which may not have started.
-        self._given: dict[str, None] = {}
+        #: Calls whose results were taken and wait for their place.
+        self._waiting: dict[str, None] = {}
+        #: Calls whose results have joined an input, as long as the ledger may not know of them.
+        self._joined: dict[str, RequestInput] = {}
 
-    def check(self, chunk: InputChunk) -> bool:
-        """Whether this result is new. Raises SessionConflict where its call is not in the history of the session."""
+    def take(self, chunk: InputChunk) -> bool:
+        """Take a result that has arrived. Returns False for a second one of its call.
+
+        Raises SessionConflict where the call is not in the history of the session.
+        """
         call_id = chunk.tool_call_id
         assert call_id is not None
-        if call_id in self._given or self._ledger.knows_result(call_id):
+        if call_id in self._waiting or self._has(call_id):
             return False
         if not self._ledger.knows_call(call_id):
             raise SessionConflict(
@@ -42,42 +44,27 @@ class ToolResults:
                 param="tool_call_id",
                 sequence_id=chunk.sequence_id,
             )
+        self._waiting[call_id] = None
         return True
 
-    def taking(self, chunk: InputChunk, receiving: Request | None) -> None:
-        """This chunk joins the request whose input is open, or opens one."""
-        self._taking = chunk.tool_call_id is not None
-        if chunk.tool_call_id is not None:
-            self._given[chunk.tool_call_id] = None
-        if self._alone is not None and (self._alone[0] is not receiving or (chunk.has_content and not self._taking)):
-            request, settings = self._alone
-            request.session.settings = settings
-            self._alone = None
+    def refused(self, chunk: InputChunk) -> None:
+        """A result that was taken is refused after all: it may come again."""
+        self._waiting.pop(chunk.tool_call_id or "", None)
 
-    def opening(self, settings: InputSettings) -> InputSettings:
-        """How the input of a request is processed that opens now."""
-        return dataclasses.replace(settings, start_policy=OnEndOnly()) if self._taking else settings
+    def cancelled(self) -> None:
+        """What waits is dropped."""
+        self._waiting.clear()
 
-    def opened(self, request: Request, settings: InputSettings) -> bool:
-        """A request has opened, whose input would be processed so. Returns whether it answers calls."""
-        if self._taking:
-            self._alone, self._missing = (request, settings), None
-        return self._taking
+    def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
+        """A result has joined this input. Returns whether that is all that the input waits for."""
+        call_id = chunk.tool_call_id
+        assert call_id is not None
+        self._waiting.pop(call_id, None)
+        for known in [one for one in self._joined if self._ledger.knows_result(one)]:
+            del self._joined[known]
+        self._joined[call_id] = request_input
+        return request_input.only_results and all(map(self._has, self._ledger.calls_beside(call_id)))
 
-    def taken(self) -> None:
-        """The chunk was taken."""
-        self._taking = False
-
-    def closed(self) -> None:
-        """No input is open any more."""
-        self._given.clear()
-
-    def complete(self, chunk: InputChunk, receiving: Request | None) -> bool:
-        """Whether the open request, which ``chunk`` has joined, has nothing but results, and those of all calls."""
-        if self._alone is None or self._alone[0] is not receiving or chunk.tool_call_id is None:
-            return False
-        if self._missing is None:
-            calls = self._ledger.calls_beside(chunk.tool_call_id)
-            self._missing = {call for call in calls if not self._ledger.knows_result(call)}
-        self._missing.difference_update(self._given)
-        return not self._missing
+    def _has(self, call_id: str) -> bool:
+        joined = self._joined.get(call_id)
+        return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)

@@ -47,7 +47,7 @@ Item: TypeAlias = InputChunk | ListeningSettings | Mark | None
 
 @dataclass(frozen=True, slots=True)
 class AudioPiece:
-    """Consecutive audio of one format, to be judged at once."""
+    """Consecutive audio of one format, and with one name of the client for its request, to be judged at once."""
 
     source: AudioFormat
     payload: bytes
@@ -157,6 +157,8 @@ class ListeningQueue:
             if not isinstance(chunk, InputChunk) or chunk.modality is not _AUDIO:
                 break
             if chunk.format != first.format and self._source_of(chunk) != source:
+                break
+            if chunk.ref != first.ref:
                 break
             self.take()
             chunks.append(chunk)

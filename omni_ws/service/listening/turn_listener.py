@@ -75,11 +75,11 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.errors import OmniError
 from omni_ws.service.failure import unexpected
+from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.listening_state import ListeningState
 from omni_ws.service.listening.queue import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark
 from omni_ws.service.listening.turn_owner import TurnOwner
 from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 #: How much audio is worth a thread: in silence, in a turn, and where a turn may end or an answer be interrupted.
@@ -142,6 +142,8 @@ class TurnListener:
         self._source: AudioFormat | None = None
         #: The request that the speech in progress was admitted to. It may have ended since.
         self._turn: RequestInput | None = None
+        #: The name of that speech, or of the last.
+        self._turn_id = ""
         #: Length of the complete windows since detection began, and of the audio behind the last of them.
         self._judged_ms = 0
         self._rest_ms = 0.0
@@ -325,6 +327,7 @@ class TurnListener:
         self._add_to_ring(piece, outcome)
         if outcome.left_out is not None:
             outcome.left_out.sequence_id = piece.number_at(outcome.left_out_at)
+            outcome.left_out.ref = piece.last.ref
             self._owner.report_turn(outcome.left_out)
         self._apply(piece, outcome)
 
@@ -368,11 +371,13 @@ class TurnListener:
         assert self._ring is not None
         self._discard(onset.audio_ms - self._turns.prefix_padding_ms)
         self._set_state(_SPEECH)
-        self._owner.report_turn(SpeechStartedFrame(audio_ms=self._offset_ms + onset.audio_ms))
         # Of a window that the cancel cuts, more than half lies behind it.
         straddles = onset.audio_ms + vad.WINDOW_MS / 2 < self._cancelled_ms
-        if not self._cancels and not straddles:
-            self._admit(self._ring.take(onset.detected_ms))
+        chunks = [] if self._cancels or straddles else self._ring.take(onset.detected_ms)
+        self._turn_id = new_id("turn_")
+        self._owner.speech_started(self._turn_id, self._offset_ms + onset.audio_ms, is_input=bool(chunks))
+        if chunks:
+            self._admit(chunks)
             self._turn = self._stream.current
 
     def _stop_turn(self, offset: turn_rule.SpeechOffset) -> None:
@@ -384,7 +389,7 @@ class TurnListener:
 
     def _report_stopped(self, audio_ms: int) -> None:
         self._set_state(ListeningState.SILENCE)
-        self._owner.report_turn(SpeechStoppedFrame(audio_ms=self._offset_ms + audio_ms))
+        self._owner.speech_stopped(self._turn_id, self._offset_ms + audio_ms)
 
     def _assign(self, until_ms: float | None) -> int | None:
         """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
@@ -434,7 +439,7 @@ class TurnListener:
     def _fail(self, error: OmniError) -> None:
         piece = self._piece
         if error.sequence_id is None and piece is not None:
-            error.sequence_id = piece.last.sequence_id
+            error.sequence_id, error.ref = piece.last.sequence_id, piece.last.ref
         self._owner.report_turn(error)
         if self._in_turn:
             self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))

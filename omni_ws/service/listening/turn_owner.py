@@ -7,7 +7,6 @@ from typing import Protocol
 
 from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
-from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
 
 
 class TurnOwner(Protocol):
@@ -20,8 +19,14 @@ class TurnOwner(Protocol):
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         """Handle what the input means for requests, in order."""
 
-    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
-        """Send a message about the speech itself to the client."""
+    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
+
+    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        """The speech that began last has ended."""
+
+    def report_turn(self, error: OmniError) -> None:
+        """Send an error about the audio itself to the client."""
 
     def turn_listener_progressed(self) -> None:
         """A piece of audio was processed: a listener that was full may have room."""

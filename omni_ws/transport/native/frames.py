@@ -14,6 +14,7 @@ from omni_ws.wire.server_frames import (
     encode_frame,
     encode_output,
     error_frame,
+    unset,
 )
 
 
@@ -39,6 +40,8 @@ def _final(chunk: FinalChunk) -> ServerFrame:
         final=True,
         finish_reason=chunk.finish_reason,
         usage=usage_fields(chunk.usage),
+        ref=unset(chunk.ref),
+        turn_id=unset(chunk.turn_id),
     )
 
 

@@ -37,6 +37,7 @@ from omni_ws.wire.server_frames import (
     PongFrame,
     SessionUpdatedFrame,
     encode_frame,
+    unset,
 )
 
 #: Close codes of a client that does not resume its session (RFC 6455, 7.4.1).
@@ -176,9 +177,15 @@ class WebSocketSession:
                     self._configuration.check_chunk(frame)
                 except InvalidRequest as refusal:
                     assert frame.sequence_id is not None
+                    refusal.ref = frame.ref
                     frame = RefusedChunk(frame.sequence_id, refusal)
             if type(frame) is InputChunk:
-                self._conversation.receive_chunk(frame, now=now)
+                try:
+                    self._conversation.receive_chunk(frame, now=now)
+                except OmniError as error:
+                    if error.sequence_id in (None, frame.sequence_id):
+                        error.ref = frame.ref
+                    raise
             else:
                 self._receive_control(frame, now)
         except InvalidRequest as error:
@@ -210,7 +217,11 @@ class WebSocketSession:
         conversation = self._conversation
         match frame:
             case RefusedChunk(sequence_id=sequence_id, error=error):
-                conversation.refuse_chunk(sequence_id)  # raises where the number stays free, which alone is reported
+                try:
+                    conversation.refuse_chunk(sequence_id)
+                except OmniError as stays_free:  # its number, and this alone is reported
+                    stays_free.ref = error.ref
+                    raise
                 self._outbox.put_nowait(error)
             case FinishFrame():
                 conversation.finish()
@@ -242,7 +253,8 @@ class WebSocketSession:
         except SessionConflict as refusal:  # which ends a session elsewhere
             self._outbox.put_nowait(refusal)
             return
-        self._outbox.put_nowait(HistoryTruncatedFrame(request_id=request_id, dropped_requests=dropped))
+        ref = unset(self._conversation.ref_of(request_id))
+        self._outbox.put_nowait(HistoryTruncatedFrame(request_id=request_id, dropped_requests=dropped, ref=ref))
 
     def _acknowledge(self) -> None:
         if not self._listening:

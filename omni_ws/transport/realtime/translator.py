@@ -7,7 +7,7 @@ from typing import Any
 
 from omni_ws.core.chunks import FinishReason, OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk, WordsKnown
-from omni_ws.errors import Busy, EngineFailed, OmniError
+from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.identifiers import new_id
@@ -53,9 +53,7 @@ class Translator:
     @property
     def transcribing(self) -> bool:
         """Whether a turn that waits for a response is still being transcribed."""
-        if not self._conversation.busy and not self._conversation.outbox:
-            self.turns.drop_unbound()
-        return self._waits_for_words
+        return self.turns.transcribing or any(not turn.answered for turn in self._late.values())
 
     # what the client does
 
@@ -100,19 +98,18 @@ class Translator:
                 yield from self._final(message)
             case ResponseStartedFrame(request_id=request_id):
                 yield from self._started(request_id)
-            case SpeechStartedFrame(audio_ms=audio_ms):
-                yield from self._speech_started(audio_ms)
+            case SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
+                yield from self._speech_started(audio_ms, request_id)
             case SpeechStoppedFrame(audio_ms=audio_ms):
                 yield from self._speech_stopped(audio_ms)
             case OmniError(request_id=None):
                 yield {"type": "error", "error": error_fields(message)}
             case OmniError(request_id=str(request_id)):
-                self._failed(request_id, message)
+                self._errors[request_id] = message
 
-    def _speech_started(self, audio_ms: int) -> Iterator[Event]:
+    def _speech_started(self, audio_ms: int, request_id: str | None) -> Iterator[Event]:
         session = self.session
-        turn = self.turns.begin(answered=answers_turns(session), start_ms=audio_ms)
-        self._bind(turn)
+        turn = self.turns.begin(answered=answers_turns(session), start_ms=audio_ms, request_id=request_id)
         yield {
             "type": "input_audio_buffer.speech_started",
             "audio_start_ms": audio_ms,
@@ -128,15 +125,10 @@ class Translator:
         if turn is None:
             return
         turn.end_ms = audio_ms
-        self._bind(turn)
         yield {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_ms, "item_id": turn.item.item_id}
         yield from self.commit(turn)
-
-    def _bind(self, turn: Turn) -> None:
-        """Find the request of a turn among those that are open, where it is one of them."""
-        for request in self._conversation.queue.requests:
-            if request.timeline.by_speech and not self.turns.knows(request.request_id) and self.turns.unbound(turn):
-                self.turns.bind(turn, request.request_id)
+        if turn.item.request_id is None:  # nobody will write it down
+            yield from self._transcribed(turn)
 
     def _started(self, request_id: str) -> Iterator[Event]:
         if request_id in self._responses or (turn := self.turns.find(request_id)) is None:
@@ -150,17 +142,13 @@ class Translator:
         turn.item.request_id = request_id
         yield from self.respond(request_id, self._conversation.configuration_of(request_id))
 
-    @property
-    def _waits_for_words(self) -> bool:
-        return self.turns.transcribing or any(not turn.answered for turn in self._late.values())
-
     def _output(self, chunk: OutputChunk) -> Iterator[Event]:
         request_id = chunk.request_id
         if chunk.late:
             yield from self._late_words(chunk)
             return
         response = self._responses.get(request_id)
-        turn = None if response is not None and not self.turns.knows(request_id) else self.turns.find(request_id)
+        turn = self.turns.find(request_id)
         if chunk.modality is OutputModality.TRANSCRIPT:
             if turn is not None and not chunk.interim:
                 yield from self._transcript(turn, chunk.text)
@@ -181,7 +169,7 @@ class Translator:
         request_id = final.request_id
         response = self._responses.get(request_id)
         error = self._errors.pop(request_id, None)
-        turn = None if response is not None and not self.turns.knows(request_id) else self.turns.find(request_id)
+        turn = self.turns.find(request_id)
         follows = turn is not None and final.words is WordsKnown.NOT_YET
         if turn is not None:
             if follows:
@@ -200,7 +188,7 @@ class Translator:
             del self._responses[request_id]
             self._items.have_grown(response.items)
         self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
-        if turn is not None and not turn.answered and not self._waits_for_words:
+        if turn is not None and not turn.answered and not self.transcribing:
             self.on_transcribed()
 
     def _late_words(self, chunk: OutputChunk) -> Iterator[Event]:
@@ -213,7 +201,7 @@ class Translator:
         yield from self._transcribed(turn, failed=chunk.failed)
         if not turn.answered:
             self._wait_for_response(turn, chunk.request_id)
-            if not self._waits_for_words:
+            if not self.transcribing:
                 self.on_transcribed()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
@@ -255,8 +243,3 @@ class Translator:
             "content_index": 0,
             **fields,
         }
-
-    def _failed(self, request_id: str, error: OmniError) -> None:
-        if request_id not in self._responses and not self.turns.knows(request_id):
-            self.turns.find(request_id, newest=isinstance(error, Busy))
-        self._errors[request_id] = error

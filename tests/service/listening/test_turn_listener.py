@@ -33,7 +33,6 @@ from omni_ws.service.listening import turn_listener
 from omni_ws.service.listening.queue import ITEM_OVERHEAD_BYTES, MAX_PIECE_BYTES, ListeningSettings
 from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
 from omni_ws.service.listening.workers import ROUND_SEC, SpeechWorkers
-from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 pytestmark = [pytest.mark.virtual_clock]
@@ -147,14 +146,14 @@ class User:
                 case InputEnded():
                     self.requests[-1].ended = True
 
-    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
-        match message:
-            case SpeechStartedFrame(audio_ms=audio_ms):
-                self.speech.append(("started", audio_ms))
-            case SpeechStoppedFrame(audio_ms=audio_ms):
-                self.speech.append(("stopped", audio_ms))
-            case OmniError():
-                self.errors.append(message)
+    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        self.speech.append(("started", audio_ms))
+
+    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        self.speech.append(("stopped", audio_ms))
+
+    def report_turn(self, error: OmniError) -> None:
+        self.errors.append(error)
 
     def turn_listener_progressed(self) -> None:
         self.progressed.set()

@@ -177,6 +177,8 @@ async def test_a_cancel_takes_the_finals_before_it_along() -> None:
         late = [await client.until("output_chunk") for _ in range(2)]
         assert [frame["text"] for frame in late] == [NAME, QUESTION]
         assert [frame["request_id"] for frame in late] == [final.final["request_id"] for final in finals]
+        turns = [frame["turn_id"] for frame in client.seen("speech_started")]
+        assert [frame["turn_id"] for frame in late] == [final.final["turn_id"] for final in finals] == turns
 
 
 async def test_typed_text_that_interrupts_continues_the_message() -> None:

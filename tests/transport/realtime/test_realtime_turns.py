@@ -240,6 +240,27 @@ async def test_clear_takes_back_what_is_being_spoken() -> None:
 
 
 @pytest.mark.virtual_clock
+async def test_speech_that_has_no_request_does_not_take_that_of_the_next() -> None:
+    workers = HeldWorkers()
+    workers.listen()
+    async with live_server(ScriptedEngine(HEARD_AND_ANSWERED)) as server, realtime_client(inline(server)) as client:
+        server.app.sessions.speech_workers = workers
+        await client.update(audio={"input": TRANSCRIBED})
+        await client.append(quiet(96) + loud(320))
+        await client.until("input_audio_buffer.speech_started")
+        # The end of that, and more speech, which the detector has not got to as they are taken back.
+        workers.hold()
+        await client.append(quiet(640) + loud(320))
+        await client.send("input_audio_buffer.clear")
+        await client.until("input_audio_buffer.cleared")
+        workers.listen()
+        await client.append(quiet(640))
+        await speak(client)
+        await client.response()
+        assert transcriptions(client) == [("item", "failed", None), ("item", "completed", "go forward")]
+
+
+@pytest.mark.virtual_clock
 async def test_commit_ends_the_turn_that_is_being_spoken() -> None:
     async with live_server(ScriptedEngine(HEARD_AND_ANSWERED)) as server, realtime_client(inline(server)) as client:
         await client.append(quiet(96) + loud(320))

@@ -59,6 +59,14 @@ async def test_lines_that_curl_sends_in_chunks_are_a_stream(options: tuple[str, 
     assert answer.endswith(b"data: [DONE]\n\n")
 
 
+async def test_a_name_for_the_request_is_ignored_whatever_it_is() -> None:
+    body = ndjson({"text": "hel", "ref": "a"}, {"text": "", "ref": 5}, {"text": "lo", "ref": "", "end_of_input": True})
+    async with live_server() as server:
+        response = await send(server, NDJSON, body=body)
+    assert response.status == 200
+    assert b'"ref"' not in response.body
+
+
 async def test_lines_that_are_to_be_read_aloud() -> None:
     async with live_server(ToneEngine()) as server:
         status, kind, answer = await curl(server, SPEECH, ndjson({"voice": "alloy"}, HELLO), "-H", CHUNKED)

@@ -133,6 +133,17 @@ async def test_the_first_chunks_may_come_along(body: dict[str, Any]) -> None:
         assert await session.content() == "all of it"
 
 
+@pytest.mark.parametrize("ref", ["a", 5])
+async def test_a_name_for_the_request_is_ignored_whatever_it_is(ref: Any) -> None:
+    async with live_server() as server, mode_b(server) as session:
+        await session.append({"sequence_id": 0, "ref": ref}, text("hello", 1, ref=ref))
+        await session.finish()
+        answer, _ = await session.attached()
+        assert answer.text == "hello"
+        assert answer.started is not None
+        assert "ref" not in answer.started | answer.final
+
+
 async def test_a_session_is_opened_without_a_body_however_that_is_said() -> None:
     async with live_server() as server:
         for header, body in (
