@@ -448,9 +448,9 @@ async def interrupt(session: ClientSession, listener: Listener) -> None:
         await session.acknowledge_output(request_id=played[0], played_ms=played[1])
     for request_id in listener.stoppable:
         await session.cancel(request_id)
-    for name in [*listener.asked]:
+    for name in sorted(listener.asked):
         await session.cancel(ref=name)
-    listener.silence()
+    listener.stop()
 
 
 async def together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -65,10 +65,14 @@ class Listener:
     def silence(self) -> None:
         """Stops playback of the current answer, for good."""
         self.silenced = self.answering
-        self.unwanted |= self.asked
-        self.asked.clear()
         self.paused = None
         self.stop_playing()
+
+    def stop(self) -> None:
+        """Stops playback, and wants no answer to what was asked."""
+        self.unwanted |= self.asked
+        self.asked.clear()
+        self.silence()
 
     @property
     def stoppable(self) -> list[str]:

@@ -277,9 +277,10 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
   /** @param {string} requestId @param {Frame} frame */
   #turnOf(requestId, frame) {
     const { trigger, turn_id: turnId, ref = frame.error?.ref } = frame;
-    this.isNamed ||= Boolean(turnId ?? ref);
-    const asked = this.turns.find((turn) => turn.ref === ref || (!ref && turn.number === frame.turn));
     let turn = this.#byRequest.get(requestId);
+    if (turn && !turnId && !ref) return turn;
+    this.isNamed ||= Boolean(turnId ?? ref);
+    const asked = this.turns.find((one) => one.ref === ref || (!ref && one.number === frame.turn));
     for (const one of [turnId && this.saidAs(turnId), asked]) {
       if (one && !one.requestId && (one.unwanted || this.#awaiting.includes(one))) turn = this.#assign(requestId, one);
     }
