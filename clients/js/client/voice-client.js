@@ -367,6 +367,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     if (isOpen) {
       turn.unwanted = true; // the server has a part of it, and answers that
       this.session.sendChunk({ modality: "text", payload: new Uint8Array(0), endOfInput: true });
+      this.#cancel(turn);
     }
     this.#changed();
   }
