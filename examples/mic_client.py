@@ -17,6 +17,7 @@ import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from itertools import count
 from typing import Any
 
 from mic_display import JsonDisplay, make_display
@@ -26,6 +27,7 @@ from mic_parts import sentence
 from mic_sound import PIECE_MS, Loudspeaker, Microphone, NoSoundDevice, choose_device, list_devices
 from mic_tools import ToolRunner
 from msgspec import to_builtins
+from tool_client import QUESTION, RESULTS
 
 from omni_ws.client import (
     DEFAULT_URL,
@@ -264,24 +266,25 @@ def cancel_echo(microphone: Microphone, loudspeaker: Loudspeaker, *, wanted: boo
 async def ask(
     session: ClientSession, options: argparse.Namespace, audio: Pcm16 | None, listener: Listener, tools: ToolRunner
 ) -> int:
-    """Sends one request and waits for its answer."""
+    """Sends one request and waits for its answer, and for those to the results of tools that it calls."""
 
     async def send() -> None:
         if options.text is not None:
-            await session.send_text(options.text)
+            await session.send_text(options.text, ref=QUESTION)
         else:
             async with aclosing(samples(audio, fast=options.fast)) as stream:
                 async for piece in stream:
-                    await session.send_audio(piece)
+                    await session.send_audio(piece, ref=QUESTION)
         listener.input_ended()
         await session.finish()
 
     async def receive() -> None:
-        calls_tools = True
+        calls_tools, name = True, QUESTION
         while calls_tools:
-            async for event in session.response():
+            async for event in session.response(name):
                 listener.take(event)
                 calls_tools = await tools.take(event)
+            name = RESULTS
 
     await together(send, receive)
     if options.save and listener.reply:
@@ -355,10 +358,14 @@ async def show_levels(microphone: Microphone, listener: Listener) -> None:
 async def talk(session: ClientSession, microphone: Microphone, listener: Listener, tools: ToolRunner) -> None:
     """Push-to-talk, until q or the end of standard input."""
 
+    names = (f"speech-{number}" for number in count(1))
+
     async def speak() -> None:
+        name = next(names)
+        listener.asked.add(name)
         async with aclosing(recorded(microphone, listener.display, "hearing you")) as stream:
             async for piece in stream:
-                await session.send_audio(piece)
+                await session.send_audio(piece, ref=name)
         listener.input_ended()
         await session.finish()
 
@@ -436,12 +443,14 @@ class Leave(Exception):
 
 
 async def interrupt(session: ClientSession, listener: Listener) -> None:
-    """Stops the running answer, and reports how much of it was played."""
-    if listener.answering and listener.loudspeaker:
-        await session.acknowledge_output(request_id=listener.answering, played_ms=listener.loudspeaker.played_ms)
-    if listener.answering:
-        await session.cancel(listener.answering)
-    listener.silence()
+    """Stops each answer that runs, sounds or is to come, by its name, and reports how much of it was played."""
+    if (played := listener.played) is not None:
+        await session.acknowledge_output(request_id=played[0], played_ms=played[1])
+    for request_id in listener.stoppable:
+        await session.cancel(request_id)
+    for name in sorted(listener.asked):
+        await session.cancel(ref=name)
+    listener.stop()
 
 
 async def together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -33,12 +33,16 @@ class Listener:
     def __init__(self, display: JsonDisplay, loudspeaker: Loudspeaker | None) -> None:
         self.display = display
         self.loudspeaker = loudspeaker
-        self.transcript = TranscriptView()
+        #: What was understood so far, by request.
+        self.transcripts: dict[str, TranscriptView] = {}
         self.reply = bytearray()
         self.reply_rate = 0
         #: Id of the running request.
         self.answering: str | None = None
         self.silenced: str | None = None
+        #: The names of requests that were sent and have no id yet.
+        self.asked: set[str] = set()
+        self.unwanted: set[str] = set()
         self.input_ended_at: float | None = None
         #: That of a turn that ended while the answer to the one before was going on.
         self.next_input_ended_at: float | None = None
@@ -64,6 +68,19 @@ class Listener:
         self.paused = None
         self.stop_playing()
 
+    def stop(self) -> None:
+        """Stops playback, and wants no answer to what was asked."""
+        self.unwanted |= self.asked
+        self.asked.clear()
+        self.silence()
+
+    @property
+    def stoppable(self) -> list[str]:
+        """The requests whose answers run, or still sound."""
+        sounds = self.loudspeaker is not None and not self.loudspeaker.buffer.idle
+        playing = [request_id for request_id, _ in self.playing] if sounds else []
+        return [*dict.fromkeys([*playing, *([self.answering] if self.answering else [])])]
+
     def stop_playing(self) -> None:
         self.playing.clear()
         if self.loudspeaker:
@@ -84,8 +101,11 @@ class Listener:
 
     def take(self, event: Event) -> None:
         match event:
-            case ResponseStarted(request_id=request_id):
+            case ResponseStarted(request_id=request_id, ref=ref):
+                self.asked.discard(ref or "")
                 self.answering = request_id
+                if ref in self.unwanted:
+                    self.silenced = request_id
                 self.reply.clear()
             case SpeechStarted(audio_ms=audio_ms):
                 if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
@@ -95,9 +115,8 @@ class Listener:
             case SpeechStopped(audio_ms=audio_ms):
                 self.input_ended()
                 self.display.show("speech_stopped", audio_ms=audio_ms)
-            case TranscriptChunk(interim=interim):
-                self.transcript.add(event)
-                self.display.show("transcript", text=self.transcript.text, interim=interim)
+            case TranscriptChunk():
+                self.take_transcript(event)
             case TextChunk(text=text):
                 self.first.setdefault("text", time.perf_counter())
                 self.display.show("text", text=text)
@@ -123,6 +142,14 @@ class Listener:
                 message = f"no connection ({error}); the next attempt is in {seconds:.0f} s"
         self.display.show("note", message=message)
 
+    def take_transcript(self, event: TranscriptChunk) -> None:
+        if event.late:
+            self.display.show("note", message=f"before that you said: {event.text}")
+            return
+        transcript = self.transcripts.setdefault(event.request_id, TranscriptView())
+        transcript.add(event)
+        self.display.show("transcript", text=transcript.text, interim=event.interim)
+
     def take_audio(self, event: AudioChunk) -> None:
         if event.request_id == self.silenced:
             return
@@ -140,8 +167,12 @@ class Listener:
             self.loudspeaker.buffer.write(event.audio)
 
     def take_final(self, event: Final) -> None:
-        if self.answering not in (None, event.request_id) and event.finish_reason is FinishReason.STOP:
-            self.display.show("note", message="there were no words in that; the answer goes on")
+        for names in (self.asked, self.unwanted):
+            names.discard(event.ref or "")
+        self.transcripts.pop(event.request_id, None)
+        if self.answering not in (None, event.request_id):  # of another request than the one that is answered
+            if event.finish_reason is FinishReason.STOP:
+                self.display.show("note", message="there were no words in that; the answer goes on")
             return
         if event.finish_reason is FinishReason.CANCELLED:
             self.silence()
@@ -153,7 +184,6 @@ class Listener:
         self.answering = self.silenced = None
         self.input_ended_at, self.next_input_ended_at = self.next_input_ended_at, None
         self.first.clear()
-        self.transcript.clear()
 
     def since_input(self, what: str) -> int | None:
         """Milliseconds since the end of the input; negative if the answer preceded it."""
@@ -165,6 +195,6 @@ class Listener:
         """Discards the partial answer."""
         self.reply.clear()
         self.first.clear()
-        self.transcript.clear()
+        self.transcripts.clear()
         if self.loudspeaker:
             self.loudspeaker.buffer.clear()

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 from mic_display import JsonDisplay
-from tool_client import LOCAL_TIME, MAX_ROUNDS, run_tool
+from tool_client import LOCAL_TIME, MAX_ROUNDS, RESULTS, run_tool
 
-from omni_ws.client import ClientSession, Event
-from omni_ws.client import Final as FinalEvent
-from omni_ws.client.events import AnswerBuilder
+from omni_ws.client import ClientSession, Event, SpeechStarted
+from omni_ws.client.events import AnswerCollector
 from omni_ws.core.chunks import FinishReason
+from omni_ws.errors import SessionConflict
 
 TOOLS: Final = (LOCAL_TIME,)
 
@@ -22,7 +22,9 @@ class ToolRunner:
     def __init__(self, session: ClientSession, display: JsonDisplay) -> None:
         self._session = session
         self._display = display
-        self._building = AnswerBuilder()
+        self._answers = AnswerCollector()
+        #: Whether the server names what it hears, and so ends a request that consists of results by itself.
+        self._names = False
         #: Answers in a row that called a tool.
         self._rounds = 0
 
@@ -34,11 +36,12 @@ class ToolRunner:
 
     async def take(self, event: Event) -> bool:
         """Takes the next event of the session. Returns whether another answer follows, to the results of tools."""
-        self._building.add(event)
-        if not isinstance(event, FinalEvent):
+        self._answers.add(event)
+        self._names = self._names or (isinstance(event, SpeechStarted) and event.turn_id is not None)
+        answer = self._answers.take(None)
+        if answer is None:
             return False
-        answer, self._building = self._building.build(), AnswerBuilder()
-        if event.finish_reason is not FinishReason.TOOL_CALLS or not answer.tool_calls:
+        if answer.finish_reason is not FinishReason.TOOL_CALLS or not answer.tool_calls:
             self._rounds = 0
             return False
         self._rounds += 1
@@ -49,5 +52,11 @@ class ToolRunner:
         for call in answer.tool_calls:
             result = run_tool(call, datetime.now(UTC))
             self._display.show("tool", name=call.name, arguments=call.arguments, result=result)
-            await self._session.send_tool_result(call.id, result, end=call is answer.tool_calls[-1])
+            # Where the microphone is open, an end would also end what is being said.
+            end = call is answer.tool_calls[-1] and not self._names
+            try:
+                await self._session.send_tool_result(call.id, result, end=end, ref=RESULTS)
+            except SessionConflict as error:
+                self._display.show("note", message=error.message)
+                return False
         return True

@@ -31,6 +31,8 @@ FAILED, USAGE, NO_SERVER, INTERRUPTED = 1, 2, 4, 130
 PIECE_MS = 100
 #: A model that calls tools without end is stopped after so many rounds.
 MAX_ROUNDS = 5
+#: Names of requests, by which their answers are told apart.
+QUESTION, RESULTS = "question", "results"
 
 #: The tool as the model knows it.
 LOCAL_TIME = {
@@ -67,16 +69,16 @@ def run_tool(call: ToolCall, now: datetime) -> str:
 
 
 async def answer(session: ClientSession) -> Answer:
-    """Waits for the answer to what was sent, and runs the tools that the model calls until it calls none."""
-    reply = await session.answer()
+    """Waits for the answer to the question, and runs the tools that the model calls until it calls none."""
+    reply = await session.answer(QUESTION)
     for _ in range(MAX_ROUNDS):
         if not reply.tool_calls:
             break
         for call in reply.tool_calls:
             result = run_tool(call, datetime.now(UTC))
             print(f"  {call.name} {call.arguments} → {result}", file=sys.stderr)
-            await session.send_tool_result(call.id, result, end=call is reply.tool_calls[-1])
-        reply = await session.answer()
+            await session.send_tool_result(call.id, result, end=call is reply.tool_calls[-1], ref=RESULTS)
+        reply = await session.answer(RESULTS)
     return reply
 
 
@@ -88,12 +90,12 @@ async def run(options: argparse.Namespace) -> int:
     async with connect(options.url, api_key=options.api_key, config=config) as session:
         if audio is not None:
             for piece in pieces_of(audio, piece_ms=PIECE_MS):
-                await session.send_audio(piece)
+                await session.send_audio(piece, ref=QUESTION)
             await session.finish()
             return tell(await answer(session), save=options.save)
         async with aclosing(questions(options.question)) as asked:
             async for question in asked:
-                await session.send_text(question, end=True)
+                await session.send_text(question, end=True, ref=QUESTION)
                 tell(await answer(session), save=options.save)
     return 0
 

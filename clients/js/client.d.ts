@@ -33,6 +33,8 @@ export interface ServerError {
   message: string;
   param?: string;
   request_id?: string;
+  /* The name of the chunk that was refused. */
+  ref?: string;
   retryable?: boolean;
   retry_after_ms?: number;
 }
@@ -52,6 +54,10 @@ export interface ToolCall {
 
 export interface Turn {
   readonly number: number;
+  /* The name under which its input is sent. */
+  readonly ref: string;
+  /* The server's name of what was said, where it noticed that somebody spoke. */
+  turnId: string | null;
   readonly kind: "spoken" | "heard" | "written" | "greeting" | "tool";
   readonly startedAt: Date;
   /* `interim` is heard and may still change. `images` are what `turnstart` was given. */
@@ -187,6 +193,7 @@ export class Session {
   readonly bufferedBytes: number;
   readonly maxChunkBytes: number;
   readonly unacknowledged: number;
+  readonly endsResults: boolean;
   onwire: ((direction: "sent" | "received", frame: Frame) => void) | null;
   open(): void;
   close(): void;
@@ -208,6 +215,8 @@ export interface InputChunk {
   endOfInput?: boolean;
   turn?: number | null;
   toolCallId?: string | null;
+  /* The client's name of the request that it opens or joins. */
+  ref?: string | null;
 }
 
 export interface ConversationEvents {
@@ -218,6 +227,8 @@ export interface Conversation extends Listening<ConversationEvents> {}
 export class Conversation {
   readonly turns: Turn[];
   readonly current: Turn | null;
+  readonly isNamed: boolean;
+  readonly nextRef: string;
   begin(kind: Turn["kind"], given?: { text?: string; images?: string[] }): Turn;
   endSpeech(turn: Turn, at: number): void;
   hold(turn: Turn): void;
@@ -229,6 +240,8 @@ export class Conversation {
   missResults(): void;
   drop(turn: Turn): void;
   clear(): void;
+  saidAs(turnId: string): Turn | undefined;
+  hear(turn: Turn, frame: Frame): Turn;
   settled(): Promise<void>;
   keepSound(turn: Turn, side: "user" | "server", samples: Int16Array): void;
   lose(resent: Set<number>): void;
@@ -347,6 +360,8 @@ export class Outgoing {
   hasRoom(bytes: number): boolean;
   isGone(turn: number | null): boolean;
   add(chunk: InputChunk): Uint8Array | string;
+  turnOf(sequenceId: number | null): number | null;
+  refuse(sequenceId: number): { turn: number; isOver: boolean; isOpen: boolean } | null;
   hasBegun(turn: number | null): boolean;
   /* Whether the server had never had all of that before. */
   acknowledge(next: number): boolean;
@@ -373,6 +388,7 @@ export interface NumberedChunk {
   endOfInput?: boolean;
   timestampMs?: number | null;
   toolCallId?: string | null;
+  ref?: string | null;
 }
 
 export function encodeInput(chunk: NumberedChunk): Uint8Array | string;

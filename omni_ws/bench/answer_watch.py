@@ -77,8 +77,10 @@ class AnswerWatch:
                 self._fail(event.error.code)
                 self.retry_after_ms = event.error.retry_after_ms
                 self.is_over = event.blocks_request
-            case SpeechStarted() if self._open_microphone:
+            case SpeechStarted(request_id=request_id) if self._open_microphone:
                 self._earlier |= self._requests
+                if request_id is not None:
+                    self._requests.add(request_id)
                 self.answer = HeardAnswer()
             case ResponseStarted(request_id=request_id):
                 self._requests.add(request_id)

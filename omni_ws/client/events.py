@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -18,13 +19,16 @@ T = TypeVar("T")
 class ResponseStarted:
     """The engine has started on a request.
 
-    ``sequence_id`` is the input chunk that triggered it; None if the end of the input did so without a chunk.
+    ``sequence_id`` is the input chunk that triggered it; None if the end of the input did so without a chunk. ``ref``
+    is the name that the request was sent with, ``turn_id`` that of the speech that opened or joined it.
     """
 
     request_id: str
     trigger: str
     sequence_id: int | None
     input_mode: str
+    ref: str | None = None
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class AudioChunk:
 class TranscriptChunk:
     """A piece of the transcript of the user's speech.
 
-    An interim piece replaces the interim piece before it; :class:`TranscriptView` keeps track of that.
+    An interim piece replaces the interim piece before it; :class:`TranscriptView` keeps track of that. A ``late`` one
+    comes behind the Final of its request, and is the rest of what was said.
     """
 
     request_id: str
@@ -66,6 +71,8 @@ class TranscriptChunk:
     interim: bool = False
     start_ms: int | None = None
     words: tuple[Word, ...] = ()
+    turn_id: str | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class ToolCallChunk:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The last event of a request.
+    """The last event of a request, but for a late transcript.
 
     ``sequence_id`` and ``usage`` are None if the connection was lost after the request had been cancelled.
     """
@@ -92,6 +99,8 @@ class Final:
     sequence_id: int | None
     finish_reason: FinishReason
     usage: Usage | None
+    ref: str | None = None
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +108,25 @@ class SpeechStarted:
     """Turn detection: the user started to speak, ``audio_ms`` into the input audio.
 
     If barge-in is configured, stop the playback of the current answer. With ``interrupt_resume`` it goes on where more
-    of it arrives, from the ``start_ms`` of that.
+    of it arrives, from the ``start_ms`` of that. ``turn_id`` names this speech, ``request_id`` is the request that it
+    opens or joins; None if it belongs to none.
     """
 
     audio_ms: int
+    turn_id: str | None = None
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Turn detection: the user's turn ended, ``audio_ms`` into the input audio."""
+    """Turn detection: the user's turn ended, ``audio_ms`` into the input audio.
+
+    ``request_id`` is the request that it opened or joined; None if no answer to that will come.
+    """
 
     audio_ms: int
+    turn_id: str | None = None
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,11 @@ class ErrorEvent:
     def request_id(self) -> str | None:
         """The request that the error belongs to, if it belongs to one."""
         return self.error.request_id
+
+    @property
+    def ref(self) -> str | None:
+        """The name of the request, or of the refused chunk."""
+        return self.error.ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +223,8 @@ Event: TypeAlias = (
     | Reconnecting
 )
 
+#: Answers that wait to be taken; the oldest is dropped for the next.
+MAX_ANSWERS_KEPT = 64
 #: Approximate memory of an event besides its content.
 EVENT_OVERHEAD_BYTES = 128
 
@@ -227,9 +251,12 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
         reason = _required(frame.finish_reason, "finish_reason")
         usage = None if isinstance(frame.usage, UnsetType) else _usage(frame.usage)
         try:
-            return Final(frame.request_id, number, FinishReason(reason), usage)
+            finish_reason = FinishReason(reason)
         except ValueError:
             raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
+        return Final(
+            frame.request_id, number, finish_reason, usage, ref=optional(frame.ref), turn_id=optional(frame.turn_id)
+        )
     start_ms = None if isinstance(frame.start_ms, UnsetType) else frame.start_ms
     timed = () if isinstance(frame.words, UnsetType) else frame.words
     words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in timed)
@@ -239,14 +266,22 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
         case OutputModality.TOOL_CALL:
             call = ToolCallFragment(
                 _required(frame.index, "index"),
-                _optional(frame.id),
-                _optional(frame.name),
-                _optional(frame.arguments) or "",
+                optional(frame.id),
+                optional(frame.name),
+                optional(frame.arguments) or "",
             )
             return ToolCallChunk(frame.request_id, number, call)
         case OutputModality.TRANSCRIPT:
-            text, interim = _required(frame.text, "text"), frame.interim is True
-            return TranscriptChunk(frame.request_id, number, text, interim, start_ms, words)
+            return TranscriptChunk(
+                frame.request_id,
+                number,
+                _required(frame.text, "text"),
+                frame.interim is True,
+                start_ms,
+                words,
+                optional(frame.turn_id),
+                frame.late is True,
+            )
         case OutputModality.AUDIO:
             return AudioChunk(
                 frame.request_id,
@@ -266,7 +301,8 @@ def _required(value: T | UnsetType, name: str) -> T:
     return value
 
 
-def _optional(value: str | UnsetType) -> str | None:
+def optional(value: str | UnsetType) -> str | None:
+    """The value of a field, or None where it is absent."""
     return None if isinstance(value, UnsetType) else value
 
 
@@ -312,6 +348,9 @@ class Answer:
     """
 
     request_id: str = ""
+    #: The name that the request was sent with, and that of the speech that opened or joined it.
+    ref: str | None = None
+    turn_id: str | None = None
     text: str = ""
     transcript: str = ""
     audio: bytes = b""
@@ -329,7 +368,7 @@ class Answer:
 class AnswerBuilder:
     """Assembles the events of one request into an Answer.
 
-    A Reconnected discards what has been assembled.
+    A Reconnected discards what has been assembled. A late transcript belongs to an answer that is over.
     """
 
     def __init__(self) -> None:
@@ -337,6 +376,8 @@ class AnswerBuilder:
 
     def _restart(self) -> None:
         self._request_id = ""
+        self._ref: str | None = None
+        self._turn_id: str | None = None
         self._texts: list[str] = []
         self._calls: dict[int, ToolCall] = {}
         self._transcript = TranscriptView()
@@ -351,6 +392,8 @@ class AnswerBuilder:
         match event:
             case Reconnected():
                 self._restart()
+            case ResponseStarted():
+                self._ref, self._turn_id = event.ref, event.turn_id
             case TextChunk(text=text):
                 self._texts.append(text)
             case ToolCallChunk(call=piece):
@@ -358,7 +401,7 @@ class AnswerBuilder:
                 self._calls[piece.index] = ToolCall(
                     piece.id or call.id, piece.name or call.name, call.arguments + piece.arguments
                 )
-            case TranscriptChunk():
+            case TranscriptChunk(late=False):
                 self._transcript.add(event)
             case AudioChunk():
                 self._audio.append(event.audio)
@@ -369,11 +412,14 @@ class AnswerBuilder:
             case Final():
                 self._final = event
                 self._request_id = event.request_id
+                self._ref, self._turn_id = event.ref or self._ref, event.turn_id or self._turn_id
 
     def build(self) -> Answer:
         audio_format, sample_rate = self._format or (None, None)
         return Answer(
             request_id=self._request_id,
+            ref=self._ref,
+            turn_id=self._turn_id,
             text="".join(self._texts),
             transcript=self._transcript.text,
             audio=b"".join(self._audio),
@@ -385,3 +431,54 @@ class AnswerBuilder:
             usage=self._final.usage if self._final else None,
             errors=tuple(self._errors),
         )
+
+
+class AnswerCollector:
+    """Assembles the answers of a session, each from the events of its own request."""
+
+    def __init__(self) -> None:
+        self._building: dict[str, AnswerBuilder] = {}
+        #: Errors of requests without an id, by the names of those, and of nothing in particular.
+        self._errors: dict[str | None, list[OmniError]] = {}
+        #: Whole answers that nobody has taken.
+        self._whole: deque[Answer] = deque()
+
+    def add(self, event: Event) -> None:
+        """Adds an event. What belongs to no answer is ignored."""
+        match event:
+            case Reconnected():
+                self._building.clear()
+            case ErrorEvent(request_id=None):
+                self._errors.setdefault(event.ref, []).append(event.error)
+                if event.blocks_request:
+                    self._keep(Answer(ref=event.ref))
+            case TranscriptChunk(late=True):
+                self._add_late(event)
+            case Final(request_id=request_id):
+                builder = self._building.pop(request_id, None) or AnswerBuilder()
+                builder.add(event)
+                self._keep(builder.build())
+            case ResponseStarted() | TextChunk() | ToolCallChunk() | AudioChunk() | TranscriptChunk() | ErrorEvent():
+                self._building.setdefault(event.request_id or "", AnswerBuilder()).add(event)
+
+    def take(self, ref: str | None) -> Answer | None:
+        """Removes and returns the answer to the request of this name, or with None the oldest, if there is one."""
+        found = next((answer for answer in self._whole if ref is None or answer.ref == ref), None)
+        if found is not None:
+            self._whole.remove(found)
+        return found
+
+    def drop(self, request_id: str) -> None:
+        """Discards the answer to a request as far as it has come."""
+        self._building.pop(request_id, None)
+
+    def _keep(self, answer: Answer) -> None:
+        errors = self._errors.pop(None, []) + (self._errors.pop(answer.ref, []) if answer.ref else [])
+        self._whole.append(replace(answer, errors=(*errors, *answer.errors)))
+        while len(self._whole) > MAX_ANSWERS_KEPT:
+            self._whole.popleft()
+
+    def _add_late(self, event: TranscriptChunk) -> None:
+        for place, answer in enumerate(self._whole):
+            if answer.request_id == event.request_id:
+                self._whole[place] = replace(answer, transcript=answer.transcript + event.text)

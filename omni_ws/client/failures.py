@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import orjson
+from msgspec import UnsetType
 
 from omni_ws.errors import MethodNotAllowed, OmniError, RateLimited, ShuttingDown, leaves
 from omni_ws.wire.server_frames import ErrorFields
@@ -56,6 +57,7 @@ def error_from_fields(fields: ErrorFields) -> OmniError:
     error.param = fields.param
     error.sequence_id = fields.sequence_id
     error.request_id = fields.request_id
+    error.ref = None if isinstance(fields.ref, UnsetType) else fields.ref
     error.retry_after_ms = fields.retry_after_ms
     return error
 

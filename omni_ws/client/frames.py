@@ -51,7 +51,8 @@ def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]
 
 def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
     """Encodes a binary frame, unless its header has no field for something that the chunk carries."""
-    if chunk.format is not None or chunk.tool_call_id is not None or (chunk.timestamp_ms or 0) > _MAX_U32:
+    has_no_field = chunk.format is not None or chunk.tool_call_id is not None or chunk.ref is not None
+    if has_no_field or (chunk.timestamp_ms or 0) > _MAX_U32:
         return _text_frame(chunk)
     return encode_input(chunk), False
 
@@ -72,6 +73,8 @@ def _text_frame(chunk: InputChunk) -> tuple[bytes, bool]:
         fields["role"], fields["tool_call_id"] = "tool", chunk.tool_call_id
     if chunk.end_of_input:
         fields["end_of_input"] = True
+    if chunk.ref is not None:
+        fields["ref"] = chunk.ref
     return _encode(fields), True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_ws.client.events import (
     AudioChunk,
@@ -16,6 +16,8 @@ from omni_ws.client.events import (
     ResponseStarted,
     SpeechStarted,
     SpeechStopped,
+    ToolCallChunk,
+    optional,
     output_event,
 )
 from omni_ws.client.failures import error_from_fields
@@ -84,7 +86,9 @@ class IncomingFrames:
         self._truncations: list[PendingTruncation] = []
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
-        #: Request of the last output, for binary frames of requests that the server opened.
+        #: Calls of tools that this session has made.
+        self.calls: set[str] = set()
+        #: Request of the last ``response_started``, to which binary frames belong.
         self._answering = ""
 
     @property
@@ -183,10 +187,11 @@ class IncomingFrames:
             case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
-            case server_frames.SpeechStartedFrame(audio_ms=audio_ms):
-                return SpeechStarted(audio_ms)
-            case server_frames.SpeechStoppedFrame(audio_ms=audio_ms):
-                return SpeechStopped(audio_ms)
+            case server_frames.SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
+                return SpeechStarted(audio_ms, optional(frame.turn_id), request_id)
+            case server_frames.SpeechStoppedFrame(audio_ms=audio_ms, request_id=request_id):
+                self._outgoing.speech_ended(request_id)
+                return SpeechStopped(audio_ms, optional(frame.turn_id), request_id)
             case server_frames.ResponseStartedFrame():
                 return self._started(frame)
             case server_frames.ErrorFrame(error=fields):
@@ -206,33 +211,29 @@ class IncomingFrames:
 
     def _chunk(self, frame: server_frames.OutputChunkFrame) -> Event | None:
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
-        # A turn without words has nothing but its final, and an answer may go on behind that.
-        if not frame.final and not frame.late:
-            self._answering = frame.request_id
         return self._output(output_event(frame))
 
     def _started(self, frame: server_frames.ResponseStartedFrame) -> Event | None:
         self._answering = frame.request_id
+        ref, turn_id = optional(frame.ref), optional(frame.turn_id)
         if frame.trigger == StartTrigger.GREETING:
             self._outgoing.greeting_started(frame.request_id, self.output_audio)
         else:
-            self._outgoing.started(frame.request_id, frame.sequence_id)
-        return self._output(ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode))
+            request = self._outgoing.started(frame.request_id, frame.sequence_id, ref=ref, turn_id=turn_id)
+            ref = request.ref if request is not None else ref
+        started = ResponseStarted(
+            frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode, ref=ref, turn_id=turn_id
+        )
+        return self._output(started)
 
     def _audio(self, message: bytes) -> Event | None:
-        """Decodes binary audio.
-
-        Its header has no request id. Answers arrive in the order of their requests, so it belongs to the first
-        unfinished one, of which the greeting is the very first.
-        """
+        """Decodes binary audio. Its header has no request id: it belongs to the last ``response_started``."""
         frame = decode_output_audio(message)
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
-        requests = self._outgoing.requests
-        request = requests[0] if requests else None
+        request = self._outgoing.find(self._answering)
         audio = request.output_audio if request else self.output_audio
-        request_id = (request.request_id if request else None) or self._answering
         event = AudioChunk(
-            request_id, frame.sequence_id, frame.payload, audio.format.value, audio.sample_rate, frame.start_ms
+            self._answering, frame.sequence_id, frame.payload, audio.format.value, audio.sample_rate, frame.start_ms
         )
         return None if request is not None and request.muted else event
 
@@ -242,7 +243,12 @@ class IncomingFrames:
             case None:
                 return None
             case Final():
-                request = self._outgoing.final(event.request_id)
+                request = self._outgoing.final(event.request_id, ref=event.ref, turn_id=event.turn_id)
+                if request is not None:
+                    event = replace(event, ref=request.ref)
+            case ToolCallChunk(call=call) if call.id is not None:
+                self.calls.add(call.id)
+                request = self._outgoing.find(event.request_id)
             case _:
                 request_id: str | None = getattr(event, "request_id", None)
                 request = self._outgoing.find(request_id) if request_id is not None else None
@@ -289,6 +295,7 @@ class IncomingFrames:
         oldest. That of a truncation names the field ``request_id``, and no request.
         """
         error = error_from_fields(fields)
+        error.ref = error.ref or self._outgoing.ref_of(error.sequence_id)
         belongs_to_nothing = error.sequence_id is None and error.request_id is None
         if self._truncations and belongs_to_nothing and error.param == "request_id":
             self._truncation_refused(error)

@@ -23,8 +23,16 @@ from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
 from omni_ws.client.sent_frames import SentFrame, SentFrames, SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk
-from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.wire.frames import OutputAckFrame, PingFrame
+from omni_ws.errors import (
+    InvalidFrame,
+    OmniError,
+    PayloadTooLarge,
+    SessionConflict,
+    SessionNotFound,
+    SessionTimeout,
+    ShuttingDown,
+)
+from omni_ws.wire.frames import CancelFrame, FinishFrame, OutputAckFrame, PingFrame
 
 _REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
 #: Close codes after which reconnecting may help: the fault is not the client's.
@@ -112,6 +120,8 @@ class Link:
         #: Token for the next resume; None if the session cannot be resumed.
         self._resume_token: str | None = None
         self._acknowledged_output = -1
+        #: Calls of tools that earlier sessions made.
+        self.lost_calls: set[str] = set()
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outbox_bytes = 0
         self._outbox_changed = asyncio.Event()
@@ -196,6 +206,22 @@ class Link:
         known = self.outgoing.acknowledged_sequence_id - 1
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
+
+    def cancel(self, request_id: str | None) -> None:
+        """Sends a ``cancel``."""
+        kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
+        self.send_control(kind, msgspec.json.encode(CancelFrame(request_id)))
+
+    def stop(self, request: OutgoingRequest) -> None:
+        """Cancels a request, and nothing else: by its id, at once or as soon as the server has told it."""
+        is_open, is_alone = request is self.outgoing.receiving, len(self.outgoing.requests) == 1
+        self.outgoing.stop(request)
+        if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):
+            self.cancel(request.request_id)
+            return
+        request.cancel_when_named = True
+        if is_open:
+            self.send_control(SentKind.FINISH, msgspec.json.encode(FinishFrame()))
 
     def abandon(self, request: OutgoingRequest) -> None:
         """Drops the events of a request, those queued and those still to arrive. Does not cancel it."""
@@ -336,6 +362,8 @@ class Link:
                 self._signs += 1
                 self._sign.set()
                 event = incoming.receive(message)
+                while self.outgoing.to_cancel:
+                    self.cancel(self.outgoing.to_cancel.pop())
                 self._sent.accepted(self.outgoing.acknowledged_sequence_id)
                 self._acknowledge_output()
                 self._progress.set()
@@ -408,15 +436,20 @@ class Link:
             opened.websocket.transport.abort()
             raise _input_not_kept()
         self.incoming.fail(ConnectionLost("the connection was lost"))
+        self.lost_calls |= self.incoming.calls
         self._attach(opened)
         self._outbox.clear()
         self._outbox_bytes = 0
         limit = opened.created.limits.max_chunk_bytes
-        chunks, cancelled = self.outgoing.restart(max_chunk_bytes=limit)
-        for request in cancelled:
-            if not request.muted:
-                self.events.put_nowait(Final(request.request_id or "", None, FinishReason.CANCELLED, None))
+        chunks, over = self.outgoing.restart(max_chunk_bytes=limit)
+        for request in over:
+            if request.cancelled and not request.muted:
+                final = Final(request.request_id or "", None, FinishReason.CANCELLED, None, ref=request.ref)
+                self.events.put_nowait(final)
         self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks)))
+        for request in over:
+            if not request.cancelled:
+                self.events.put_nowait(ErrorEvent(call_is_gone(request.ref), blocks_request=True))
         for chunk in chunks:
             self.write_soon(*self._encode(chunk))
         self._progress.set()
@@ -454,6 +487,11 @@ class Link:
                 return self.incoming.awaits_truncation(sent.frame)
             case _:
                 return True
+
+
+def call_is_gone(ref: str | None = None) -> SessionConflict:
+    """The error about the result of a tool whose call another session made."""
+    return SessionConflict("an earlier session made this call, and it is lost", param="tool_call_id", ref=ref)
 
 
 def _input_not_kept() -> ConnectionLost:

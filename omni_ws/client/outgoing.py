@@ -18,11 +18,15 @@ class OutgoingRequest:
     """A request without a Final."""
 
     first_sequence_id: int
+    #: Its name, which the first of its chunks carries and, in case that one is refused, the last.
+    ref: str | None
     #: Output format when it began; binary frames of its answer name neither format nor rate.
     output_audio: OutputAudioConfig
     request_id: str | None = None
     input_open: bool = True
     cancelled: bool = False
+    #: It is to be cancelled by its id, which the server has not told yet.
+    cancel_when_named: bool = False
     #: Its caller was cancelled; its events are dropped.
     muted: bool = False
     #: Its Final has arrived; if its input is still open, the server discards the rest of it.
@@ -31,6 +35,8 @@ class OutgoingRequest:
     is_greeting: bool = False
     #: It ended on an earlier connection; the rest of its input is not sent.
     orphaned: bool = False
+    #: Whether it has a result of a tool, which only the session that made the call can take.
+    has_results: bool = False
     #: Chunks sent and not refused.
     live_chunks: int = 0
     last_sequence_id: int = -1
@@ -59,12 +65,19 @@ class OutgoingInput:
         #: In the order in which they were opened, which is that of their answers.
         self.requests: deque[OutgoingRequest] = deque()
         self.receiving: OutgoingRequest | None = None
+        #: The name of the request of the last chunk.
+        self.last_ref: str | None = None
         #: Whether the greeting of this session, if there is one, has ended or is no longer wanted.
         self.greeted = False
         #: With turn detection the server assigns audio to requests; here it opens none.
         self.open_microphone = False
         #: Chunks acknowledged that the server never had before: what is sent again is no progress.
         self.advances = 0
+        #: Requests that were named after they had been cancelled.
+        self.to_cancel: list[str] = []
+        self._opened = 0
+        #: Whether the server says whose its requests are.
+        self._names = False
         #: Requests that the server opened.
         self._opened_by_server: set[str] = set()
         self._unacknowledged: deque[tuple[int, int]] = deque()
@@ -94,19 +107,24 @@ class OutgoingInput:
     def add(self, chunk: InputChunk, *, output_audio: OutputAudioConfig) -> InputChunk | None:
         """Returns the chunk with its number; None if its request has ended and the chunk must not be sent."""
         request = self.receiving
+        self.last_ref = None
         if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
             numbered = replace(chunk, sequence_id=self.next_sequence_id)
             self._count(len(chunk.payload))
             return numbered
         if request is None:
-            request = self.receiving = OutgoingRequest(self.next_sequence_id, output_audio)
+            self._opened += 1
+            name = chunk.ref or f"request-{self._opened}"
+            request = self.receiving = OutgoingRequest(self.next_sequence_id, name, output_audio)
             self.requests.append(request)
+        self.last_ref = request.ref
         if chunk.end_of_input:
             request.input_open = False
             self.receiving = None
         if request.orphaned:
             return None
-        numbered = replace(chunk, sequence_id=self.next_sequence_id)
+        says = request.last_sequence_id < 0 or chunk.end_of_input
+        numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref if says else None)
         self._place(request, numbered)
         return numbered
 
@@ -114,6 +132,7 @@ class OutgoingInput:
         size = len(chunk.payload)
         number = self._count(size)
         request.live_chunks += 1
+        request.has_results = request.has_results or chunk.tool_call_id is not None
         request.last_sequence_id = number
         request.end_sequence_id = number if chunk.end_of_input else None
         if not request.finished and request.kept is not None:
@@ -164,9 +183,10 @@ class OutgoingInput:
             if self.receiving is not None and self.receiving not in targets:
                 targets.append(self.receiving)
         for target in targets:
-            self._cancel(target)
+            self.stop(target)
 
-    def _cancel(self, target: OutgoingRequest) -> None:
+    def stop(self, target: OutgoingRequest) -> None:
+        """Marks a request as cancelled."""
         target.cancelled = True
         self.greeted = self.greeted or target.is_greeting
         target.input_open = False
@@ -186,40 +206,86 @@ class OutgoingInput:
         self.acknowledged_sequence_id = max(self.acknowledged_sequence_id, next_sequence_id)
         self.credit_bytes = credit_bytes
 
-    def started(self, request_id: str, sequence_id: int | None) -> OutgoingRequest | None:
+    def started(
+        self, request_id: str, sequence_id: int | None, *, ref: str | None = None, turn_id: str | None = None
+    ) -> OutgoingRequest | None:
         """Assigns the id of a request that the server has started; returns the request.
 
-        Returns None for a request that the server opened itself.
+        Returns None for a request that the server opened itself. Without a name the number of a chunk decides. Of a
+        server that tells neither it is the oldest request.
         """
-        unnamed = [request for request in self.requests if request.request_id is None]
-        if sequence_id is not None:
-            unnamed = [request for request in unnamed if request.first_sequence_id <= sequence_id][-1:]
-        if not unnamed:
+        request = self._named(request_id, ref=ref, turn_id=turn_id)
+        if request is None and ref is None and turn_id is None:
+            unnamed = [one for one in self.requests if one.request_id is None]
+            if sequence_id is not None:
+                unnamed = [one for one in unnamed if one.first_sequence_id <= sequence_id <= one.last_sequence_id]
+            if sequence_id is not None or not self._names:
+                request = next(iter(unnamed), None)
+        if request is None:
             self._opened_by_server.add(request_id)
             return None
-        unnamed[0].request_id = request_id
-        return unnamed[0]
+        self._assign(request, request_id)
+        return request
+
+    def _named(self, request_id: str, *, ref: str | None, turn_id: str | None) -> OutgoingRequest | None:
+        """Returns the unfinished request with this id, or else the one that was sent with this name."""
+        self._names = self._names or ref is not None or turn_id is not None
+        unnamed = (request for request in self.requests if request.request_id is None and request.ref == ref)
+        return self.find(request_id) or (None if ref is None else next(unnamed, None))
+
+    def _assign(self, request: OutgoingRequest, request_id: str) -> None:
+        request.request_id = request_id
+        self._opened_by_server.discard(request_id)
+        if request.cancel_when_named:
+            request.cancel_when_named = False
+            self.to_cancel.append(request_id)
+
+    def speech_ended(self, request_id: str | None) -> None:
+        """The end of speech has ended the input of the request that it joined."""
+        if self.receiving is not None and request_id is not None and self.receiving.request_id == request_id:
+            self._input_ended(self.receiving)
+
+    def _input_ended(self, request: OutgoingRequest) -> None:
+        request.input_open = False
+        self.receiving = None
 
     def greeting_started(self, request_id: str, output_audio: OutputAudioConfig) -> None:
         """Adds the greeting: a request of the server's own, answered before all others."""
-        greeting = OutgoingRequest(-1, output_audio, request_id, input_open=False, live_chunks=1, is_greeting=True)
+        greeting = OutgoingRequest(
+            -1, None, output_audio, request_id, input_open=False, live_chunks=1, is_greeting=True
+        )
         self.requests.appendleft(greeting)
 
     def find(self, request_id: str) -> OutgoingRequest | None:
         """Returns the unfinished request with this id."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
-    def final(self, request_id: str) -> OutgoingRequest | None:
+    def waiting(self, ref: str | None) -> OutgoingRequest | None:
+        """Returns the unfinished request of this name, or with None the one that is answered first."""
+        return next((request for request in self.requests if ref is None or request.ref == ref), None)
+
+    def ref_of(self, sequence_id: int | None) -> str | None:
+        """Returns the name of the unfinished request that a chunk is of."""
+        if sequence_id is None:
+            return None
+        spans = (one for one in self.requests if one.first_sequence_id <= sequence_id <= one.last_sequence_id)
+        return next((one.ref for one in spans), None)
+
+    def final(self, request_id: str, *, ref: str | None = None, turn_id: str | None = None) -> OutgoingRequest | None:
         """Removes and returns the request that has ended.
 
-        A request that never started has no id here; answers arrive in order, so it is the first without one.
+        A request that never started has no id here. Of a server that names nothing it is the first without one: answers
+        arrive in order.
         """
-        request = self.find(request_id)
+        request = self._named(request_id, ref=ref, turn_id=turn_id)
         if request_id in self._opened_by_server:
             self._opened_by_server.discard(request_id)
-        elif request is None:
+        elif request is None and not self._names:
             request = next((request for request in self.requests if request.request_id is None), None)
         if request is not None:
+            request.request_id = request_id
+            if request is self.receiving and (turn_id is not None or request.has_results):
+                self._input_ended(request)  # by the end of speech, or by the last result of a tool
             request.finished = True
             request.kept, request.kept_bytes = None, 0
             self.greeted = self.greeted or request.is_greeting
@@ -259,7 +325,8 @@ class OutgoingInput:
     def restart(self, *, max_chunk_bytes: int) -> tuple[list[InputChunk], list[OutgoingRequest]]:
         """Renumbers the input of unfinished requests from 0, for a fresh session that takes so much in a chunk.
 
-        Returns the chunks to send, and the requests that end here because they were cancelled.
+        Returns the chunks to send, and the requests that end here because they were cancelled, or have results of tools
+        that the earlier session asked for.
         """
         acknowledged, known_before = self.acknowledged_sequence_id, self._known
         self._known = set()
@@ -269,8 +336,10 @@ class OutgoingInput:
         self._opened_by_server.clear()
         if self.receiving is not None and self.receiving.finished:
             self.receiving.orphaned = True
-        cancelled = [request for request in self.requests if request.cancelled]
-        again = [request for request in self.requests if not (request.cancelled or request.is_greeting)]
+        over = [request for request in self.requests if request.cancelled or request.has_results]
+        again = [request for request in self.requests if request not in over and not request.is_greeting]
+        if self.receiving in over:
+            self.receiving = None
         self.requests = deque(again)
         chunks: list[InputChunk] = []
         for request in again:
@@ -283,7 +352,9 @@ class OutgoingInput:
                 for piece in pieces_of(chunk, max_chunk_bytes):
                     if was_known:
                         self._known.add(self.next_sequence_id)
-                    numbered = replace(piece, sequence_id=self.next_sequence_id)
+                    says = request.live_chunks == 0 or piece.end_of_input
+                    number, ref = self.next_sequence_id, request.ref if says else None
+                    numbered = replace(piece, sequence_id=number, ref=ref)
                     self._place(request, numbered)
                     chunks.append(numbered)
-        return chunks, cancelled
+        return chunks, over

@@ -12,15 +12,14 @@ import msgspec
 
 from omni_ws.client.connection import DEFAULT_URL, Endpoint, open_session
 from omni_ws.client.cutting import PIECE_BYTES, pieces_of
-from omni_ws.client.events import Answer, AnswerBuilder, ErrorEvent, Event, Final
-from omni_ws.client.failures import ServerError
+from omni_ws.client.events import Answer, AnswerCollector, ErrorEvent, Event, Final
+from omni_ws.client.failures import ConnectionLost, ServerError
 from omni_ws.client.frames import chunk_encoder, encode_config
-from omni_ws.client.link import ClientLimits, Link
+from omni_ws.client.link import ClientLimits, Link, call_is_gone
 from omni_ws.client.sent_frames import SentKind
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.chunks import MAX_REF_CHARACTERS, FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
-    CancelFrame,
     FinishFrame,
     HistoryTruncateFrame,
     OutputAckFrame,
@@ -78,11 +77,16 @@ class ClientSession:
     the socket is not read, so acknowledgements do not arrive either.
 
     Consume events by ``events``, ``response`` or ``answer``, one at a time.
+
+    Each request has a name, its ``ref``: yours, if the first chunk of it was sent with one, else one that is made. Its
+    events, errors and answer have that name, so what answers what never follows from the order. What the server hears
+    somebody say has a ``turn_id`` instead.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._sending = asyncio.Lock()
+        self._answers = AnswerCollector()
 
     # state
 
@@ -137,34 +141,51 @@ class ClientSession:
         self._link.wanted = merge(self._link.wanted, fields)
         return updated
 
-    async def send_audio(self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None) -> int:
+    async def send_audio(
+        self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None, ref: str | None = None
+    ) -> int:
         """Sends audio in the format of ``input_audio``; returns its sequence number.
 
         Chunks may be cut anywhere; large ones are sent in pieces, and the number is that of the last. ``end`` ends the
-        input of the request.
+        input of the request. ``ref`` is your name for the request that the chunk opens, of 1 to 64 characters.
 
         With ``turn_detection`` configured it opens no request: the server opens one when it detects speech. Such
         audio is not sent again after a Reconnected.
         """
-        return await self.send_chunk(InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms, end_of_input=end))
+        chunk = InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms, end_of_input=end, ref=ref)
+        return await self.send_chunk(chunk)
 
-    async def send_text(self, text: str, *, end: bool = False) -> int:
-        """Sends text, in pieces if it is long; returns the last number. ``end`` ends the input of the request."""
-        return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end))
+    async def send_text(self, text: str, *, end: bool = False, ref: str | None = None) -> int:
+        """Sends text, in pieces if it is long; returns the last number. ``end`` ends the input of the request.
 
-    async def send_tool_result(self, call_id: str, result: str, *, end: bool = False) -> int:
+        ``ref`` is your name for the request, if the text opens it.
+        """
+        return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end, ref=ref))
+
+    async def send_tool_result(self, call_id: str, result: str, *, end: bool = False, ref: str | None = None) -> int:
         """Sends the result of a tool call of an earlier answer; it may be empty.
 
-        ``end`` ends the input, which starts the next request to the model.
+        ``end`` ends the input, which starts the next request to the model; it would also end what somebody has begun to
+        say. Without it the request starts once all calls of that answer have their results, with servers that name
+        requests. Raises SessionConflict if the call is of a session that was lost: no other session knows of it.
         """
-        return await self.send_chunk(InputChunk(Modality.TEXT, result.encode(), end_of_input=end, tool_call_id=call_id))
+        if call_id in self._link.lost_calls and call_id not in self._link.incoming.calls:
+            raise call_is_gone(ref)
+        chunk = InputChunk(Modality.TEXT, result.encode(), end_of_input=end, tool_call_id=call_id, ref=ref)
+        return await self.send_chunk(chunk)
 
     async def send_image(
-        self, image: bytes, *, format: str | None = None, end: bool = False, timestamp_ms: int | None = None
+        self,
+        image: bytes,
+        *,
+        format: str | None = None,
+        end: bool = False,
+        timestamp_ms: int | None = None,
+        ref: str | None = None,
     ) -> int:
-        """Sends one image. ``format`` is its MIME type; None lets the server detect it."""
+        """Sends one image. ``format`` is its MIME type; None lets the server detect it. ``ref`` as for text."""
         return await self.send_chunk(
-            InputChunk(Modality.IMAGE, image, format=format, timestamp_ms=timestamp_ms, end_of_input=end)
+            InputChunk(Modality.IMAGE, image, format=format, timestamp_ms=timestamp_ms, end_of_input=end, ref=ref)
         )
 
     async def send_chunk(self, chunk: InputChunk) -> int:
@@ -178,17 +199,24 @@ class ClientSession:
         nothing was sent, or only the first pieces. Raises PayloadTooLarge if a picture or the result of a tool exceeds
         the server's limit, and the error that ended the session if it has ended.
         """
+        number, _ = await self._send(chunk)
+        return number
+
+    async def _send(self, chunk: InputChunk) -> tuple[int, str | None]:
+        """Sends a chunk; returns its number, and the name of its request."""
         if chunk.timestamp_ms is not None and chunk.timestamp_ms < 0:
             raise ValueError("timestamp_ms must not be negative")
+        if chunk.ref is not None and not 1 <= len(chunk.ref) <= MAX_REF_CHARACTERS:
+            raise ValueError(f"a ref has 1 to {MAX_REF_CHARACTERS} characters")
         self._check_size(chunk)
-        number = -1
+        number, ref = -1, chunk.ref
         async with self._sending:
             for piece in pieces_of(chunk, min(PIECE_BYTES, self.created.limits.max_chunk_bytes)):
                 await self._link.wait_for_room(len(piece.payload))
                 for part in pieces_of(piece, self.created.limits.max_chunk_bytes):  # a fresh session may take less
                     self._check_size(part)
-                    number = self._link.send(part)
-        return number
+                    number, ref = self._link.send(part), self._link.outgoing.last_ref
+        return number, ref
 
     def _check_size(self, chunk: InputChunk) -> None:
         """Raises PayloadTooLarge for a chunk that the server does not take and that cannot be cut."""
@@ -207,12 +235,20 @@ class ClientSession:
             if self._link.outgoing.finish():
                 self._link.send_control(SentKind.FINISH, _encode(FinishFrame()))
 
-    async def cancel(self, request_id: str | None = None) -> None:
-        """Cancels the named request, or the running and the open one, and ends its input. The Finals still arrive."""
+    async def cancel(self, request_id: str | None = None, *, ref: str | None = None) -> None:
+        """Cancels the request of this id or name, and ends its input. Its Final still arrives.
+
+        With neither it cancels the running and the open request. While a microphone is open, that is also what somebody
+        has just begun to say: name what you mean. By its name a request can be cancelled before it has an id.
+        """
         self._link.check_open()
+        if ref is not None:
+            request = self._link.outgoing.waiting(ref)
+            if request is not None:
+                self._link.stop(request)
+            return
         self._link.outgoing.cancel(request_id)
-        kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
-        self._link.send_control(kind, _encode(CancelFrame(request_id)))
+        self._link.cancel(request_id)
 
     async def truncate_history(self, request_id: str) -> int:
         """Drops a request and all later ones from the history; the next request sees only what was before them.
@@ -261,45 +297,51 @@ class ClientSession:
         if ending is not None and not ending.orderly:
             raise ending.error
 
-    async def response(self) -> AsyncIterator[Event]:
-        """Yields events up to and including the next Final.
+    async def response(self, ref: str | None = None) -> AsyncIterator[Event]:
+        """Yields events up to and including the next Final, or that of the request of this name.
 
-        Raises the error that ended the session before it, and that of an ErrorEvent with ``blocks_request``.
+        Events of other requests are among them. Raises the error that ended the session before it, and that of an
+        ErrorEvent with ``blocks_request`` (of this name).
         """
         while (event := await self._link.events.get()) is not None:
             yield event
+            if isinstance(event, Final | ErrorEvent) and ref not in (None, event.ref):
+                continue
             if isinstance(event, Final):
                 return
             if isinstance(event, ErrorEvent) and event.blocks_request:
                 raise event.error
         self._link.check_open()
 
-    async def answer(self) -> Answer:
-        """Collects the next answer. Raises the error with which its request ended.
+    async def answer(self, ref: str | None = None) -> Answer:
+        """Collects the answer to the request of this name, or the next one.
 
-        If it is cancelled, it cancels the request and drops the events that still arrive for it.
+        Raises the error with which its request ended. Answers to other requests that come meanwhile are kept for later
+        calls. What is written down of speech behind the Final (``late``) is not in its answer. If it is cancelled, it
+        cancels the request, and nothing else, and drops the events that still arrive for it.
         """
-        builder = AnswerBuilder()
-        request = self._link.outgoing.requests[0] if self._link.outgoing.requests else None
+        request = self._link.outgoing.waiting(ref)
         try:
-            async for event in self.response():
-                builder.add(event)
+            while (answer := self._answers.take(ref)) is None:
+                event = await self._link.events.get()
+                if event is None:
+                    self._link.check_open()
+                    raise ConnectionLost("the session has ended")
+                self._answers.add(event)
         except (asyncio.CancelledError, OmniError):
             if request is not None and request in self._link.outgoing.requests:
                 self._link.abandon(request)
-                self._link.outgoing.cancel(request.request_id)
-                kind = SentKind.CANCEL if request.request_id is None else SentKind.CANCEL_BY_ID
-                self._link.send_control(kind, _encode(CancelFrame(request.request_id)))
+                self._answers.drop(request.request_id or "")
+                self._link.stop(request)
             raise
-        answer = builder.build()
-        if answer.finish_reason is FinishReason.ERROR:
+        if answer.finish_reason in (FinishReason.ERROR, None):
             raise answer.errors[-1] if answer.errors else ServerError("the request failed", code="engine_failed")
         return answer
 
-    async def ask_text(self, text: str) -> Answer:
-        """Sends a text as a whole request; returns the answer."""
-        await self.send_text(text, end=True)
-        return await self.answer()
+    async def ask_text(self, text: str, *, ref: str | None = None) -> Answer:
+        """Sends a text as a whole request, named ``ref``; returns the answer to it, and to no other."""
+        _, name = await self._send(InputChunk(Modality.TEXT, text.encode(), end_of_input=True, ref=ref))
+        return await self.answer(name)
 
     # closing
 

@@ -135,6 +135,19 @@ def test_an_answer_to_the_first_half_of_a_recording_is_not_its_answer() -> None:
     assert watch.answer.player.audio_sec == pytest.approx(0.1)
 
 
+def test_the_end_of_what_never_began_is_of_the_speech_that_opened_it() -> None:
+    """The speaker goes on before the first half is worked on: its request has nothing but an end."""
+    watch = AnswerWatch(open_microphone=True)
+    watch.take(SpeechStarted(0, "turn_a", "r1"), 1.0)
+    watch.take(SpeechStarted(1500, "turn_b", "r2"), 1.5)
+    watch.input_ended(1.8)
+    watch.take(final("r1", FinishReason.CANCELLED), 1.9)
+    assert (watch.is_over, watch.partial_answers, watch.error_code) == (False, 1, None)
+    watch.take(audio(100, "r2"), 2.1)
+    watch.take(final("r2"), 2.2)
+    assert (watch.is_over, watch.answer.final) == (True, 2.2)
+
+
 def test_an_answer_that_is_over_before_the_recording_is_not_its_answer() -> None:
     watch = AnswerWatch(open_microphone=True)
     watch.take(SpeechStarted(0), 1.0)

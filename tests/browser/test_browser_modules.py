@@ -539,6 +539,7 @@ async def test_results_of_tools(demo: DemoPage) -> None:
         {
             "type": "input_chunk",
             "sequence_id": 0,
+            "modality": "text",
             "text": "nöon",
             "role": "tool",
             "tool_call_id": "c1",

@@ -124,7 +124,7 @@ async def test_events_are_typed() -> None:
         seen = [event async for event in session.response()]
     ack, started, audio, final = seen
     assert ack == InputAck(1, 2, 0, 7)
-    assert started == ResponseStarted("req_a", "end_of_input", None, "extend")
+    assert started == ResponseStarted("req_a", "end_of_input", None, "extend", ref="request-1")
     assert isinstance(audio, AudioChunk)
     assert (audio.audio, audio.format, audio.sample_rate, audio.start_ms) == (b"ab", "pcmu", 8000, 40)
     assert [(word.text, word.start_ms, word.end_ms) for word in audio.words] == [("hi", 1, 2)]
@@ -165,7 +165,11 @@ async def test_all_that_a_chunk_can_say_arrives_in_both_forms() -> None:
             for chunk in chunks:
                 await session.send_chunk(chunk)
             assert (await session.answer()).text == "ok"
-        assert received == [replace(chunk, sequence_id=number) for number, chunk in enumerate(chunks)]
+        names = ["request-1", None, None, None, "request-1"]
+        assert received == [
+            replace(chunk, sequence_id=number, ref=name)
+            for number, (chunk, name) in enumerate(zip(chunks, names, strict=True))
+        ]
 
 
 @pytest.mark.parametrize(

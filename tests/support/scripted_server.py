@@ -91,10 +91,10 @@ class Peer:
         self.output_sequence_id += 1
         return self.output_sequence_id - 1
 
-    async def started(self, request_id: str, sequence_id: int | None = 0) -> None:
+    async def started(self, request_id: str, sequence_id: int | None = 0, **names: Any) -> None:
         await self.send(
             server_frames.ResponseStartedFrame(
-                request_id=request_id, trigger="end_of_input", sequence_id=sequence_id, input_mode="extend"
+                request_id=request_id, trigger="end_of_input", sequence_id=sequence_id, input_mode="extend", **names
             )
         )
 
@@ -116,10 +116,15 @@ class Peer:
         )
         await self.websocket.send(encode_output_audio(chunk))
 
-    async def final(self, request_id: str, reason: FinishReason = FinishReason.STOP) -> None:
+    async def final(self, request_id: str, reason: FinishReason = FinishReason.STOP, **names: Any) -> None:
         await self.send(
             server_frames.OutputChunkFrame(
-                request_id=request_id, sequence_id=self._number(), final=True, finish_reason=reason, usage=USAGE
+                request_id=request_id,
+                sequence_id=self._number(),
+                final=True,
+                finish_reason=reason,
+                usage=USAGE,
+                **names,
             )
         )
 

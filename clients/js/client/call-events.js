@@ -25,6 +25,12 @@ export class CallEvents {
   /** @type {string[]} */
   #items = [];
   #empty = 0;
+  /* The names of turns by the items that ask them, and those of turns of the button that are to become items: the server
+     does these one after the other. */
+  /** @type {Map<string, string | null>} */
+  #refs = new Map();
+  /** @type {string[]} */
+  #commits = [];
 
   /** @param {CallSpeaker} speaker @param {Call} call */
   constructor(speaker, call) {
@@ -36,6 +42,20 @@ export class CallEvents {
     this.#responses.clear();
     this.#heard = null;
     this.#items = [];
+    this.#refs.clear();
+    this.#commits = [];
+  }
+
+  /* An item asks the turn of this name. */
+  /** @param {string} id @param {string | null} ref */
+  asks(id, ref) {
+    this.#refs.set(id, ref);
+  }
+
+  /* The turn of this name has been said with the button, and becomes an item. */
+  /** @param {string} ref */
+  commits(ref) {
+    this.#commits.push(ref);
   }
 
   /* The response that goes on for a request. */
@@ -57,11 +77,13 @@ export class CallEvents {
     const { tell, ask, placeOf, detectsTurns } = this.#call;
     switch (type) {
       case "input_audio_buffer.speech_started":
-        return tell({ type: "speech_started", audio_ms: placeOf(event.audio_start_ms) });
+        return tell({ type: "speech_started", audio_ms: placeOf(event.audio_start_ms), turn_id: itemId, request_id: itemId });
       case "input_audio_buffer.speech_stopped":
-        return tell({ type: "speech_stopped", audio_ms: placeOf(event.audio_end_ms) });
+        return tell({ type: "speech_stopped", audio_ms: placeOf(event.audio_end_ms), turn_id: itemId, request_id: itemId });
       case "input_audio_buffer.committed":
-        return detectsTurns() ? this.#committed(itemId) : ask(itemId);
+        if (detectsTurns()) return this.#committed(itemId);
+        this.#refs.set(itemId, this.#commits.shift() ?? null);
+        return ask(itemId);
       case "conversation.item.added":
         return void this.#items.push(event.item.id);
       case "conversation.item.input_audio_transcription.delta":
@@ -100,7 +122,8 @@ export class CallEvents {
     if (request === this.#heard) this.#heard = null;
     this.#responses.set(id, { request, calls: [] });
     this.#speaker.expect(id, request);
-    this.#call.tell({ type: "response_started", request_id: request, trigger: request === id ? "greeting" : "asked" });
+    const trigger = request === id ? "greeting" : "asked";
+    this.#call.tell({ type: "response_started", request_id: request, trigger, ref: this.#refs.get(request) });
   }
 
   /** @param {Frame} event */
@@ -125,8 +148,9 @@ export class CallEvents {
   /** @param {ServerError} error */
   #complain(error) {
     if (error.code === "input_audio_buffer_commit_empty" && !this.#call.detectsTurns()) {
-      const request = `empty_${this.#empty++}`; // the oldest turn that awaits one takes it
-      this.#call.tell({ type: "error", error: { ...error, code: "empty_input", request_id: request } });
+      const request = `empty_${this.#empty++}`;
+      const ref = this.#commits.shift();
+      this.#call.tell({ type: "error", error: { ...error, code: "empty_input", request_id: request, ref } });
       return this.#final(request, "error");
     }
     if (!HARMLESS.includes(error.code)) this.#call.tell({ type: "error", error });

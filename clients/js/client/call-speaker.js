@@ -47,9 +47,8 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
     return this.#sounds;
   }
 
-  /* The server plays: nothing is reported to it. */
   get playingId() {
-    return undefined;
+    return this.#turn?.number;
   }
 
   get playedMs() {

@@ -75,6 +75,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   /* The turn of the button that is being said. */
   /** @type {number | null} */
   #turn = null;
+  #ref = "";
   /* Audio that Talk has counted, and that the server has: up to now, and since when on the clock of the AudioContext. */
   #countedMs = 0;
   #listenedMs = 0;
@@ -86,6 +87,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   state = "ended";
   unacknowledged = 0;
   maxChunkBytes = Infinity;
+  endsResults = false;
 
   /** @param {Declared.VoiceClient} client @param {CallSpeaker} speaker @param {Declared.VoiceClientOptions} options */
   constructor(client, speaker, { url, key = () => "", ...options }) {
@@ -163,9 +165,10 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 
   /* False where it cannot be sent. What is heard goes by the track; Talk's chunks of it only tell when. */
   /** @param {InputChunk} chunk */
-  sendChunk({ modality, payload, endOfInput = false, turn = null, toolCallId }) {
+  sendChunk({ modality, payload, endOfInput = false, turn = null, toolCallId, ref = null }) {
     if (!this.ready) return false;
     if (modality === "audio") {
+      this.#ref = ref ?? this.#ref;
       this.#hear(payload, turn, endOfInput);
       return true;
     }
@@ -176,6 +179,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
       ? { id, type: "function_call_output", call_id: toolCallId, output: text }
       : { id, type: "message", role: "user", content: [{ type: "input_text", text }] };
     const sent = this.#send({ type: "conversation.item.create", item });
+    this.#events.asks(id, ref);
     if (sent && endOfInput) this.#ask(id);
     return sent;
   }
@@ -189,11 +193,12 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 
   acknowledge() {}
 
+  /* What has come of the answer sounds on until the server's buffer is cleared. */
   /** @param {string} [requestId] */
   cancel(requestId) {
     const id = requestId && this.#events.responseTo(requestId);
     if (id) this.#send({ type: "response.cancel", response_id: id });
-    else if (requestId === undefined) this.#send({ type: "output_audio_buffer.clear" });
+    if (!requestId || this.#speaker.playing) this.#send({ type: "output_audio_buffer.clear" });
   }
 
   /** @param {string} requestId */
@@ -342,6 +347,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
     if (this.#turn !== turn) return;
     this.#turn = null;
     this.chooseTrack();
+    this.#events.commits(this.#ref);
     this.#send({ type: "input_audio_buffer.commit" });
   }
 

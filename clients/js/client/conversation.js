@@ -1,6 +1,6 @@
-/* What was said, turn by turn. A turn is what the person said or wrote and what was answered. A request of the server is
-   named for the first time in the order in which the requests were opened, and takes the first turn that awaits one;
-   from then on its turn goes by its id, and no turn outlives its session without being asked again.
+/* What was said, turn by turn. A turn is what the person said or wrote and what was answered. A request of the server says
+   whose it is: by the turn's own name (`ref`), by the server's name of what was said (`turn_id`), and from then on by its
+   id. No turn outlives its session without being asked again.
    Events: `change` { turn }. */
 
 /** @import { ConversationEvents, Frame, Telling, ToolCall, Turn, Word } from "../client.js" */
@@ -21,6 +21,7 @@
 const MAX_KEPT_SAMPLES = 50_000_000;
 
 const UNANSWERED = "The connection was lost before this was answered. Please say it again.";
+const NOT_TAKEN = "This was not answered. Please say it again.";
 const BROKEN_OFF = "The connection was lost in the middle of this answer.";
 
 /* What the state of an answer may become. All of an answer that is `done` has come, but playing it may be stopped. One
@@ -35,6 +36,9 @@ const NEXT = {
   stopped: [],
   failed: [],
 };
+/* Of two turns that turn out to be one, which is kept: what somebody wrote or said with the button. */
+/** @type {Record<Turn["kind"], number>} */
+const RANK = { tool: 0, greeting: 0, heard: 1, spoken: 2, written: 2 };
 /* What an answer has become by the reason for which it ended; "done" for any other. */
 /** @type {Record<string, AnswerState>} */
 const ENDED = { cancelled: "stopped", error: "failed" };
@@ -45,6 +49,8 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
   /* Turns whose request the server has not named yet, in their order. */
   /** @type {KeptTurn[]} */
   #awaiting = [];
+  /* Whether the server says whose its requests are. */
+  isNamed = false;
   /** @type {Map<string, KeptTurn>} */
   #byRequest = new Map();
   /** @type {KeptTurn | null} */
@@ -58,6 +64,11 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     return this.turns.findLast((turn) => isOwed(turn)) ?? null;
   }
 
+  /* The name of the turn that begins next. */
+  get nextRef() {
+    return `turn-${this.turns.length}`;
+  }
+
   /* `kind` is spoken (with the page's own button), heard (the server noticed it), written, greeting (the server
      begins), or tool (the page has replied to a call of the answer before). */
   /** @param {Turn["kind"]} kind @param {{ text?: string, images?: string[] }} [given] */
@@ -66,6 +77,8 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     /** @type {KeptTurn} */
     const turn = {
       number: this.turns.length,
+      ref: this.nextRef,
+      turnId: null,
       kind,
       startedAt: new Date(),
       user: { text, interim: "", images, done },
@@ -123,6 +136,24 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     settle(turn.user);
     if (become(turn, "failed")) turn.answer.error = why;
     this.#changed(turn);
+    this.#wakeSettled();
+  }
+
+  /* The turn that the server gave this name. */
+  /** @param {string} turnId */
+  saidAs(turnId) {
+    return this.turns.findLast((turn) => turn.turnId === turnId);
+  }
+
+  /* What the server says of something that it hears: its name, and the request that it opened or joined. */
+  /** @param {KeptTurn} turn @param {Frame} frame */
+  hear(turn, { type, turn_id: turnId, request_id: requestId }) {
+    if (!turnId) return turn; // a server that says neither
+    this.isNamed = true;
+    turn.turnId = turnId;
+    if (requestId) return this.#assign(requestId, turn);
+    if (type === "speech_stopped" && !turn.requestId) this.fail(turn, NOT_TAKEN);
+    return turn;
   }
 
   /* What would follow on the results of tools does not come: the session that asked for them is gone. */
@@ -227,46 +258,76 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
   /** @param {Frame} frame */
   apply(frame) {
     if (frame.type === "audio") {
-      const turn = this.#named;
+      const turn = this.#byRequest.get(frame.request_id) ?? this.#named;
       if (turn?.answer.state === "held") this.#goOn(turn, frame.place);
       if (turn) noteSound(turn, frame);
       return turn;
     }
     const requestId = frame.request_id ?? frame.error?.request_id;
     if (!requestId) return null;
-    const turn = frame.trigger === "greeting" ? this.#greeting(requestId) : this.#turnOf(requestId);
+    const turn = this.#turnOf(requestId, frame);
     if (frame.type === "output_chunk") this.#output(turn, frame);
     if (frame.type === "error" && !turn.unwanted) turn.answer.error = frame.error.code;
-    // Sound is that of the answer that was announced last, whatever has ended without one meanwhile.
-    if (frame.type !== "error" && !frame.final) this.#named = turn;
+    // Sound without a name is that of the answer that was announced last, whatever else was heard or has ended meanwhile.
+    if (frame.type !== "error" && !frame.final && frame.modality !== "transcript") this.#named = turn;
     this.#changed(turn);
     return turn;
   }
 
-  /* The server begins: nothing was said or written before this answer. */
-  /** @param {string} requestId */
-  #greeting(requestId) {
+  /** @param {string} requestId @param {Frame} frame */
+  #turnOf(requestId, frame) {
+    const { trigger, turn_id: turnId, ref = frame.error?.ref } = frame;
     let turn = this.#byRequest.get(requestId);
-    if (!turn) {
-      turn = this.begin("greeting");
-      this.#awaiting.pop();
-      turn.user.done = true;
-      turn.requestId = requestId;
-      this.#byRequest.set(requestId, turn);
+    if (turn && !turnId && !ref) return turn;
+    this.isNamed ||= Boolean(turnId ?? ref);
+    const asked = this.turns.find((one) => one.ref === ref || (!ref && one.number === frame.turn));
+    for (const one of [turnId && this.saidAs(turnId), asked]) {
+      if (one && !one.requestId && (one.unwanted || this.#awaiting.includes(one))) turn = this.#assign(requestId, one);
     }
+    if (turn) return turn;
+    turn = (!this.isNamed && this.#guess(frame)) || undefined;
+    const kind = ref && ref !== this.nextRef ? "tool" : "heard";
+    return this.#assign(requestId, turn ?? this.#unasked(trigger === "greeting" ? "greeting" : kind));
+  }
+
+  /* A turn that this page did not begin. */
+  /** @param {Turn["kind"]} kind */
+  #unasked(kind) {
+    const turn = this.begin(kind);
+    turn.user.done = kind !== "heard";
     return turn;
   }
 
-  /** @param {string} requestId */
-  #turnOf(requestId) {
-    let turn = this.#byRequest.get(requestId);
-    if (!turn) {
-      turn = this.#awaiting[0] ?? this.begin("heard");
-      this.#awaiting.shift();
-      turn.requestId = requestId;
-      this.#byRequest.set(requestId, turn);
-    }
-    return turn;
+  /* A server that names nothing says of the first frame of a request, at most, the number of a chunk, which is looked at
+     before. What was asked begins to be answered at once; what has its end without a beginning was said and interrupted. */
+  /** @param {Frame} frame */
+  #guess({ type, trigger, sequence_id: chunk, final, modality }) {
+    if (trigger === "greeting") return null;
+    const wasSaid = final || modality === "transcript" || (type === "response_started" && typeof chunk === "number");
+    /** @param {boolean} heard */
+    const first = (heard) => this.#awaiting.find(({ kind }) => (kind === "heard") === heard);
+    return first(Boolean(wasSaid)) ?? first(!wasSaid) ?? null;
+  }
+
+  /* A request is that of a turn. What was said, and what was written or replied into it, are one turn. */
+  /** @param {string} requestId @param {KeptTurn} turn @returns {KeptTurn} */
+  #assign(requestId, turn) {
+    const other = this.#byRequest.get(requestId);
+    this.#awaiting = this.#awaiting.filter((one) => one !== turn);
+    if (other === turn) return turn;
+    turn.requestId = requestId;
+    this.#byRequest.set(requestId, turn);
+    if (!other) return turn;
+    const [kept, gone] = RANK[turn.kind] > RANK[other.kind] ? [turn, other] : [other, turn];
+    kept.turnId ??= gone.turnId;
+    kept.user.text = joined(kept.user.text, joined(gone.user.text, gone.user.interim));
+    kept.sound.user.push(...gone.sound.user.splice(0));
+    if (this.#named === gone) this.#named = kept;
+    Object.assign(gone, { turnId: null, requestId: null, dropped: true });
+    become(gone, "stopped");
+    this.#changed(gone);
+    this.#byRequest.set(requestId, kept);
+    return kept;
   }
 
   /** @param {KeptTurn} turn @param {Frame} frame */

@@ -11,6 +11,8 @@ const OUTPUT_CHUNK = 2;
 export const MODALITIES = ["", "text", "audio", "video", "image"];
 const FLAG_END = 1;
 const FLAG_TIMESTAMP = 2;
+/* A function takes no more at once everywhere. */
+const ARGUMENTS = 8192;
 
 /* A frame that is not one; `code` is the protocol's name for it. */
 export class FrameError extends Error {
@@ -22,14 +24,24 @@ export class FrameError extends Error {
   }
 }
 
-/* One input chunk as a binary frame, or, where it is the result of the tool call `toolCallId`, as JSON, since only that can
-   say so. `payload` is a Uint8Array; `timestampMs` null means that there is none. */
+/* One input chunk as a binary frame, or, where it names its request (`ref`) or is the result of the tool call `toolCallId`, as
+   JSON, since only that can say so. `payload` is a Uint8Array; `timestampMs` null means that there is none. */
 /** @param {import("../client.js").NumberedChunk} chunk */
-export function encodeInput({ sequenceId, modality, payload, endOfInput = false, timestampMs = null, toolCallId = null }) {
-  if (toolCallId !== null) {
-    const text = new TextDecoder().decode(payload);
-    const fields = { sequence_id: sequenceId, text, role: "tool", tool_call_id: toolCallId, end_of_input: endOfInput };
-    return JSON.stringify({ type: "input_chunk", ...fields });
+export function encodeInput(chunk) {
+  const { sequenceId, modality, payload, endOfInput = false, timestampMs = null, toolCallId = null, ref = null } = chunk;
+  if (toolCallId !== null || ref !== null) {
+    const isText = modality === "text" && (payload.byteLength > 0 || toolCallId !== null);
+    return JSON.stringify({
+      type: "input_chunk",
+      sequence_id: sequenceId,
+      modality,
+      ...(isText ? { text: new TextDecoder("utf-8", { ignoreBOM: true }).decode(payload) } : {}),
+      ...(!isText && payload.byteLength ? { payload: base64Of(payload) } : {}),
+      ...(toolCallId === null ? {} : { role: "tool", tool_call_id: toolCallId }),
+      ...(timestampMs === null ? {} : { timestamp_ms: timestampMs }),
+      end_of_input: endOfInput,
+      ref: ref ?? undefined,
+    });
   }
   const kind = MODALITIES.indexOf(modality);
   if (kind < 1) throw new FrameError(`no such modality: ${modality}`);
@@ -99,6 +111,16 @@ export function bytesOf(samples) {
   const view = new DataView(bytes.buffer);
   for (let index = 0; index < samples.length; index++) view.setInt16(index * 2, samples[index], true);
   return bytes;
+}
+
+/* A payload for a JSON frame. */
+/** @param {Uint8Array} bytes */
+function base64Of(bytes) {
+  let binary = "";
+  for (let start = 0; start < bytes.length; start += ARGUMENTS) {
+    binary += String.fromCharCode(...bytes.subarray(start, start + ARGUMENTS));
+  }
+  return btoa(binary);
 }
 
 /* The bytes of a payload in a JSON frame. */

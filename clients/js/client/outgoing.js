@@ -9,8 +9,8 @@ import { cut } from "./uplink.js";
    bounds no turn. */
 export const MAX_KEPT_BYTES = 24 * 1024 * 1024;
 
-/** A chunk that is kept; `taken`: the server has acknowledged it once, in this session or an earlier one.
- @typedef {import("../client.js").NumberedChunk & { turn: number | null, toolCallId: string | null, taken: boolean }} KeptChunk */
+/** A chunk that is kept; `taken`: the server has acknowledged it once, in this session or an earlier one; `refused` in this one.
+ @typedef {Required<import("../client.js").InputChunk> & { sequenceId: number, taken: boolean, refused: boolean }} KeptChunk */
 
 export class Outgoing {
   #next = 0;
@@ -61,16 +61,39 @@ export class Outgoing {
     return (unacknowledged ?? this.#kept[0])?.turn;
   }
 
-  /* The frame of a new chunk. `turn` is the number of the page's own turn, or null for an open microphone. */
-  /** @param {import("../client.js").InputChunk} chunk */
-  add({ modality, payload, endOfInput = false, turn = null, toolCallId = null }) {
-    const chunk = { sequenceId: this.#next++, modality, payload, endOfInput, turn, toolCallId, taken: false };
+  /* The frame of a new chunk. `turn` is the number of the page's own turn, or null for an open microphone. `ref` names the
+     request of a turn, which its first chunk says, and its last, in case that the first is refused. */
+  /** @param {import("../client.js").InputChunk} given */
+  add({ modality, payload, endOfInput = false, turn = null, toolCallId = null, ref = null }) {
+    const says = turn === null || endOfInput || !this.#begun.has(turn);
+    const chunk = { sequenceId: this.#next++, modality, payload, endOfInput, turn, toolCallId, ref: says ? ref : null, taken: false, refused: false };
     this.#kept.push(chunk);
     this.#begun.add(turn);
     this.#keptBytes += payload.byteLength;
     this.#unacknowledgedBytes += payload.byteLength;
     this.#makeRoom();
     return encodeInput(chunk);
+  }
+
+  /* The turn that the chunk of this number is of; null where it is of none, or is not kept. */
+  /** @param {number | null} sequenceId */
+  turnOf(sequenceId) {
+    return this.#kept.find((chunk) => chunk.sequenceId === sequenceId)?.turn ?? null;
+  }
+
+  /* The server has refused a chunk. Returns its turn; `isOver`: nothing is to come that could be answered; `isOpen`: the
+     server has something of it, without its end. */
+  /** @param {number} sequenceId */
+  refuse(sequenceId) {
+    const turn = this.turnOf(sequenceId);
+    if (turn === null) return null;
+    const chunks = this.#kept.filter((chunk) => chunk.turn === turn);
+    for (const chunk of chunks) chunk.refused ||= chunk.sequenceId === sequenceId;
+    const taken = chunks.filter(({ refused }) => !refused);
+    const isOpen = taken.some(({ payload, toolCallId }) => payload.length > 0 || toolCallId !== null);
+    // Results of tools need no end.
+    const isOver = chunks.some(({ endOfInput, refused, toolCallId }) => (endOfInput && (refused || !isOpen)) || (toolCallId && !isOpen));
+    return { turn, isOver, isOpen };
   }
 
   /** @param {number | null} turn */
@@ -123,7 +146,7 @@ export class Outgoing {
       turns.add(turn);
       return true;
     });
-    this.#kept.forEach((chunk, place) => (chunk.sequenceId = place));
+    this.#kept.forEach((chunk, place) => Object.assign(chunk, { sequenceId: place, refused: false }));
     for (const turn of lost) this.#gone.add(turn);
     this.#incomplete.clear();
     this.#next = this.#kept.length;

@@ -7,7 +7,9 @@
                              are asked again
    undelivered { turn, code } nothing more is sent of a turn, for this code of the protocol or "undeliverable"
    resumed   the frame       the session was resumed; what the server lacks is sent again
-   frame     the frame       any other frame of the server, output once; audio as { type: "audio", samples, startMs, words }
+   frame     the frame       any other frame of the server, output once; audio as { type: "audio", samples, startMs, words };
+                             with the number of its chunk, `turn` is whose chunk that is; an error that refuses one says
+                             `isOver` where no answer comes to the turn, and `isOpen` where its input has no end
    rtt       milliseconds    of a ping
 
 `onwire(direction, frame)`, where it is set, is called with every frame, "sent" or "received"; `frame` of a binary one is
@@ -87,6 +89,8 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   /** @type {"connecting" | "open" | "waiting" | "refused" | "ended"} */
   state = "ended";
   starting = false;
+  /* Whether results of tools need no end: the server has it once all calls have theirs. */
+  endsResults = true;
 
   /* `base` is the address of the server; `key` gives the key of the moment, or "". `words` asks for the times of spoken
      words. `WebSocket` is a class like the global one, for runtimes without it. */
@@ -289,6 +293,8 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
       case "session_closing":
         this.#lastNotice = { closing: frame };
         return this.#emit("frame", frame);
+      case "response_started":
+        return this.#emit("frame", { ...frame, turn: this.#outgoing.turnOf(frame.sequence_id) });
       case "output_chunk":
         return this.#isNew(frame.sequence_id) && this.#emit("frame", frame.payload === undefined ? frame : audioOf(frame));
       default:
@@ -374,7 +380,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   /** @param {Frame} frame */
   #complain(frame) {
-    const { code, param } = frame.error;
+    const { code, param, sequence_id: sequenceId, request_id: requestId } = frame.error;
     this.#lastNotice = { error: frame.error };
     const field = param?.split(/[.[]/)[0];
     if (field && field in this.#configuration && !this.#refusedFields.has(field) && !frame.error.request_id) {
@@ -386,7 +392,9 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
       this.#identity = null; // a new session follows, here or on the next connection
       return;
     }
-    if (this.#ready) this.#emit("frame", frame); // else it is why there is no session: the next state tells it
+    if (!this.#ready) return; // it is why there is no session: the next state tells it
+    const refused = sequenceId === undefined || requestId ? null : this.#outgoing.refuse(sequenceId);
+    this.#emit("frame", { ...frame, ...refused });
   }
 
   /** @param {number} code */

@@ -207,7 +207,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   /* The end says nothing, and so it has room where the last of the sound has none. */
   /** @param {Uint8Array} payload @param {Turn} turn */
   #sendEnd(payload, turn) {
-    const end = { modality: /** @type {const} */ ("audio"), endOfInput: true, turn: turn.number };
+    const end = { modality: /** @type {const} */ ("audio"), endOfInput: true, turn: turn.number, ref: turn.ref };
     if (this.session.sendChunk({ ...end, payload }) || this.session.sendChunk({ ...end, payload: new Uint8Array(0) })) return;
     this.conversation.fail(turn, "undeliverable");
   }
@@ -231,7 +231,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
       return this.#finishTurn(payload);
     }
     if (this.#network === "paused") return;
-    if (!this.session.sendChunk({ modality: "audio", payload, turn: turn ? turn.number : null })) {
+    if (!this.session.sendChunk({ modality: "audio", payload, turn: turn ? turn.number : null, ref: turn?.ref })) {
       return this.#becomeNetwork("paused");
     }
     if (turn) return this.conversation.keepSound(turn, "user", samples);

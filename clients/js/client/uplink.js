@@ -134,8 +134,10 @@ export function cut(chunk, most) {
   if (payload.byteLength <= most || !canBeCut(chunk)) return [chunk];
   const size = most - (most % 2) || most; // samples stay whole where they can
   const pieces = [];
-  for (let start = 0; start < payload.byteLength; start += size) {
-    const end = Math.min(start + size, payload.byteLength);
+  for (let start = 0, end = 0; end < payload.byteLength; start = end) {
+    end = Math.min(start + size, payload.byteLength);
+    // A piece of text that is JSON has to be text.
+    if (chunk.modality === "text") while (end > start + 4 && (payload[end] & 0xc0) === 0x80) end--;
     pieces.push({ ...chunk, payload: payload.subarray(start, end), endOfInput: endOfInput && end === payload.byteLength });
   }
   return pieces;

@@ -59,6 +59,12 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   #acknowledger;
   /* Sessions so far: the results of a tool belong to the one that asked. */
   #sessions = 0;
+  /* Turns of which sound was given to the speaker and not all of it has come out. */
+  /** @type {Set<number>} */
+  #sounding = new Set();
+  /* Requests that the server was told to stop. */
+  /** @type {Set<string>} */
+  #cancelled = new Set();
   /* The code of the error for which there is no session, said once. */
   #refusal = "";
 
@@ -173,35 +179,53 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /* A picture that belongs to the turn of the moment: `payload` is the file's bytes. */
   /** @param {Modality} modality @param {Uint8Array} payload */
   show(modality, payload) {
-    if (this.session.sendChunk({ modality, payload, turn: this.#pageTurn })) return;
+    if (this.session.sendChunk({ modality, payload, turn: this.#pageTurn, ref: this.#ref })) return;
     const isLarge = payload.byteLength > this.session.maxChunkBytes;
     this.#emit("error", { error: { code: isLarge ? TOO_LARGE : "undeliverable", message: isLarge ? "" : TOO_MUCH } });
+  }
+
+  /* The name of the turn of the moment, or, where there is none, of the one that begins next. */
+  get #ref() {
+    const { turns, nextRef } = this.conversation;
+    return (this.#pageTurn === null ? this.heardTurn : turns[this.#pageTurn])?.ref ?? nextRef;
   }
 
   /* Send a chunk of a turn, which fails where that cannot be. */
   /** @param {KeptTurn} turn @param {InputChunk} chunk */
   #send(turn, chunk) {
-    const sent = this.session.sendChunk({ ...chunk, turn: turn.number });
+    const sent = this.session.sendChunk({ ...chunk, turn: turn.number, ref: turn.ref });
     if (!sent) this.conversation.fail(turn, TOO_MUCH);
     return sent;
   }
 
-  /* Stop playing, and cancel the answers on the server. */
+  /* Stop playing, and cancel on the server, by their names, the answers that are awaited, under way or heard: nothing else
+     stops, and what somebody begins to say goes on. */
   /** @param {Turn | null} [exception] */
   interrupt(exception = null) {
-    const { session, speaker, conversation } = this;
-    const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
+    const { speaker, conversation } = this;
     if (speaker.playing) this.#acknowledge();
-    // Also where all of it has come and is being played: the server keeps in mind what was heard of it.
-    if (owed || speaker.playing) session.cancel();
+    for (const turn of conversation.turns) {
+      // Also where all of it has come: the server keeps in mind what was heard of it.
+      const sounds = this.#sounding.has(turn.number) || speaker.playingId === turn.number;
+      if (turn !== exception && (isOwed(turn) || sounds)) this.#cancel(turn);
+    }
     this.#silence(exception);
     this.#changed();
+  }
+
+  /* The server is told once to stop an answer: as soon as it has named it. */
+  /** @param {Turn} turn */
+  #cancel({ requestId }) {
+    if (!requestId || this.#cancelled.has(requestId)) return;
+    this.#cancelled.add(requestId);
+    this.session.cancel(requestId);
   }
 
   /* Send a turn's question again, or `text` in its place: the server removes the turn and all later ones from the history.
      Resolves to whether it did. */
   /** @param {Turn} turn @param {string} [text] */
   async resend(turn, text = turn.user.text) {
+    this.#endHeardTurn();
     this.interrupt();
     const forgotten = turn.requestId === null || (await this.#truncate(turn));
     this.conversation.drop(turn);
@@ -220,10 +244,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /** @param {Turn} turn @returns {Promise<boolean>} */
   async #truncate(turn) {
-    // It is valid only between requests: what is being said or answered has to have its end.
-    this.#endHeardTurn();
-    this.session.cancel();
-    await this.conversation.settled();
+    await this.conversation.settled(); // it is valid only between requests
     this.#truncated(false);
     const { requestId } = turn; // another one, if a new session was asked again meanwhile
     if (requestId === null || !this.session.truncate(requestId)) return false;
@@ -303,6 +324,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.talk.forgetPlaces();
     this.heardTurn = null;
     this.#lastSpeechMs = -1;
+    this.#sounding.clear();
     this.#truncated(false);
   }
 
@@ -319,11 +341,13 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     if (frame.type === "history_truncated") return this.#truncated(true);
     if (frame.type === "error" && !frame.error.request_id) {
       if (frame.error.param === "request_id" && this.#truncating) return this.#truncated(false);
-      return this.#emit("error", frame);
+      return frame.isOver ? this.#refused(frame) : this.#emit("error", frame);
     }
     if (frame.type === "audio") frame.place = Math.round((frame.startMs / 1000) * (this.#configuredRate ?? 0));
     const turn = this.conversation.apply(frame);
     if (!turn) return;
+    if (this.heardTurn?.dropped) this.heardTurn = null; // it is a part of another turn
+    if (turn.unwanted && turn.answer.finishReason === null) this.#cancel(turn);
     if (frame.type === "audio" && !turn.unwanted) this.#play(turn, frame);
     if (frame.final) {
       this.speaker.end(turn.number);
@@ -334,8 +358,23 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.#changed();
   }
 
+  /* No answer comes to a turn: the server refused what ends it. */
+  /** @param {Frame} frame */
+  #refused({ error, turn: number, isOpen }) {
+    const turn = /** @type {KeptTurn} */ (this.conversation.turns[number]);
+    this.session.answered(number);
+    this.conversation.fail(turn, error.code);
+    if (isOpen) {
+      turn.unwanted = true; // the server has a part of it, and answers that
+      this.session.sendChunk({ modality: "text", payload: new Uint8Array(0), endOfInput: true });
+      this.#cancel(turn);
+    }
+    this.#changed();
+  }
+
   /** @param {KeptTurn} turn @param {{ samples: Int16Array, place: number }} frame */
   #play(turn, { samples, place }) {
+    this.#sounding.add(turn.number);
     this.#emit("audio", { turn, samples });
     this.conversation.keepSound(turn, "server", samples.slice());
     this.speaker.play(turn.number, samples, place);
@@ -344,11 +383,13 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless
      that turns out to have no words. */
-  /** @param {{ audio_ms: number }} frame */
-  #speechStarted({ audio_ms: audioMs }) {
-    if (audioMs <= this.#lastSpeechMs) return; // a resumed connection repeats what it is not sure of
+  /** @param {Frame} frame */
+  #speechStarted(frame) {
+    const { audio_ms: audioMs, turn_id: turnId } = frame;
+    // A resumed connection repeats what it is not sure of.
+    if (turnId ? this.conversation.saidAs(turnId) : audioMs <= this.#lastSpeechMs) return;
     this.#lastSpeechMs = audioMs;
-    const turn = this.conversation.begin("heard");
+    const turn = this.conversation.hear(this.conversation.begin("heard"), frame);
     this.heardTurn = turn;
     this.conversation.hold(turn);
     this.speaker.flush();
@@ -357,13 +398,16 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.#changed();
   }
 
-  /** @param {{ audio_ms: number }} frame */
-  #speechStopped({ audio_ms: audioMs }) {
-    const turn = this.heardTurn;
-    const beganAtMs = this.#lastSpeechMs;
-    if (!turn || audioMs <= beganAtMs) return;
-    this.#emit("turnend");
+  /** @param {Frame} frame */
+  #speechStopped(frame) {
     const { talk, conversation } = this;
+    const { audio_ms: audioMs, turn_id: turnId } = frame;
+    const turn = turnId ? conversation.saidAs(turnId) : this.heardTurn;
+    if (!turn) return;
+    conversation.hear(turn, frame);
+    const beganAtMs = this.#lastSpeechMs;
+    if (turn !== this.heardTurn || audioMs <= beganAtMs) return; // it had its end
+    this.#emit("turnend");
     for (const samples of talk.samplesBetween(beganAtMs, audioMs)) conversation.keepSound(turn, "user", samples);
     turn.stoppedAt = performance.now();
     conversation.endSpeech(turn, talk.spokenAt(audioMs) ?? turn.stoppedAt);
@@ -390,13 +434,15 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     if (asking.unwanted || asking.dropped) return;
     if (asked !== this.#sessions) return conversation.missResults(); // no other session knows of this call
     const alone = !this.heardTurn && talk.phase !== "talking";
-    const turn = alone ? conversation.begin("tool").number : this.#pageTurn;
+    const { number: turn, ref } = alone ? conversation.begin("tool") : { number: this.#pageTurn, ref: this.#ref };
+    // An end would end what somebody has begun to say, too. A server that names requests ends this one by itself.
+    const ends = alone && !(conversation.isNamed && session.endsResults && talk.phase === "listening");
     calls.forEach((call, place) => {
       conversation.answerCall(asking, call, results[place]);
-      const endOfInput = alone && place === calls.length - 1;
+      const endOfInput = ends && place === calls.length - 1;
       let payload = new TextEncoder().encode(results[place]);
       if (payload.byteLength > session.maxChunkBytes) payload = new TextEncoder().encode(failure("the result is too long"));
-      const sent = session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
+      const sent = session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn, ref });
       if (!sent && turn !== null) conversation.fail(conversation.turns[turn], TOO_MUCH);
     });
     this.#changed();
@@ -431,8 +477,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /* What was heard of the answer that plays, by its name: others may have arrived behind it. */
   #acknowledge() {
     const { speaker, conversation } = this;
-    const turn = speaker.playingId === undefined ? undefined : conversation.turns[speaker.playingId];
-    this.session.acknowledge(speaker.playedMs, turn?.requestId);
+    const [first] = this.#sounding; // they are played one after the other
+    this.session.acknowledge(speaker.playedMs, conversation.turns[speaker.playingId ?? first]?.requestId);
   }
 
   #listenToSpeaker() {
@@ -453,6 +499,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       @returns {(event: CustomEvent<{ id: number, playedMs: number }>) => void} */
     const told = (record) => ({ detail: { id, playedMs } }) => {
       const turn = conversation.turns[id];
+      this.#sounding.delete(id);
       session.acknowledge(playedMs, turn?.requestId);
       if (turn) record(turn, playedMs);
       this.#changed();

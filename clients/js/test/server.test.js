@@ -1,9 +1,10 @@
 /* Against a server that echoes, at OMNI_WS_URL; skipped without one, or without WebSocket (Node before 22 hides it). */
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { VoiceClient } from "../client.js";
+import { Session, VoiceClient } from "../client.js";
 
 const url = process.env.OMNI_WS_URL;
 const missing = globalThis.WebSocket
@@ -107,6 +108,48 @@ test("a new session knows nothing of the old one", options, async () => {
   assert.notEqual(id, created.session_id);
   assert.equal(lost, false);
   assert.equal((await ask(client, "two")).answer.text, "two");
+  client.close();
+});
+
+/* A speaker that plays until it is flushed. */
+class Playing extends EventTarget {
+  ids = [];
+  get playing() {
+    return this.ids.length > 0;
+  }
+  play(id) {
+    if (!this.ids.includes(id)) this.ids.push(id);
+  }
+  end() {}
+  flush() {
+    for (const id of this.ids.splice(0)) this.dispatchEvent(new CustomEvent("flushed", { detail: { id, playedMs: 0 } }));
+  }
+}
+
+test("Stop, while somebody begins to speak, stops what sounds and not what is said", { ...options, timeout: 60_000 }, async () => {
+  const session = new Session(url, () => "", { WebSocket: Cuttable });
+  const config = { input_audio: { format: "pcm16", sample_rate: 16_000, channels: 1 } };
+  const { client } = await connected({ mode: "open", config, connect: () => ({ session, speaker: new Playing() }) });
+  const speech = readFileSync(new URL("../../../tests/data/goforward.wav", import.meta.url)).subarray(44);
+  const stream = Buffer.concat([Buffer.alloc(16_000), speech, Buffer.alloc(48_000)]);
+  const say = (from, to) => {
+    for (let place = from; place < to; place += 640) {
+      client.session.sendChunk({ modality: "audio", payload: new Uint8Array(stream.subarray(place, Math.min(place + 640, to))) });
+    }
+  };
+  say(0, stream.length);
+  await told(client, "answered");
+  for (const spokenMs of [700, 900, 1100]) {
+    const stopAt = 16_000 + 32 * spokenMs;
+    say(0, stopAt);
+    client.interrupt(); // of this speech the page has not been told yet
+    say(stopAt, stream.length);
+    await told(client.session, "frame", ({ type }) => type === "speech_stopped");
+    const { turn } = await told(client, "answered");
+    assert.equal(turn, client.conversation.turns.at(-1));
+    assert.deepEqual([turn.kind, turn.answer.finishReason], ["heard", "stop"]);
+    assert.equal((await ask(client, "are you there?")).answer.text, "are you there?");
+  }
   client.close();
 });
 
