@@ -27,39 +27,64 @@ class PlayedAnswer:
 
     request_id: str
     text: str = ""
-    #: The end of the sound that came, and how much of it was played.
-    came: int = 0
+    #: The sound that came, and how much of it was played.
+    sound: Pcm16 = field(default_factory=lambda: np.zeros(0, np.int16))
     played: int = 0
-    #: How many of its words were begun, and where each of them ended.
-    begun: int = 0
-    ends: list[int] = field(default_factory=list)
     #: Why it has its final; None before.
     reason: str | None = None
     #: What stopped it: speech or the client; None where nothing did.
     stopped_by: str | None = None
-    reported: int = 0
+    #: Where it was at the latest report, and at the latest before it was stopped; None without any.
+    reported: int | None = None
+    reported_before: int | None = None
+    #: Whether the connection was lost while it came or was played.
+    lost: bool = False
 
     @property
     def played_ms(self) -> float:
         return self.played * 1000 / VOICE_RATE
 
-    def ended(self, *, tolerance: int = 0) -> int:
-        """How many words were played to their ends."""
-        return sum(end + tolerance <= self.played for end in self.ends)
-
     @property
     def whole(self) -> bool:
-        return self.reason == "stop" and self.played == self.came
+        return self.reason == "stop" and self.played == len(self.sound) > 0
 
-    def heard(self, words: list[str], *, timed: bool) -> set[str]:
-        """What was heard of the answer with these words: one text, or several where that cannot be told exactly."""
+    def take(self, begin: int, samples: Pcm16) -> None:
+        """Sound came, for this place."""
+        end = begin + len(samples)
+        if end > len(self.sound):
+            self.sound = np.concatenate((self.sound, np.zeros(end - len(self.sound), np.int16)))
+        self.sound[begin:end] = samples
+
+    def _words(self, place: int, *, timed: bool) -> int:
+        """How many words were heard up to there: begun, or whole where a voice has no word times."""
+        sound = self.sound[:place]
+        return int(sound.max(initial=0)) // 2 if timed else int((sound & 1).sum())
+
+    def heard(self, words: list[str], *, timed: bool, late: int) -> dict[str, str]:
+        """What was heard of the answer with these words, and other texts that the rules allow, with the reason.
+
+        ``late`` samples may lie between what is sent and what is played.
+        """
         if self.whole:
-            return {" ".join(words)}
-        if not self.came:
+            return {" ".join(words): "played"}
+        if not len(self.sound):
             # Text without sound is heard when it is sent, unless somebody spoke before there was anything to hear.
-            return {"" if self.stopped_by == "speech" else self.text.rstrip()}
-        counts = {self.begun} if timed else {self.ended(), self.ended(tolerance=_TOLERANCE)}
-        return {" ".join(words[:count]) for count in counts}
+            return {"" if self.stopped_by == "speech" else self.text.rstrip(): "played"}
+        reasons = {self.played: "played"}
+        if not timed:
+            reasons.setdefault(max(0, self.played - _TOLERANCE), "played")
+        if self.reported_before is not None:
+            # The report that tells where it stopped may come when a request has read the history.
+            reasons.setdefault(self.reported_before, "up to the latest report in time")
+            if not timed:
+                reasons.setdefault(max(0, self.reported_before - _TOLERANCE), "up to the latest report in time")
+        else:
+            end = len(self.sound) if self.lost else min(len(self.sound), self.played + late)
+            reasons |= dict.fromkeys(range(self.played + 1, end + 1, _ROUNDED), "by the server's clock, without a report")
+        texts: dict[str, str] = {}
+        for place, reason in reasons.items():
+            texts.setdefault(" ".join(words[: self._words(place, timed=timed)]), reason)
+        return texts
 
 
 @dataclass(slots=True)
@@ -88,7 +113,7 @@ class Loudspeaker:
         follows = answer.played if last is None else last.begin + len(last.samples)
         if abs(begin - follows) <= _ROUNDED:
             begin = follows
-        answer.came = max(answer.came, begin + len(samples))
+        answer.take(begin, samples)
         self._pieces.append(_Piece(answer, begin, samples, now + self._latency_sec))
 
     def play(self, now: float) -> None:
@@ -100,30 +125,28 @@ class Loudspeaker:
             count = min(left, int((now - begins) * VOICE_RATE + 1e-6))
             if count <= 0 and left:
                 return
+            self.answer = piece.answer
             self._sound(piece, count)
             self._at = begins + count / VOICE_RATE
             if count < left:
                 return
             self._pieces.popleft()
 
-    def _sound(self, piece: _Piece, count: int) -> None:
-        answer, begin = piece.answer, piece.begin + piece.done
+    @staticmethod
+    def _sound(piece: _Piece, count: int) -> None:
         piece.done += count
-        self.answer = answer
-        fresh = max(0, answer.played - begin)  # what comes again was heard before
-        sound = piece.samples[piece.done - count : piece.done][fresh:]
-        if not len(sound):
-            return
-        ends = begin + fresh + np.flatnonzero(sound & 1) + 1
-        answer.ends += [int(end) for end in ends]
-        answer.begun = max(answer.begun, int(sound.max()) // 2)
-        answer.played = begin + count
+        # What comes again was heard before.
+        piece.answer.played = max(piece.answer.played, piece.begin + piece.done)
 
     def stop(self, now: float, by: str) -> None:
         """Play nothing more of what came so far."""
         self.play(now)
+        if self._pieces:
+            self.answer = self._pieces[0].answer
         for piece in self._pieces:
-            piece.answer.stopped_by = piece.answer.stopped_by or by
+            answer = piece.answer
+            if answer.stopped_by is None:
+                answer.stopped_by, answer.reported_before = by, answer.reported
         self._pieces.clear()
         self._at = max(self._at, now)
 
