@@ -80,7 +80,9 @@ class PlayedAnswer:
                 reasons.setdefault(max(0, self.reported_before - _TOLERANCE), "up to the latest report in time")
         else:
             end = len(self.sound) if self.lost else min(len(self.sound), self.played + late)
-            reasons |= dict.fromkeys(range(self.played + 1, end + 1, _ROUNDED), "by the server's clock, without a report")
+            reasons |= dict.fromkeys(
+                range(self.played + 1, end + 1, _ROUNDED), "by the server's clock, without a report"
+            )
         texts: dict[str, str] = {}
         for place, reason in reasons.items():
             texts.setdefault(" ".join(words[: self._words(place, timed=timed)]), reason)

@@ -47,8 +47,8 @@ from benchmarks.soak_voices import (
     CodedEars,
     CodedVoice,
     Given,
-    ScenicModel,
     Scenes,
+    ScenicModel,
     spelled,
 )
 from omni_ws.core.chunks import InputChunk, Modality
@@ -403,7 +403,9 @@ class OpenMicrophone:
             await self._sleep(max(0.0, began + frames * self._frame_ms / 1000 - self._now))
             async with self._sending:
                 payload = self._heard(size).tobytes()
-                await self._send_chunk(encode_input(InputChunk(Modality.AUDIO, payload, self._chunks, None, None, False)))
+                await self._send_chunk(
+                    encode_input(InputChunk(Modality.AUDIO, payload, self._chunks, None, None, False))
+                )
 
     def _heard(self, size: int) -> np.ndarray[Any, np.dtype[np.int16]]:
         """What the microphone hears next."""
@@ -644,12 +646,14 @@ class _HurriedLoop(VirtualClockLoop):
         asyncio.SelectorEventLoop.__init__(self, self._jumping)
 
 
-def converse(seed: int, talkers: int, minutes: float, findings: Findings) -> None:
+def converse(seed: int, microphones: int, minutes: float) -> Findings:
     """So many minutes of a clock of its own, so many conversations at a time."""
+    findings = Findings()
     number, left = 0, minutes * 60
     while left > 0:
         seconds = min(left, LIFE_SEC)
         with asyncio.Runner(loop_factory=_HurriedLoop) as runner:
-            number += runner.run(_live(f"seed {seed}", number, talkers, seconds, findings))
-            findings.counts["minutes of conversation"] += round(talkers * seconds / 60)
+            number += runner.run(_live(f"seed {seed}", number, microphones, seconds, findings))
+        findings.counts["minutes of conversation"] += round(microphones * seconds / 60)
         left -= seconds
+    return findings

@@ -33,8 +33,8 @@ from omni_ws.errors import EmptyInput
 RATE: Final = 16_000
 VOICE_RATE: Final = 24_000
 WORD_MS: Final = 240
-#: Loud enough to be speech: a cough, which is no word, and what a listener says who wants the speaker to go on. Each has
-#: a number of its own.
+#: Loud enough to be speech: a cough, which is no word, and what a listener says who wants the speaker to go on. Each
+#: has a number of its own.
 FIRST_COUGH, FIRST_ACKNOWLEDGEMENT = 2000, 3000
 ACKNOWLEDGED: Final = "Yeah."
 #: The number of the first word of a user, and how many there are.
