@@ -52,7 +52,7 @@ _SYLLABLES: Final = [consonant + vowel for consonant in _CONSONANTS for vowel in
 
 def spelled(number: int) -> str:
     """A word for a number, of three syllables or more."""
-    syllables = []
+    syllables: list[str] = []
     while number or len(syllables) < 3:
         number, syllable = divmod(number, len(_SYLLABLES))
         syllables.append(_SYLLABLES[syllable])
