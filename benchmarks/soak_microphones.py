@@ -315,8 +315,9 @@ class OpenMicrophone:
         self._speaker.stop(self._now, "client")
         await self._report()
         number = OpenMicrophone._next_word = (OpenMicrophone._next_word + 1) % WORDS
-        self._said.append(_Said(self._heard_next, spelled(number)))
-        self._typed[spelled(number)] = self._heard_next
+        at = self._heard_next - 0.5  # before what is said from now on
+        self._said.append(_Said(at, spelled(number)))
+        self._typed[spelled(number)] = at
         frame = {"type": "input_chunk", "text": spelled(number), "end_of_input": True}
         async with self._sending:
             await self._send_chunk(json.dumps({**frame, "sequence_id": self._chunks}))
