@@ -73,7 +73,9 @@ class PlayedAnswer:
         reasons = {self.played: "played"}
         if not timed:
             reasons.setdefault(max(0, self.played - _TOLERANCE), "played")
-        if self.reported_before is not None:
+        if self.stopped_by == "client":
+            pass  # it told where that was
+        elif self.reported_before is not None:
             # The report that tells where it stopped may come when a request has read the history.
             reasons.setdefault(self.reported_before, "up to the latest report in time")
             if not timed:

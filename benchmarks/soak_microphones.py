@@ -120,7 +120,6 @@ class OpenMicrophone:
         self._unacknowledged: dict[int, bytes | str] = {}
         self._chunks = 0
         self._over = self._lost = False
-        self._events: dict[str, asyncio.Event] = {}
         #: What the microphone is to hear, and how much it has heard, in samples.
         self._sounds: deque[np.ndarray[Any, np.dtype[np.int16]]] = deque()
         self._sounding = 0
@@ -290,8 +289,13 @@ class OpenMicrophone:
         else:
             await self._sleep(self._chance.uniform(0.3, 3))
         self._speaker.stop(self._now, "client")
-        meant = [name for name, one in self._answers.items() if not one.whole and one.stopped_by in (None, "client")]
-        meant += [name for name in self._running if name not in meant]
+        meant = [
+            name
+            for name, one in self._answers.items()
+            if name not in self._running and not one.whole and one.stopped_by in (None, "client")
+        ]
+        if not self._speaking:  # else the input of one is open: a cancel of that is a place in it
+            meant += [name for name in self._running if name not in meant]
         self._findings.counts["stops"] += bool(meant)
         for name in meant:
             self._answer(name).stopped_by = self._answer(name).stopped_by or "client"
@@ -303,8 +307,6 @@ class OpenMicrophone:
             await self._control({"type": "cancel", "request_id": name})
         if not first:
             await self._report()
-        token = f"{self._number} {self._now}"
-        await self._control({"type": "ping", "t": token})
 
     async def _type(self) -> None:
         """A request by keyboard, which interrupts as the page does: its sound stops at once."""
@@ -336,7 +338,7 @@ class OpenMicrophone:
 
     def _note_loss(self) -> None:
         for answer in self._answers.values():
-            answer.lost = answer.lost or not answer.whole
+            answer.lost = answer.lost or (answer.stopped_by is None and not answer.whole)
 
     # the connection
 
