@@ -119,7 +119,7 @@ class OpenMicrophone:
         #: Chunks that may not have arrived, by their numbers.
         self._unacknowledged: dict[int, bytes | str] = {}
         self._chunks = 0
-        self._over = self._lost = False
+        self._over = self._lost = self._has_reported = False
         #: What the microphone is to hear, and how much it has heard, in samples.
         self._sounds: deque[np.ndarray[Any, np.dtype[np.int16]]] = deque()
         self._sounding = 0
@@ -337,6 +337,10 @@ class OpenMicrophone:
             await self._until(lambda: not self._lost)
 
     def _note_loss(self) -> None:
+        self._note_clock()
+
+    def _note_clock(self) -> None:
+        """Where no report said otherwise, the server has only its clock for what sounds."""
         for answer in self._answers.values():
             answer.lost = answer.lost or (answer.stopped_by is None and not answer.whole)
 
@@ -439,6 +443,7 @@ class OpenMicrophone:
         if answer is None or (answer.played == answer.reported and not again):
             return
         if not self._lost:
+            self._has_reported = True
             answer.reported = answer.played
             if answer.stopped_by is None:
                 answer.reported_before = answer.played
@@ -466,6 +471,8 @@ class OpenMicrophone:
                     del self._unacknowledged[number]
             case {"type": "speech_started"}:
                 self._speaking = True
+                if not self._has_reported:  # all that was sent counts, before any report
+                    self._note_clock()
                 self._speaker.stop(self._now, "speech")
                 for request_id in self._running:
                     self._answer(request_id).stopped_by = self._answer(request_id).stopped_by or "speech"
