@@ -202,7 +202,7 @@ servers:
 	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
 	$(FROM_DISTRIBUTION)
 
-soak: $(VENV)/.ready-to-test ## clients that check each word for a minute, while parts of the server, its disk, network and clock fail
+soak: $(VENV)/.ready-to-test ## conversations compared with what was said and played; a minute of clients that check each word, while parts of the server, its disk, network and clock fail
 	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing=libfaketime; \
 	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
 	$(FROM_DISTRIBUTION)

@@ -5,6 +5,9 @@ server gets garbage, heads that never end, or more connections than it has descr
 the network of some talkers is cut, or its wall clock jumps.
 Now and then the server itself is killed, and started again. Twice a minute the clients rest: then nothing may be left
 of them, and what the server holds is measured.
+
+Before that, *microphones*: clients that pause, interrupt, cough, press stop and lose their connections, on a clock that
+jumps over idle time. What the model is given of each conversation is compared with what was said and played.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -28,6 +33,8 @@ from benchmarks.soak_clients import Talker, Tally, keep_heads_open, send_garbage
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import CLOCK_CAN_BE_SET, DESCRIPTORS, Measures, SoakedServer, small_disk
 
+#: Engines, a clock and the server's own detector for the microphones.
+_TESTS: Final = Path(__file__).parents[1] / "tests"
 #: Between two rests.
 ROUND_SEC: Final = 25.0
 #: In which nothing may be left of the clients of a round.
@@ -52,21 +59,53 @@ RECOGNISERS: Final = 4
 
 def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one minute")
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--parts", nargs="+", choices=("microphones", "talkers"), default=["microphones", "talkers"])
+    parser.add_argument("--quick", action="store_true", help="one minute, and three microphones at a time")
+    parser.add_argument("--minutes", type=float, default=10, help="of the clock; of microphones, of their own")
     parser.add_argument("--talkers", type=int, default=8, help="sessions at a time")
+    parser.add_argument("--microphones", type=int, default=12, help="conversations at a time")
     parser.add_argument("--seed", type=int, default=None, help="of the faults; by default another each time")
     options = parser.parse_args(arguments)
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    print(f"### {1 if options.quick else options.minutes:g} minutes of {options.talkers} talkers, seed {seed}\n")
+    minutes = 1.0 if options.quick else options.minutes
+    right = True
+    if "microphones" in options.parts:
+        right = _open_microphones(3 if options.quick else options.microphones, minutes, seed)
+    if "talkers" in options.parts:
+        right = _talk(options.talkers, minutes, seed) and right
+    return right
+
+
+def _open_microphones(count: int, minutes: float, seed: int) -> bool:
+    print(f"### {minutes:g} minutes of {count} microphones, seed {seed}\n")
+    sys.path.append(str(_TESTS))
+    from benchmarks.soak_microphones import converse
+
+    findings = converse(seed, count, minutes)
+    _print_counts(findings.counts)
+    print(f"\n{len(findings.differences)} differences, {len(findings.wrong)} other defects")
+    for line in (*findings.differences[:50], *findings.wrong[:50]):
+        print(f"- {line}")
+    print()
+    return not findings.differences and not findings.wrong and findings.counts["histories compared"] > 0
+
+
+def _print_counts(counts: Counter[str]) -> None:
+    print("| what | how often |\n|---|---|")
+    for name, count in sorted(counts.items()):
+        print(f"| {name} | {count:,} |")
+
+
+def _talk(talkers: int, minutes: float, seed: int) -> bool:
+    print(f"### {minutes:g} minutes of {talkers} talkers, seed {seed}\n")
     with tempfile.TemporaryDirectory() as folder, small_disk() as (disk, can_be_full), link_to_cut(seed) as link:
         if not can_be_full:
             print("no disk to fill: it needs root\n")
         if not CLOCK_CAN_BE_SET:
             print("no clock to set: it needs libfaketime\n")
         server = SoakedServer(disk, Path(folder) / "server.log", host="127.0.0.1" if link is None else SERVER)
-        soak = Soak(server, options.talkers, seed, disk=disk if can_be_full else None, link=link)
-        return asyncio.run(soak.run(60.0 if options.quick else options.minutes * 60))
+        soak = Soak(server, talkers, seed, disk=disk if can_be_full else None, link=link)
+        return asyncio.run(soak.run(minutes * 60))
 
 
 class Soak:
@@ -217,9 +256,7 @@ class Soak:
     def _report(self) -> bool:
         if not self._tally.counts["answers"]:
             self._tally.wrong.append("no answer")
-        print("| what | how often |\n|---|---|")
-        for name, count in sorted(self._tally.counts.items()):
-            print(f"| {name} | {count:,} |")
+        _print_counts(self._tally.counts)
         print("\n| life | rests | descriptors | threads | MiB |\n|---|---|---|---|---|")
         for number, rests in enumerate(self._rests):
             columns = [[getattr(rest, name) for rest in rests] for name in MAX_GROWTH]

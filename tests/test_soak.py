@@ -15,9 +15,12 @@ from support.live_server import live_server
 
 from benchmarks.soak import Soak, growth
 from benchmarks.soak_clients import Talker, Tally
+from benchmarks.soak_loudspeaker import PlayedAnswer
+from benchmarks.soak_microphones import Findings, OpenMicrophone, scene
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import KEY, SoakedServer
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.ledger import Ledger, LedgerEntry
 from omni_ws.engine.base import Engine, PartFailed
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed
@@ -126,3 +129,68 @@ def test_a_run_without_an_answer_is_a_defect(tmp_path: Path) -> None:
 )
 def test_a_recogniser_that_is_loaded_late_is_no_growth(values: list[float], grown: float) -> None:
     assert growth(values) == pytest.approx(grown)
+
+
+# open microphones
+
+
+class Interrupter(OpenMicrophone):
+    """Talks over an answer once it has heard 3 s of it, and then asks something else."""
+
+    async def _behave(self, seconds: float, tasks: list[asyncio.Task[None]]) -> None:
+        await self._speak()
+        await self._until(lambda: any(answer.played_ms > 3000 for answer in self._played))
+        await self._speak()
+        await self._settle()
+
+    @property
+    def _played(self) -> list[PlayedAnswer]:
+        self._speaker.play(self._now)
+        return [*self._answers.values()]
+
+
+class Liar(Interrupter):
+    """Says that it has played less than it has."""
+
+    def told_ms(self, answer: PlayedAnswer) -> float:
+        return max(0.0, answer.played_ms - 1500)
+
+
+async def compared(microphone: type[OpenMicrophone] = Interrupter) -> list[str]:
+    findings = Findings()
+    async with scene("a test") as (server, scenes):
+        await microphone(server, scenes, findings, "a test", 1).talk(0)
+    assert findings.counts["histories compared"] > 1
+    assert findings.wrong == []
+    return findings.differences
+
+
+@pytest.mark.virtual_clock
+async def test_what_was_played_is_what_the_model_is_given() -> None:
+    assert await compared() == []
+
+
+@pytest.mark.virtual_clock
+async def test_a_loudspeaker_that_is_said_to_be_elsewhere_is_a_difference() -> None:
+    (difference,) = await compared(Liar)
+    assert "message 1" in difference
+
+
+@pytest.mark.virtual_clock
+async def test_a_word_of_an_answer_too_many_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Ledger._heard_text
+
+    def one_more(self: Ledger, entry: LedgerEntry, cut_ms: float | None) -> str:
+        words = len(heard(self, entry, cut_ms).split())
+        return " ".join(entry.said.joined().split()[: words + 1])
+
+    monkeypatch.setattr(Ledger, "_heard_text", one_more)
+    (difference,) = await compared()
+    assert "message 1" in difference
+
+
+@pytest.mark.virtual_clock
+async def test_a_word_that_is_not_written_down_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear = LedgerEntry.hear
+    monkeypatch.setattr(LedgerEntry, "hear", lambda self, text: hear(self, " ".join(text.split()[:-1])))
+    assert any("message 0" in difference for difference in await compared())

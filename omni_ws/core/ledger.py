@@ -509,6 +509,8 @@ class Ledger:
             return
         if entry.cut_ms is not None:
             self._say_where_cut(entry, played_ms)
+            self._at, self._origin = index, now  # what is behind it begins now
+            self._advance(now)
             return
         self.reporting = True
         for earlier in self._line[:index]:

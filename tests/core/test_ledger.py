@@ -217,6 +217,22 @@ def test_such_a_report_may_be_less_than_the_clock_said() -> None:
     assert talk.answers() == ["one"]
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_a_report_for_a_cut_answer_means_that_nothing_behind_it_was_heard(read: bool) -> None:
+    """The client lost its connection, and comes back: what was made meanwhile is only now sent to it."""
+    talk = Talk()
+    first = talk.answer("a", "one two three", now=0)
+    talk.ledger.report(900, now=0.9, request_id="a")
+    talk.ledger.cut(first, 0.9)
+    if read:
+        talk.ledger.messages(now=1)
+    second = talk.answer("b", "four five six", now=2)
+    talk.ledger.report(950, now=4.5, request_id="a")
+    assert talk.ledger.position_ms(second, 5.5) == 1000
+    talk.ledger.cut(second, 4.5)
+    assert talk.answers() == ["one"]
+
+
 def test_reports_count_underruns_and_the_least_lead() -> None:
     talk = Talk()
     entry = talk.open("a")
