@@ -507,15 +507,15 @@ class Ledger:
         played_ms = min(played_ms, entry.sent_ms)
         if entry.reported_ms is not None and played_ms < entry.reported_ms:
             return
+        self.reporting = True
+        for earlier in self._line[:index]:
+            if earlier.reported_ms is not None and earlier.cut_ms is None:
+                earlier.reported_ms = earlier.sent_ms
         if entry.cut_ms is not None:
             self._say_where_cut(entry, played_ms)
             self._at, self._origin = index, now  # what is behind it begins now
             self._advance(now)
             return
-        self.reporting = True
-        for earlier in self._line[:index]:
-            if earlier.reported_ms is not None and earlier.cut_ms is None:
-                earlier.reported_ms = earlier.sent_ms
         entry.reported_ms = played_ms
         lead_ms = entry.sent_ms - played_ms
         entry.least_lead_ms = lead_ms if entry.least_lead_ms is None else min(lead_ms, entry.least_lead_ms)
@@ -533,7 +533,6 @@ class Ledger:
         return None
 
     def _say_where_cut(self, entry: LedgerEntry, played_ms: float) -> None:
-        self.reporting = True
         if not entry.read:
             entry.reported_ms = entry.cut_ms = played_ms
             self._revise(entry)

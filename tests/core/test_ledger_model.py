@@ -90,11 +90,10 @@ class Model:
         if played_ms < (facts.reported_ms or 0):
             return
         self.reporting = True
-        if facts.cut_ms is not None:
-            if not facts.read:
-                facts.cut_ms = facts.reported_ms = played_ms
-            return
-        facts.reported_ms = facts.played_ms = played_ms
+        if facts.cut_ms is None:
+            facts.reported_ms = facts.played_ms = played_ms
+        elif not facts.read:
+            facts.cut_ms = facts.reported_ms = played_ms
         for earlier in self.line[:index]:
             earlier.played_ms = earlier.sent_ms
             if earlier.reported_ms is not None and earlier.cut_ms is None:
