@@ -56,6 +56,8 @@ logger = logging.getLogger("omni_ws.model")
 STREAM_FORMATS: Final = frozenset(
     {AudioEncoding.PCM16, AudioEncoding.F32, AudioEncoding.PCMU, AudioEncoding.PCMA, AudioEncoding.WAV}
 )
+#: Characters of a name that a client chose.
+_SHOWN_CHARACTERS: Final = 128
 #: The formats of an HTTP response.
 FILE_FORMATS: Final = STREAM_FORMATS | {
     AudioEncoding.MP3,
@@ -63,29 +65,6 @@ FILE_FORMATS: Final = STREAM_FORMATS | {
     AudioEncoding.OPUS,
     AudioEncoding.OGG,
 }
-
-
-#: How many names of models that are not served are logged, and how much of each: clients choose them.
-MAX_NAMES: Final = 64
-MAX_NAME_CHARACTERS: Final = 128
-
-
-class StandInLog:
-    """Logs the names under which clients ask for models that are not served, each name once."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-
-    def asked(self, name: str, *, served: str) -> None:
-        """Log that the model ``served`` stands in for ``name``."""
-        name = name[:MAX_NAME_CHARACTERS]
-        if name in self._names or len(self._names) == MAX_NAMES:
-            return
-        self._names.add(name)
-        last = "; further names are not logged" if len(self._names) == MAX_NAMES else ""
-        write_line(
-            logger, logging.INFO, f"a client requested the model by another name{last}", asked=name, served=served
-        )
 
 
 class SessionFactory:
@@ -128,7 +107,7 @@ class SessionFactory:
             counts=None if group is None else SharedSlotCounts(group.counts, group.row),
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
-        self._stand_ins = StandInLog()
+        self._has_stood_in = False
         self.media_room = MediaRoom(self.budget)
         self.observers = Observers()
         self.observers.add(
@@ -164,7 +143,15 @@ class SessionFactory:
         model = self.model
         if self.config.strict_model_names:
             return model
-        return replace(model, stand_in=partial(self._stand_ins.asked, served=model.names[0]))
+        return replace(model, stand_in=self._stand_in)
+
+    def _stand_in(self, name: str) -> None:
+        """Say once that the model is asked for by another name: which one is text of a client."""
+        if not self._has_stood_in:
+            self._has_stood_in = True
+            asked = {"asked": name[:_SHOWN_CHARACTERS]} if self.config.log_content else {}
+            message = "a client requested the model by another name; further ones are not told"
+            write_line(logger, logging.INFO, message, **asked, served=self.model.names[0])
 
     def check_ready(self) -> None:
         """Raise EngineOverloaded while the engine starts, and EngineFailed when it is unavailable."""

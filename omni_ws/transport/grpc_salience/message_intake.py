@@ -23,6 +23,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 PROMPT_SEC: Final = 0.5
 #: Time-out of a message that needs no key. Longer than the event loop of a loaded server is ever blocked.
 KEYLESS_SEC: Final = 5.0
+#: Calls without a key at once, which watch the health or ask what services there are. They take no place of others.
+MAX_KEYLESS_CALLS: Final = 64
 #: Messages up to this size are not charged: a call takes as much anyway, and closing a session must be possible when
 #: the budget is exhausted.
 SMALL_BYTES: Final = 64 * 1024
@@ -60,7 +62,8 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         slots = max(1, budget.capacity // (2 * max_message_bytes))
         self._prompt = asyncio.Semaphore(slots)
         self._slow = asyncio.Semaphore(slots)
-        self._calls = 0
+        #: Calls at once: those without a key, and those with one.
+        self._calls = [0, 0]
         #: Never cancelled, since gRPC writes into the buffer of a read until the call ends, which ends the read too.
         self._reading: set[asyncio.Task[Any]] = set()
 
@@ -77,7 +80,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
 
             async def stream(_: object, context: Any) -> AsyncIterator[Any]:
-                with self._call() as share:
+                with self._call(has_key) as share:
                     if handler.request_streaming:
                         events = handler.stream_stream(self._read_requests(context, handler), context)
                     else:
@@ -93,30 +96,27 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
 
         async def answer(_: object, context: Any) -> Any:
-            with self._call() as share:
+            with self._call(has_key) as share:
                 request = await self._read_request(context, handler, share, has_key=has_key)
                 return await handler.unary_unary(request, context)
 
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     @contextmanager
-    def _call(self) -> Iterator[Share]:
+    def _call(self, has_key: bool) -> Iterator[Share]:
         share = Share(self._budget)
-        self._calls += 1
+        self._calls[has_key] += 1
         try:
             yield share
         finally:
-            self._calls -= 1
+            self._calls[has_key] -= 1
             share.resize(0)
 
     async def _read_request(self, context: CallContext, handler: Any, share: Share, *, has_key: bool) -> Any:
         try:
             if has_key:
                 self._check_key(context)
-            if self._calls > self._max_calls:
-                raise EngineOverloaded(
-                    f"at most {self._max_calls} concurrent calls; retry later", retry_after_ms=SLOT_RETRY_MS
-                )
+            self._check_room(has_key)
             message = await (self._read_message(context) if has_key else self._read_keyless_message(context))
             if message is grpc.aio.EOF:
                 raise InvalidValue("the call has no message")
@@ -131,6 +131,12 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         except OmniError as error:
             share.resize(0)
             await refuse(context, error)
+
+    def _check_room(self, has_key: bool) -> None:
+        """Raises EngineOverloaded where there are more calls than may be."""
+        most = self._max_calls if has_key else MAX_KEYLESS_CALLS
+        if self._calls[has_key] > most:
+            raise EngineOverloaded(f"at most {most} concurrent calls; retry later", retry_after_ms=SLOT_RETRY_MS)
 
     async def _read_message(self, context: CallContext) -> Any:
         async with self._prompt:
@@ -152,6 +158,10 @@ class MessageIntake(grpc.aio.ServerInterceptor):
 
     async def _read_requests(self, context: CallContext, handler: Any) -> AsyncGenerator[Any, None]:
         """Yield the messages of a streaming call without a key, until one times out."""
+        try:
+            self._check_room(has_key=False)
+        except EngineOverloaded as error:
+            await refuse(context, error)
         try:
             while (message := await self._read_keyless_message(context)) is not grpc.aio.EOF:
                 yield handler.request_deserializer(message)

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from support.raw_http2 import raw_http2
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import TokenEngine
@@ -19,6 +21,7 @@ from omni_ws.core.addresses import Addresses
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
 from omni_ws.transport.grpc_salience import message_intake
+from omni_ws.transport.grpc_salience.message_intake import MAX_KEYLESS_CALLS
 from omni_ws.transport.grpc_salience.servicer import peer_address
 
 Status = grpc.StatusCode
@@ -199,6 +202,19 @@ async def test_the_number_of_calls_is_limited() -> None:
             for call in calls:
                 assert [event.WhichOneof("event") async for event in call] == ["token", "token", "done"]
             await server.events(sessions[3], [5])
+
+
+async def test_calls_without_a_key_take_no_place_of_others() -> None:
+    async with serving() as server:
+        watching = HealthStub(server.channel)
+        watches = [watching.Watch(HealthCheckRequest()) for _ in range(MAX_KEYLESS_CALLS)]
+        for watch in watches:
+            await watch.read()
+        async with refused(Status.UNAVAILABLE, f"at most {MAX_KEYLESS_CALLS} concurrent calls"):
+            await watching.Watch(HealthCheckRequest()).read()
+        await server.events(await server.open(), [5])
+        for watch in watches:
+            watch.cancel()
 
 
 async def test_the_number_of_connections_is_limited() -> None:
