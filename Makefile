@@ -95,14 +95,8 @@ SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 # Parts that ran before, whose tests the summary counts too: .ci/run names them.
 PARTS_BEFORE :=
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
-# Each part waits a sixth of its time, in which the other works. Both together take 14 GB: with less, one after the other.
-ROOM_FOR_BOTH = [ "$$(awk '/^MemTotal/ {print int($$2 / 1000000)}' /proc/meminfo)" -ge 16 ]
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
-	@failed=0; vllm=; mkdir -p .cache; \
-	if $(ROOM_FOR_BOTH); then $(VLLM_TESTS) $(ARGS) >.cache/test-vllm.log 2>&1 & vllm=$$!; fi; \
-	$(BASE_TESTS) $(ARGS) || failed=1; \
-	if [ -n "$$vllm" ]; then wait $$vllm || failed=1; cat .cache/test-vllm.log; else $(VLLM_TESTS) $(ARGS) || failed=1; fi; \
-	$(SUMMARY) base vllm && exit $$failed
+	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(VLLM_TESTS) $(ARGS) || failed=1; $(SUMMARY) base vllm && exit $$failed
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2

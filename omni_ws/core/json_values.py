@@ -10,7 +10,7 @@ from typing import Final
 
 #: The most values of a message or a line, which is parsed on the event loop; and of a body, which is not.
 MAX_MESSAGE_VALUES: Final = 50_000
-MAX_BODY_VALUES: Final = 250_000
+MAX_BODY_VALUES: Final = 1_000_000
 #: As how many values an array or an object counts.
 _CONTAINER: Final = 4
 #: Text that is looked through at once, in bytes.

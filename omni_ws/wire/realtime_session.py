@@ -208,14 +208,16 @@ def turn_detection(wanted: Any, abilities: RealtimeAbilities) -> dict[str, Any] 
     if kind not in ("server_vad", "semantic_vad", None):
         raise InvalidValue(f"{place}.type must be server_vad or semantic_vad", param=f"{place}.type")
     names = ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response")
-    found = {name: wanted[name] for name in names if wanted.get(name) is not None}
+    # One that is not given goes back to its default: a new object takes the place of the one before.
+    found = {name: wanted.get(name) for name in names}
     if kind == "semantic_vad":
         eagerness = wanted.get("eagerness") or "auto"
         if eagerness not in _EAGERNESS_SILENCE_MS:
             raise InvalidValue(f"{place}.eagerness must be low, medium, high or auto", param=f"{place}.eagerness")
         if "semantic_vad" in abilities.turn_detection_types:
             return {**found, "type": "semantic_vad", "eagerness": eagerness}
-        found.setdefault("silence_duration_ms", _EAGERNESS_SILENCE_MS[eagerness])
+        if found["silence_duration_ms"] is None:
+            found["silence_duration_ms"] = _EAGERNESS_SILENCE_MS[eagerness]
     return {**found, "type": "server_vad"}
 
 

@@ -61,9 +61,7 @@ CHAT = '{"model":"m","messages":[{"role":"user","content":"a"}],"x":'
         ("/v1/chat/completions", "Content-Type: application/json", CHAT + BODY + "}"),
         ("/v1/completions", "Content-Type: application/json", f'{{"prompt":"a","x":{BODY}}}'),
         ("/v1/streaming_input/sessions", "Content-Type: application/json", f'{{"x":{BODY}}}'),
-        ("/v1/realtime/client_secrets", "Content-Type: application/json", f'{{"session":{{"x":{BODY}}}}}'),
         ("/v1/chat/completions", "X-Streaming-Input: true", f'{{"sampling":{{}}}}\n{{"text":"a","x":{MESSAGE}}}\n'),
-        ("/v1/chat/completions", "X-Streaming-Input: true", CHAT + BODY + "}\n"),
     ],
 )
 async def test_a_body(path: str, headers: str, body: str) -> None:

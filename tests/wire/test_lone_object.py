@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_ws.core.json_values import MAX_BODY_VALUES
+from omni_ws.errors import InvalidFrame
 from omni_ws.wire.lone_object import LoneObject
 
 MARKS = frozenset({"messages", "input"})
@@ -22,6 +24,12 @@ def lone(*parts: bytes, limit: int = 1000) -> tuple[bool, int]:
         if (verdict := body.feed(part)) is not None:
             return verdict, index
     return body.finish(), len(parts) + 1
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_an_object_of_too_many_values_is_refused(end: bytes) -> None:
+    with pytest.raises(InvalidFrame, match="values"):
+        lone(b'{"messages":[' + b"[]," * (MAX_BODY_VALUES // 5) + b"1]}" + end, limit=1 << 30)
 
 
 @pytest.mark.parametrize(

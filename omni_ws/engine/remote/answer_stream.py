@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -25,6 +27,8 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
 }
+#: The texts that come in pieces.
+_CUT_TEXTS: Final = frozenset({"content", "reasoning_content", "reasoning"})
 #: Where servers put what a model thinks: vLLM, llama.cpp and LM Studio; Ollama and newer vLLM.
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
 #: Ends that are no end of an answer: the upstream gave it up.
@@ -41,7 +45,7 @@ def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         if event.name == "error":
             raise stream_error({"message": event.data.decode("utf-8", "replace")}, upstream=upstream) from None
-        raise EngineFailed("the upstream sent an event that is not JSON") from None
+        content = _with_halves(event.data)
     if not isinstance(content, dict):
         raise EngineFailed("the upstream sent an event that is not an object")
     if event.name == "error" or content.get("error") is not None:
@@ -49,8 +53,54 @@ def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
     return content
 
 
+def _with_halves(data: bytes) -> Any:
+    """Parse an event in whose texts a character may be cut in two, as servers do that count in UTF-16.
+
+    Only the texts of an answer keep the halves: their next event has the other one. Raises EngineFailed.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise EngineFailed("the upstream sent an event that is not JSON") from None
+    return _mended(content, keeps=False)
+
+
+def _mended(value: Any, *, keeps: bool) -> Any:
+    if isinstance(value, str):
+        return value if keeps else whole_text(value)
+    if isinstance(value, list):
+        return [_mended(one, keeps=keeps) for one in value]
+    if isinstance(value, dict):
+        return {whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
+    return value
+
+
+def whole_text(text: str) -> str:
+    """The text with its surrogates joined, and those without the other half replaced."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class _Halves:
+    """Joins the pieces of a text where a character is cut in two."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def feed(self, text: str) -> str:
+        """Return what is whole of the text so far."""
+        text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return whole_text(text)
+
+    def finish(self) -> str:
+        """Return what is in place of a half whose other one has not come."""
+        half, self._half = self._half, ""
+        return whole_text(half)
+
+
 class ChatAnswer:
-    """Reads the events of one answer. ``done`` is set by ``[DONE]``; a stream that ends before it was cut short.
+    """Reads the events of one answer. ``done`` is set by ``[DONE]``, or at the end of a stream that gave a reason.
 
     The spoken text is there twice where a server sends both ``content`` and the transcript of its audio: the first of
     them that comes is the one that is used. What a model thinks before it answers is a ThoughtOutput.
@@ -68,6 +118,9 @@ class ChatAnswer:
         self._reasons = [FinishReason.STOP] * choices
         self._calls = [UpstreamToolCallReader() for _ in range(choices)]
         self._thoughts = [ThoughtFilter() for _ in range(choices)]
+        #: Whether each has told why it ended.
+        self._told_reason = [False] * choices
+        self._halves: defaultdict[tuple[int, str], _Halves] = defaultdict(_Halves)
         self._usage: Mapping[str, Any] = {}
         self._text_field: str | None = None
         self._said: list[str] = []
@@ -77,8 +130,7 @@ class ChatAnswer:
         if self.done:
             return []
         if event.data.strip() == DONE:
-            self.done = True
-            return [*self._rest(), *self.audio.flush()]
+            return self._end()
         content = event_content(event, upstream=self.upstream)
         if isinstance(usage := content.get("usage"), dict):
             self._usage = usage
@@ -86,6 +138,18 @@ class ChatAnswer:
         outputs = [*self._transcript(content), *self._choices(content)]
         self.begun = self.begun or bool(outputs)
         return outputs
+
+    def end(self) -> list[EngineOutput]:
+        """The stream has ended, some without ``[DONE]``. Raises EngineFailed where the answer was not over."""
+        if self.done:
+            return []
+        if not all(self._told_reason):
+            raise EngineFailed("the upstream's answer ended before its end")
+        return self._end()
+
+    def _end(self) -> list[EngineOutput]:
+        self.done = True
+        return [*self._rest(), *self.audio.flush()]
 
     def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
         """``input_words`` and ``input_audio_ms`` count where the upstream says nothing of it."""
@@ -129,6 +193,9 @@ class ChatAnswer:
 
     def _rest(self) -> Iterator[EngineOutput]:
         """What the filters of thoughts held back."""
+        for (index, name), halves in tuple(self._halves.items()):
+            if name == "content" and (text := halves.finish()):
+                yield from self._text("content", text, index)
         for index, thoughts in enumerate(self._thoughts):
             thought, answered = thoughts.finish()
             if thought:
@@ -136,28 +203,27 @@ class ChatAnswer:
             yield from self._said_text(answered, index, ())
 
     def _finish(self, reason: object, index: int) -> None:
-        if reason is None:
+        if not isinstance(reason, str):
             return
+        self._told_reason[index] = True
         if reason in _BROKEN:
             raise EngineFailed("the upstream gave up the answer")
         called = bool(self._calls[index].count)  # some servers say stop, also after a call
-        self._reasons[index] = _FINISH_REASONS.get(
-            str(reason), FinishReason.TOOL_CALLS if called else FinishReason.STOP
-        )
+        self._reasons[index] = _FINISH_REASONS.get(reason, FinishReason.TOOL_CALLS if called else FinishReason.STOP)
 
     def _delta(
         self, delta: Mapping[str, Any], modality: object, index: int, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
         said = delta.get("content")
         thought = next((text for name in _THOUGHTS if isinstance(text := delta.get(name), str) and text), "")
-        if thought:
+        if thought and (thought := self._halves[index, "thought"].feed(thought)):
             yield ThoughtOutput(thought, index)
         # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
         if modality == "audio":
             if isinstance(said, str):
                 yield from self.audio.feed_base64(said)
         elif isinstance(said, str):
-            yield from self._text("content", said, index, logprobs)
+            yield from self._text("content", self._halves[index, "content"].feed(said), index, logprobs)
         audio = delta.get("audio")
         if isinstance(audio, dict):
             if isinstance(spoken := audio.get("transcript"), str):

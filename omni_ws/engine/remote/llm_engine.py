@@ -152,8 +152,8 @@ class RemoteLlmEngine(UpstreamEngine):
             for event in reader.finish():
                 for output in await self._read(answer, event):
                     yield output
-        if not answer.done:
-            raise EngineFailed("the upstream's answer ended before its end")
+        for output in answer.end():
+            yield output
 
     async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:
         return await self._run(len(event.data), lambda: answer.read(event))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import wave
+from random import Random
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, ThoughtOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
@@ -236,6 +240,33 @@ def test_a_rate_that_cannot_be() -> None:
 def test_garbage(data: bytes) -> None:
     with pytest.raises(EngineFailed, match="the upstream sent"):
         read(reader(), data)
+
+
+@given(st.text(st.sampled_from("a😀é\U0010ffff"), max_size=12), st.randoms(use_true_random=False), st.booleans())
+def test_characters_that_are_cut_in_two(text: str, random: Random, thought: bool) -> None:
+    """As a server sends them that cuts its text between units of UTF-16."""
+    units = text.encode("utf-16-le")
+    field = "reasoning_content" if thought else "content"
+    pieces = []
+    while units:
+        cut = 2 * random.randint(1, 3)
+        pieces.append(units[:cut].decode("utf-16-le", "surrogatepass"))
+        units = units[cut:]
+    outputs = read(reader(), *(json.dumps(delta({field: piece})).encode() for piece in pieces))
+    assert all(output.text for output in outputs if isinstance(output, TextOutput | ThoughtOutput))
+    assert "".join(output.text for output in outputs if isinstance(output, TextOutput | ThoughtOutput)) == text
+
+
+def test_halves_of_characters_without_the_other() -> None:
+    cut = [json.dumps(delta({"content": text})).encode() for text in ("a\ud83d", "b\ude00", "c\ud83d")]
+    assert (
+        "".join(output.text for output in read(reader(), *cut) if isinstance(output, TextOutput))
+        == "a\ufffdb\ufffdc\ufffd"
+    )
+    call = {"index": 0, "id": "call\ud83d", "function": {"name": "f", "arguments": '{"a":"\ud83d"}'}}
+    (called,) = read(reader(), json.dumps(delta({"tool_calls": [call]})).encode())
+    assert isinstance(called, ToolCallOutput)
+    assert (called.call.id, called.call.arguments) == ("call\ufffd", '{"a":"\ufffd"}')
 
 
 @pytest.mark.parametrize(

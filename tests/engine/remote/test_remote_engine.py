@@ -117,11 +117,21 @@ async def test_any_ends_of_lines_and_no_blank_line_at_the_end() -> None:
         assert said(await answer(engine)) == "x"
 
 
+@pytest.mark.parametrize("events", [[], [usage(3, 1)]])
+async def test_a_stream_may_end_without_done_behind_its_reason(events: list[Any]) -> None:
+    ends = streams(delta(content="x"), finish("length"), *events, done=False)
+    async with upstream(ends) as there, remote(there) as engine:
+        outputs = await answer(engine)
+        assert (said(outputs), final(outputs).reason) == ("x", FinishReason.LENGTH)
+        assert final(outputs).usage.output_tokens == 1
+
+
 @pytest.mark.parametrize(
     "breaks",
     [
         streams(done=False),
-        streams(delta(content="x"), finish(), done=False),
+        streams(delta(content="x"), usage(3, 1), done=False),
+        streams(delta(content="x"), {"choices": [{"index": 0, "delta": {}, "finish_reason": []}]}, done=False),
         streams(delta(content="x"), b'data: {"choi', done=False),
         streams(delta(content="x"), cut),
         streams(b"data: {]\n\n"),
