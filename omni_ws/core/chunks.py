@@ -10,6 +10,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 from omni_ws.core.json_values import check_values
+from omni_ws.errors import InvalidFrame
 
 #: The longest ``format`` of a chunk, in characters: a media type is at most 255 (RFC 6838, section 4.2).
 MAX_FORMAT_CHARACTERS: Final = 256
@@ -189,7 +190,7 @@ class ToolCall:
         try:
             check_values(self.arguments)
             return isinstance(json.loads(self.arguments), dict)
-        except ValueError:
+        except (InvalidFrame, ValueError):
             return False
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from omni_ws.errors import InvalidFrame
+
 #: The most values of a message or a line, which is parsed on the event loop; and of a body, which is not.
 MAX_MESSAGE_VALUES: Final = 50_000
 MAX_BODY_VALUES: Final = 1_000_000
@@ -18,12 +20,8 @@ _BLOCK: Final = 1 << 20
 _QUOTE, _COMMA, _ARRAY, _OBJECT = b'",[{'
 
 
-class TooManyValues(ValueError):
-    """A JSON document has more values than are worked on."""
-
-
 def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MESSAGE_VALUES) -> None:
-    """Raise TooManyValues where a document has more than ``most`` values. Errors are left to the parser.
+    """Raise InvalidFrame where a document has more than ``most`` values. Errors are left to the parser.
 
     Linear in the length of the text. What is in strings does not count.
     """
@@ -45,4 +43,4 @@ def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MES
         values += int(np.count_nonzero(outside == _COMMA))
         values += _CONTAINER * int(np.count_nonzero((outside == _ARRAY) | (outside == _OBJECT)))
         if values > most:
-            raise TooManyValues(f"the JSON has more than {most} values")
+            raise InvalidFrame(f"the JSON has more than {most} values")

@@ -12,6 +12,7 @@ import orjson
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.core.json_values import check_values
+from omni_ws.errors import InvalidFrame
 
 #: The time for all of them together.
 LOOK_SEC: Final = 0.3
@@ -58,7 +59,7 @@ async def suggestions(config: ServerConfig, *, timeout: float = LOOK_SEC) -> tup
 
 async def _first_model(port: int, timeout: float) -> str | None:
     """The first model that the server at ``port`` lists; None where there is no such server."""
-    with suppress(OSError, TimeoutError, ValueError):
+    with suppress(OSError, TimeoutError, ValueError, InvalidFrame):
         async with asyncio.timeout(timeout):
             return _first_listed(await _get_models(port))
     return None
@@ -84,7 +85,7 @@ async def _get_models(port: int) -> bytes:
 
 
 def _first_listed(body: bytes) -> str | None:
-    """Raises ValueError for what is no list of models."""
+    """Raises ValueError or InvalidFrame for what is no list of models."""
     check_values(body)
     content: Any = orjson.loads(body)
     listed = content.get("data") if isinstance(content, dict) else None

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
-from omni_ws.core.json_values import MAX_MESSAGE_VALUES, TooManyValues, check_values
+from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
 from omni_ws.wire.chunk_fields import REFUSED_CONTENT_FIELDS, ChunkFields
@@ -136,8 +136,6 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     try:
         check_values(data)
         frame = _decoder.decode(data)
-    except TooManyValues as error:
-        raise InvalidFrame(str(error)) from None
     except msgspec.DecodeError as error:
         return _refuse(data, error)
     except RecursionError:
@@ -242,8 +240,6 @@ def loads_object(data: bytes | bytearray | memoryview, *, most: int = MAX_MESSAG
     try:
         check_values(data, most)
         parsed = orjson.loads(data)
-    except TooManyValues as error:
-        raise InvalidFrame(str(error)) from None
     except orjson.JSONDecodeError as error:
         bytes(data).decode("utf-8")
         raise InvalidFrame(f"not JSON: {error}") from None

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.core.json_values import MAX_BODY_VALUES, TooManyValues, check_values
-from omni_ws.errors import InvalidFrame
+from omni_ws.core.json_values import MAX_BODY_VALUES, check_values
 
 _NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 
@@ -79,10 +78,7 @@ class LoneObject:
 
     @staticmethod
     def _parsed(data: bytes | bytearray) -> Any:
-        try:
-            check_values(data, MAX_BODY_VALUES)
-        except TooManyValues as error:
-            raise InvalidFrame(str(error)) from None
+        check_values(data, MAX_BODY_VALUES)
         return orjson.loads(data)
 
     def _is_marked(self, value: Any) -> bool:

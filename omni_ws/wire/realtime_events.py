@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.core.chunks import MAX_ID_CHARACTERS
-from omni_ws.core.json_values import TooManyValues, check_values
+from omni_ws.core.json_values import check_values
 from omni_ws.errors import InvalidFrame, InvalidValue
 from omni_ws.wire.openai_options import check_depth
 
@@ -25,8 +25,6 @@ def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         check_values(data)
         event = _decoder.decode(data)
-    except TooManyValues as error:
-        raise InvalidFrame(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidFrame("the message is not valid JSON") from None
     if not isinstance(event, dict):

@@ -15,7 +15,7 @@ import orjson
 from msgspec import Meta
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.json_values import TooManyValues, check_values
+from omni_ws.core.json_values import check_values
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedFormat
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
@@ -179,8 +179,6 @@ class _Objects:
             str(data, "utf-8")  # the decoder does not validate the values of unknown fields
             check_values(data)
             line = _line_decoder.decode(data)
-        except TooManyValues as error:
-            raise InvalidFrame(str(error)) from None
         except msgspec.DecodeError as error:
             kind = loads_object(data).get("type", "input_chunk")
             if isinstance(kind, str) and kind != "input_chunk":

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from omni_ws.core import json_values
 from omni_ws.core.chunks import ToolCall
-from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, TooManyValues, check_values
+from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
+from omni_ws.errors import InvalidFrame
 
 MOST = 10
 JSON = st.recursive(
@@ -38,7 +39,7 @@ def test_a_document_counts_what_is_outside_of_its_strings(value: Any, block: int
         patch.setattr(json_values, "_BLOCK", block)
         check_values(data, values)
         if values > 1 and 4 * len(data) >= values:
-            with pytest.raises(TooManyValues):
+            with pytest.raises(InvalidFrame):
                 check_values(data, values - 1)
 
 
@@ -46,7 +47,7 @@ def test_a_document_counts_what_is_outside_of_its_strings(value: Any, block: int
 def test_the_limit(most: int) -> None:
     numbers = b"[" + b",".join([b"1"] * (most - 4)) + b"]"
     check_values(numbers, most)
-    with pytest.raises(TooManyValues, match=f"more than {most} values"):
+    with pytest.raises(InvalidFrame, match=f"more than {most} values"):
         check_values(numbers[:-1] + b",1]", most)
     check_values(b'{"text":"' + b",[{" * most + b'"}', most)
 
@@ -58,7 +59,7 @@ def test_what_is_no_json_is_left_to_the_parser(data: bytes | str) -> None:
 
 def test_what_stands_before_an_error_counts() -> None:
     """A parser has built it by then. Behind a backslash outside of a string, which hides a quote here, it ends."""
-    with pytest.raises(TooManyValues):
+    with pytest.raises(InvalidFrame):
         check_values(b"[" + b"[]," * 50 + b'\\" "', MOST)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
-from omni_ws.core.json_values import TooManyValues, check_values
+from omni_ws.core.json_values import check_values
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
@@ -18,7 +19,7 @@ from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
 from omni_ws.engine.remote.thought import ThoughtFilter
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
-from omni_ws.errors import EngineFailed
+from omni_ws.errors import EngineFailed, InvalidFrame
 
 DONE: Final = b"[DONE]"
 
@@ -27,10 +28,11 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
 }
-#: The texts that come in pieces.
-_CUT_TEXTS: Final = frozenset({"content", "reasoning_content", "reasoning"})
 #: Where servers put what a model thinks: vLLM, llama.cpp and LM Studio; Ollama and newer vLLM.
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
+#: The texts that come in pieces.
+_CUT_TEXTS: Final = frozenset({"content", *_THOUGHTS})
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 #: Ends that are no end of an answer: the upstream gave it up.
 _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 
@@ -40,8 +42,8 @@ def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
     try:
         check_values(event.data)
         content = orjson.loads(event.data)
-    except TooManyValues as error:
-        raise EngineFailed(f"the upstream sent an event that is not read: {error}") from None
+    except InvalidFrame as error:
+        raise EngineFailed(f"the upstream sent an event that is not read: {error.message}") from None
     except orjson.JSONDecodeError:
         if event.name == "error":
             raise stream_error({"message": event.data.decode("utf-8", "replace")}, upstream=upstream) from None
@@ -67,17 +69,19 @@ def _with_halves(data: bytes) -> Any:
 
 def _mended(value: Any, *, keeps: bool) -> Any:
     if isinstance(value, str):
-        return value if keeps else whole_text(value)
+        return value if keeps else _whole_text(value)
     if isinstance(value, list):
         return [_mended(one, keeps=keeps) for one in value]
     if isinstance(value, dict):
-        return {whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
+        return {_whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
     return value
 
 
-def whole_text(text: str) -> str:
+def _whole_text(text: str) -> str:
     """The text with its surrogates joined, and those without the other half replaced."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _Halves:
@@ -91,12 +95,12 @@ class _Halves:
         text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]
-        return whole_text(text)
+        return _whole_text(text)
 
     def finish(self) -> str:
         """Return what is in place of a half whose other one has not come."""
         half, self._half = self._half, ""
-        return whole_text(half)
+        return _whole_text(half)
 
 
 class ChatAnswer:

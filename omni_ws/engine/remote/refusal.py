@@ -22,6 +22,7 @@ from omni_ws.errors import (
     EmptyInput,
     EngineFailed,
     EngineOverloaded,
+    InvalidFrame,
     InvalidRequest,
     InvalidValue,
     ModelNotFound,
@@ -128,7 +129,7 @@ def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str)
     try:
         check_values(body)
         error = read_error(orjson.loads(body))
-    except ValueError:
+    except (InvalidFrame, ValueError):
         error = UpstreamError()
     mapped = _mapped(status, error, retry_after)
     logger.log(

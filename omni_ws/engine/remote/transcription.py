@@ -21,7 +21,7 @@ from omni_ws.engine.remote.answer_stream import DONE, event_content
 from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
 from omni_ws.engine.remote.upstream import UpstreamAnswer
-from omni_ws.errors import EngineFailed, InvalidRequest
+from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
 
 #: The most that is read of one transcript, in bytes: a thousand times what anybody says in half a minute.
 _MOST_BYTES: Final = 1 << 20
@@ -124,7 +124,7 @@ async def _whole(answer: UpstreamAnswer) -> Recognised:
     try:
         check_values(body, MAX_BODY_VALUES)
         content = orjson.loads(body)
-    except ValueError:
+    except (InvalidFrame, ValueError):
         content = None
     if not isinstance(content, dict) or not isinstance(text := content.get("text"), str):
         raise EngineFailed("the upstream sent a transcript that cannot be read")

@@ -32,7 +32,7 @@ from omni_ws.engine.remote.dialect import (
     listed_models,
 )
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
-from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
 
 logger = logging.getLogger(__name__)
 
@@ -334,7 +334,7 @@ def _json(response: httpx.Response) -> object:
     try:
         check_values(response.content)
         content: object = orjson.loads(response.content)
-    except ValueError:
+    except (InvalidFrame, ValueError):
         return None
     return content
 

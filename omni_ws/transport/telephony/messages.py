@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from omni_ws.core.json_values import TooManyValues, check_values
+from omni_ws.core.json_values import check_values
 from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
 
 ENCODING: Final = "audio/x-mulaw"
@@ -105,8 +105,6 @@ def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool
     try:
         check_values(data)
         message: StreamMessage = _decoder.decode(data)
-    except TooManyValues as error:
-        raise InvalidFrame(str(error)) from None
     except msgspec.ValidationError as error:
         raise InvalidValue(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
