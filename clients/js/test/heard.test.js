@@ -4,22 +4,16 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Session, VoiceClient } from "../client.js";
+import { FakeSocket } from "../testing/fake-socket.js";
 
 const URL = "http://server.example/";
 
 function conversation() {
   let socket;
-  class Socket {
-    sent = [];
+  class Socket extends FakeSocket {
     constructor() {
+      super();
       socket = this;
-    }
-    send(frame) {
-      this.sent.push(frame);
-    }
-    close() {}
-    hear(frame) {
-      this.onmessage({ data: JSON.stringify(frame) });
     }
   }
   class FakeSpeaker extends EventTarget {

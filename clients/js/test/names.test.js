@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 
 import { Session, VoiceClient } from "../client.js";
+import { FakeSocket } from "../testing/fake-socket.js";
 
 const URL = "http://server.example/";
 const CAPABILITIES = { turn_detection: true, transcripts: true, tools: true };
@@ -16,17 +17,10 @@ afterEach(() => {
 /* A client that listens, its connections, and a speaker that plays until it is flushed. */
 function conversation({ mode = "open", tools = {} } = {}) {
   const sockets = [];
-  class Socket {
-    sent = [];
+  class Socket extends FakeSocket {
     constructor() {
+      super();
       sockets.push(this);
-    }
-    send(frame) {
-      this.sent.push(frame);
-    }
-    close() {}
-    hear(frame) {
-      this.onmessage({ data: typeof frame.type === "string" ? JSON.stringify(frame) : frame });
     }
   }
   class Playing extends EventTarget {

@@ -6,19 +6,13 @@ import { afterEach, beforeEach, mock, test } from "node:test";
 import { Conversation, Outgoing, Session, VoiceClient } from "../client.js";
 import { MAX_KEPT_BYTES } from "../client/outgoing.js";
 import { cut, PIECE_BYTES, Uplink, WINDOW_BYTES } from "../client/uplink.js";
+import { FakeSocket } from "../testing/fake-socket.js";
 
 let sockets = [];
-class Socket {
-  sent = [];
+class Socket extends FakeSocket {
   constructor() {
+    super();
     sockets.push(this);
-  }
-  send(frame) {
-    this.sent.push(frame);
-  }
-  close() {}
-  hear(frame) {
-    this.onmessage({ data: JSON.stringify(frame) });
   }
   get chunks() {
     return this.sent.filter((frame) => typeof frame !== "string");

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
+import { FakeSocket } from "../testing/fake-socket.js";
 
 let added = []; // addresses that were asked for
 let refusing = () => false;
@@ -34,17 +35,10 @@ const { PlayoutBuffer } = await import("../client/playback-worklet.js");
 
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 let socket;
-class Socket {
-  sent = [];
+class Socket extends FakeSocket {
   constructor() {
+    super();
     socket = this;
-  }
-  send(frame) {
-    this.sent.push(frame);
-  }
-  close() {}
-  hear(frame) {
-    this.onmessage({ data: JSON.stringify(frame) });
   }
 }
 
