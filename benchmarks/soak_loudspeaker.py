@@ -17,8 +17,6 @@ from omni_ws.audio.samples import Pcm16
 
 #: Samples by which a place on an answer's time line, told in milliseconds, may be rounded.
 _ROUNDED: Final = VOICE_RATE // 1000
-#: Samples by which a voice without word times may be cut differently: its characters do not last whole milliseconds.
-_TOLERANCE: Final = VOICE_RATE // 1000
 
 
 @dataclass(eq=False)
@@ -70,16 +68,18 @@ class PlayedAnswer:
         if not len(self.sound):
             # Text without sound is heard when it is sent, unless somebody spoke before there was anything to hear.
             return {"" if self.stopped_by == "speech" else self.text.rstrip(): "played"}
+        # Times of words are rounded to milliseconds, and so are clauses, of which a part counts as less.
+        off = _ROUNDED if timed else -_ROUNDED
         reasons = {self.played: "played"}
-        if not timed:
-            reasons.setdefault(max(0, self.played - _TOLERANCE), "played")
+        if self.played:
+            reasons.setdefault(max(0, self.played + off), "played")
         if self.stopped_by == "client":
             pass  # it told where that was
         elif self.reported_before is not None:
             # The report that tells where it stopped may come when a request has read the history.
             reasons.setdefault(self.reported_before, "up to the latest report in time")
-            if not timed:
-                reasons.setdefault(max(0, self.reported_before - _TOLERANCE), "up to the latest report in time")
+            if self.reported_before:
+                reasons.setdefault(max(0, self.reported_before + off), "up to the latest report in time")
         else:
             end = len(self.sound) if self.lost else min(len(self.sound), self.played + late)
             reasons |= dict.fromkeys(

@@ -35,6 +35,7 @@ from websockets.exceptions import ConnectionClosed
 from benchmarks.soak_loudspeaker import Loudspeaker, PlayedAnswer
 from benchmarks.soak_voices import (
     ACKNOWLEDGED,
+    ENOUGH,
     FIRST_ACKNOWLEDGEMENT,
     FIRST_COUGH,
     FIRST_WORD,
@@ -532,7 +533,10 @@ class OpenMicrophone:
 
     def _time_of(self, request_id: str) -> float | None:
         """When the last of what was said in a request was said, in milliseconds of the microphone."""
-        times = [self._times[number] for number in self._scenes.sounds[self._session_id].get(request_id, ())]
+        sounds = self._scenes.sounds[self._session_id].get(request_id, {})
+        # The end of a turn may have the beginning of a word in it that is said in the next.
+        whole = [number for number, count in sounds.items() if number < FIRST_WORD or count >= ENOUGH]
+        times = [self._times[number] for number in whole or sounds]
         if (given := self._given.get(request_id)) is not None:
             times += [self._typed[word] for word in given.messages[-1][1].split() if word in self._typed]
         return max(times, default=None)

@@ -33,6 +33,8 @@ from omni_ws.errors import EmptyInput
 RATE: Final = 16_000
 VOICE_RATE: Final = 24_000
 WORD_MS: Final = 240
+#: Samples of a word that are enough to know it.
+ENOUGH: Final = WORD_MS * RATE // 2000
 #: Loud enough to be speech: a cough, which is no word, and what a listener says who wants the speaker to go on. Each
 #: has a number of its own.
 FIRST_COUGH, FIRST_ACKNOWLEDGEMENT = 2000, 3000
@@ -146,8 +148,7 @@ class CodedEars(ActingEngine):
 
 
 def _words(heard: dict[int, int]) -> list[str]:
-    enough = WORD_MS * RATE // 2000
-    known = [number for number, count in heard.items() if count >= enough and number >= FIRST_ACKNOWLEDGEMENT]
+    known = [number for number, count in heard.items() if count >= ENOUGH and number >= FIRST_ACKNOWLEDGEMENT]
     return [ACKNOWLEDGED if number < FIRST_WORD else spelled(number - FIRST_WORD) for number in known]
 
 

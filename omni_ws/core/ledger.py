@@ -540,7 +540,8 @@ class Ledger:
     def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
         """The client plays nothing more of this answer; ``at_ms`` says where it stopped, where that is known.
 
-        ``unheard``: the speaker went on; if no audio was sent, nothing was heard. Idempotent.
+        ``unheard``: the speaker went on, as for an answer that is held; if no audio was sent, nothing was heard.
+        Idempotent.
         """
         self._advance(now)
         if entry.cut_ms is not None:
@@ -549,6 +550,7 @@ class Ledger:
                 self._revise(entry)
             return
         where = self._heard_ms(entry, now) if at_ms is None else at_ms
+        unheard = unheard or entry.held_ms is not None  # speech holds answers
         entry.held_ms = None
         entry.cut_ms = min(where, entry.sent_ms)
         entry.unheard = unheard and entry.speaks and not entry.sent_ms

@@ -340,12 +340,17 @@ def test_text_without_sound_is_heard_when_it_is_sent() -> None:
     assert ledger.messages(now=1) == (Message("assistant", "written"),)
 
 
-def test_nothing_was_heard_where_the_speaker_went_on_before_any_sound() -> None:
+@pytest.mark.parametrize("held", [True, False])
+def test_nothing_was_heard_where_the_speaker_went_on_before_any_sound(held: bool) -> None:
     ledger = new_ledger()
     entry = ledger.open("a", speaks=True)
     entry.take_text(b"My name is Robert.")
     entry.say("Hello Robert")
-    ledger.cut(entry, 1, unheard=True)
+    if held:  # by speech, and cut by a text that was typed afterwards
+        ledger.hold(entry, [], cost=0, now=1)
+        ledger.cut(entry, 2)
+    else:
+        ledger.cut(entry, 1, unheard=True)
     ledger.finish(entry, whole=False, cancelled=True)
     assert ledger.messages(now=1) == (Message("user", "My name is Robert."),)
 

@@ -36,6 +36,8 @@ class _CutTurn:
     known_by: float
     known: bool = False
     has_final: bool = False
+    #: Whether its words became known after its final.
+    late: bool = False
 
 
 class CutTurns:
@@ -43,7 +45,8 @@ class CutTurns:
 
     Finals come in the order in which the requests opened. That of an interrupted request waits for its words, for
     FINAL_WAITS_SEC at most; that of one that a client cancelled comes at once, and takes those before it along. Words
-    that become known later follow. After ``patience`` seconds they are given up.
+    that become known later follow. They enter the history in the order of the requests, too. After ``patience`` seconds
+    they are given up.
     """
 
     def __init__(self, patience: float) -> None:
@@ -78,7 +81,7 @@ class CutTurns:
         """All is known that was said in a request. Returns False where nobody waits for that any more."""
         for turn in self._turns:
             if turn.request is request and not turn.known:
-                turn.known = True
+                turn.known, turn.late = True, turn.has_final
                 return True
         return False
 
@@ -87,10 +90,10 @@ class CutTurns:
         for turn in self._turns:
             turn.known_by = turn.final_by = now
 
-    def unknown_before(self, request: Request) -> list[Request]:
-        """Earlier requests whose words are not known yet."""
-        turns = self._turns
-        return [turn.request for turn in turns if turn.request.number < request.number and not turn.known]
+    def pending_before(self, request: Request) -> list[Request]:
+        """Earlier requests whose words the history does not have yet, in their order."""
+        earlier = [turn.request for turn in self._turns if turn.request.number < request.number]
+        return [one for one in earlier if not one.remembered]
 
     def before(self, request: Request) -> bool:
         """Whether anything of earlier requests comes before what a request has to say.
@@ -111,18 +114,21 @@ class CutTurns:
         """Tell what is to be done now, each thing once."""
         for turn in tuple(self._turns):
             if not turn.known and now >= turn.known_by:
-                turn.known = True
+                turn.known, turn.late = True, turn.has_final
                 yield Due.GIVE_UP, turn.request
         for turn in tuple(self._turns):
-            if turn.known and not turn.request.remembered:
+            if not turn.known:
+                break  # what was said later has its place behind these words
+            if not turn.request.remembered:
                 yield Due.WORDS, turn.request
                 if turn.has_final:
                     self._turns.remove(turn)
+                if turn.late:
                     yield Due.LATE_WORDS, turn.request
         while (next_one := self._final_due(now)) is not None:
             next_one.has_final = True
             yield Due.FINAL, next_one.request
-            if next_one.known:
+            if next_one.request.remembered:
                 self._turns.remove(next_one)
 
     def _final_due(self, now: float) -> _CutTurn | None:

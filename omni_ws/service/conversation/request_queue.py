@@ -478,10 +478,10 @@ class RequestQueue:
             return False
         if not request.sees_history:
             return True
-        unknown = self._cut.unknown_before(request)
+        pending = self._cut.pending_before(request)
         if self._held is not None and self._held.by is request and not self._held.request.words_known:
-            unknown.append(self._held.request)
-        return not any(earlier.leaves_answer for earlier in unknown)
+            pending.append(self._held.request)
+        return not any(earlier.leaves_answer for earlier in pending)
 
     def _begin(self, request: Request) -> None:
         """Give a request that has started to the engine."""
@@ -550,7 +550,7 @@ class RequestQueue:
             return request.context or (), None
         if not request.sees_history:  # it is a session by itself
             return self._ledger.messages(now=request.timeline.now()), None
-        pending = self._cut.unknown_before(request)
+        pending = self._cut.pending_before(request)
         beside = None
         if held is not None:
             if held.request.leaves_answer:

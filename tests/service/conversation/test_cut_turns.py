@@ -71,12 +71,24 @@ def test_words_are_given_up_after_so_long(past: bool) -> None:
 
 def test_finals_come_in_the_order_of_the_requests() -> None:
     bench = Bench()
-    first, second, third = bench.cut(), bench.cut(known=True), bench.cut(now=1)
-    assert bench.due(1) == [(Due.WORDS, 1)]
+    first, _, third = bench.cut(), bench.cut(known=True), bench.cut(now=1)
     bench.turns.known(third)
-    assert bench.due(2) == [(Due.WORDS, 2)]
+    assert bench.due(2) == []
     assert bench.due(FINAL_WAITS_SEC) == [(Due.FINAL, 0), (Due.FINAL, 1), (Due.FINAL, 2)]
-    assert [request in bench.turns for request in (first, second, third)] == [True, False, False]
+    bench.turns.known(first)
+    # Only the first has words that its final did not bring.
+    assert bench.due(4) == [(Due.WORDS, 0), (Due.LATE_WORDS, 0), (Due.WORDS, 1), (Due.WORDS, 2)]
+    assert len(bench.turns) == 0
+
+
+def test_words_enter_the_history_in_the_order_of_the_requests() -> None:
+    bench = Bench()
+    first, typed, later = bench.cut(), bench.cut(known=True), bench.later()
+    assert bench.due(1) == []
+    assert bench.turns.pending_before(later) == [first, typed]
+    bench.turns.known(first)
+    assert bench.due(1) == [(Due.WORDS, 0), (Due.WORDS, 1), (Due.FINAL, 0), (Due.FINAL, 1)]
+    assert bench.turns.pending_before(later) == []
 
 
 def test_a_final_that_comes_at_once_takes_those_before_it_along() -> None:
@@ -96,11 +108,11 @@ def test_what_comes_next_waits_for_finals_and_where_it_sees_them_for_words(sees:
     assert bench.turns.before(later)
     bench.due(FINAL_WAITS_SEC)
     assert bench.turns.before(later) is sees
-    assert bench.turns.unknown_before(later) == [request]
+    assert bench.turns.pending_before(later) == [request]
     bench.turns.known(request)
     bench.due(FINAL_WAITS_SEC)
     assert not bench.turns.before(later)
-    assert bench.turns.unknown_before(later) == []
+    assert bench.turns.pending_before(later) == []
 
 
 @pytest.mark.parametrize("past", [False, True])

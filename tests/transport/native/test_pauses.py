@@ -191,6 +191,24 @@ async def test_typed_text_that_interrupts_continues_the_message() -> None:
         ]
 
 
+async def test_typed_text_stays_between_what_was_said_before_and_after() -> None:
+    before = asyncio.Event()
+    async with conversation([before.wait, "Add to that"], ["and six."], config={"overlap": "interrupt"}) as (
+        _,
+        client,
+        _llm,
+    ):
+        await speak(client)
+        await client.say("two and three")  # which is known before what was said before it
+        await client.barrier()
+        await speak(client)
+        await client.barrier()
+        before.set()
+        answers = [await client.answer() for _ in range(3)]
+        assert [answer.reason for answer in answers] == ["cancelled", "cancelled", "stop"]
+        assert answers[2].text == "You said Add to that two and three and six."
+
+
 async def test_a_sound_without_words_leaves_the_question_and_it_is_answered() -> None:
     async with conversation([takes(1.0), QUESTION], []) as (_, client, llm):
         await speak(client)
