@@ -49,6 +49,8 @@ class CutTurns:
     they are given up.
     """
 
+    __slots__ = ("_turns", "patience")
+
     def __init__(self, patience: float) -> None:
         self.patience = patience
         #: In the order of their opening.

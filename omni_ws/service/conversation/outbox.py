@@ -65,7 +65,7 @@ class Outbox:
         self.budget = budget
         #: Each message with its cost.
         self._messages: deque[tuple[ServerMessage, int]] = deque()
-        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._waiting: list[asyncio.Future[bool]] = []
         #: Since when the outbox is full; None while it has room.
         self.full_since: float | None = None
         self._journal = (
@@ -129,8 +129,8 @@ class Outbox:
         self._wake_all(looks=True)
 
     def _wake_all(self, *, looks: bool) -> None:
-        while self._waiting:
-            room = self._waiting.popleft()
+        waiting, self._waiting = self._waiting, []
+        for room in waiting:
             if not room.done():
                 room.set_result(looks)
 

@@ -22,6 +22,8 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
+    __slots__ = ("_joined", "_ledger", "_waiting")
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         #: Calls whose results were taken and wait for their place.
