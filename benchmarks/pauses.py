@@ -14,10 +14,14 @@ import base64
 import json
 import multiprocessing
 import shlex
+import subprocess
+import tempfile
 import time
 import urllib.request
+import wave
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -55,6 +59,12 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--conversations", type=int, default=124)
     parser.add_argument("--parallel", type=int, default=3)
     parser.add_argument("--words", type=int, default=20, help="acknowledgements, and interruptions")
+    parser.add_argument(
+        "--said-by",
+        nargs="+",
+        metavar="COMMAND",
+        help="programs that say the words over an answer, in place of the server's voices, each with {text} and {file}",
+    )
     parser.add_argument("--busy", type=int, default=cores(), help="processes that keep a core busy")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
@@ -69,9 +79,12 @@ def main(arguments: Sequence[str]) -> bool:
 async def _run(options: argparse.Namespace, base: str) -> bool:
     await asyncio.to_thread(_until_ready, base)
     voices = await _voices(base)
-    parts = [await asyncio.to_thread(_speech, base, text, None) for text in (FIRST, SECOND)]
+    parts = [await asyncio.to_thread(_speech, base, text) for text in (FIRST, SECOND)]
+    says = [partial(_said_by, command) for command in options.said_by or ()] or [
+        partial(_speech, base, voice=voice) for voice in voices or [None]
+    ]
     words = {
-        text: await asyncio.to_thread(_speech, base, text, voices[index % len(voices)] if voices else None)
+        text: await asyncio.to_thread(says[index % len(says)], text)
         for index, text in enumerate((*ACKNOWLEDGEMENTS, *INTERRUPTIONS))
     }
     met = True
@@ -239,11 +252,23 @@ def _fetch(url: str, body: dict[str, Any] | None = None) -> bytes:
         return bytes(response.read())
 
 
-def _speech(base: str, text: str, voice: str | None) -> bytes:
+def _speech(base: str, text: str, voice: str | None = None) -> bytes:
     """Text as a voice of the server says it, without the silence around it, 16 kHz pcm16."""
     body = {"input": text, "response_format": "pcm", **({"voice": voice} if voice else {})}
-    samples = np.frombuffer(_fetch(f"{base}/v1/audio/speech", body), "<i2")
-    samples = soxr.resample(samples, 24_000, _RATE).astype("<i2")
+    return _trimmed(_fetch(f"{base}/v1/audio/speech", body), 24_000)
+
+
+def _said_by(command: str, text: str) -> bytes:
+    """Text as a program says it, which writes a WAV file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/said.wav"
+        subprocess.run([part.format(text=text, file=file) for part in shlex.split(command)], check=True)
+        with wave.open(file) as said:
+            return _trimmed(said.readframes(said.getnframes()), said.getframerate())
+
+
+def _trimmed(audio: bytes, rate: int) -> bytes:
+    samples = soxr.resample(np.frombuffer(audio, "<i2"), rate, _RATE).astype("<i2")
     loud = np.flatnonzero(np.abs(samples.astype(int)) > _LEVEL)
     return bytes(samples[max(0, loud[0] - 160) : loud[-1] + 160].tobytes())
 

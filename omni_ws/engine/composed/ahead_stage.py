@@ -76,7 +76,11 @@ class AheadStage:
                     raise ChannelClosed
                 self.finished = opened.finished
         finally:
+            # All at once: whoever waits here may be cancelled again.
             passing.cancel()
+            opened.cancel()
+            if self._ahead is not None:
+                self._ahead.cancel()
             await self._drop(SpeculationOutcome.FAILED)
             await asyncio.gather(passing, return_exceptions=True)
             await opened.aclose()

@@ -209,6 +209,19 @@ async def test_a_cancelled_request_withdraws_both_answers() -> None:
     assert talk.outcomes == ["failed"]
 
 
+@pytest.mark.parametrize("passes", range(12))
+async def test_a_request_that_is_cancelled_again_while_it_ends_leaves_no_answer(passes: int) -> None:
+    talk = Talk()
+    talk.llm.gate = asyncio.Event()
+    await talk.say(speech("go"), PAUSE)
+    talk.answering.cancel()
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    talk.answering.cancel()
+    await asyncio.gather(talk.answering, return_exceptions=True)
+    await until(lambda: talk.llm.active_requests == 0)
+
+
 async def test_the_meter_is_that_of_the_answer_that_is_used() -> None:
     class Metered(RetortEngine):
         async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
