@@ -6,7 +6,9 @@ undeclared, so an engine need not check for it. The core of an engine is an asyn
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         with request.media_room.share() as share:
-            parts = decode_input(request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share)
+            parts = decode_input(
+                request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share, lane=request.lane
+            )
             async with aclosing(parts):
                 async for part in parts:            # as the client sends it
                     …
