@@ -27,6 +27,8 @@ T = TypeVar("T")
 SLICE_SEC: Final = 1.0
 #: What each slice counts at least: a thread was woken for it.
 LEAST_SEC: Final = 0.03
+#: What is done together has no more: the pieces of eight sessions in which nobody speaks.
+MOST_TOGETHER_SEC: Final = 3.0
 MAX_THREADS: Final = 4
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,10 @@ class _Slice(NamedTuple):
     run: Run
     work: Any
     at_most: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ends - self.begins
 
 
 class ListeningThreads:
@@ -105,8 +111,11 @@ class ListeningThreads:
                 self._active -= 1
                 return []
             taken = [heapq.heappop(self._waiting)]
-            first = taken[0]
+            first, seconds = taken[0], taken[0].seconds
             while len(taken) < first.at_most and self._waiting and self._waiting[0].run == first.run:
+                seconds += self._waiting[0].seconds
+                if seconds > MOST_TOGETHER_SEC:
+                    break
                 taken.append(heapq.heappop(self._waiting))
             self.now = max(self.now, *(each.begins for each in taken))
             return taken

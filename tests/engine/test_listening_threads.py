@@ -110,6 +110,17 @@ def test_work_of_one_kind_is_done_together_as_far_as_it_follows() -> None:
     assert batches == [[0, 1, 2], [3, 4]]
 
 
+def test_what_is_done_together_is_not_long() -> None:
+    threads = ListeningThreads(1)
+    batches: list[list[int]] = []
+    with busy(threads):
+        for number in range(7):
+            threads.put(Lane(threads), SLICE_SEC, batches.append, number, at_most=8)
+        last = Lane(threads).submit(lambda: None)
+    last.result()
+    assert batches == [[0, 1, 2], [3, 4, 5], [6]]
+
+
 async def test_a_call_that_is_cancelled_while_it_waits_is_not_made() -> None:
     threads = ListeningThreads(1)
     made: list[int] = []

@@ -53,7 +53,8 @@ listener is then deaf: it discards audio until the format or the settings change
 
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
 request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
-such, for each slice before that is made; where there is no room for it, decoding fails. While the engine is behind with
+such, for each slice before that is made; where the session has no room for it, decoding fails, and where the server has
+none, it waits. While the engine is behind with
 the request that the audio joins, nothing more of a piece is unpacked. With ``MAX_WAITING_BYTES`` in the queue the
 listener is ``full`` and the socket is not read.
 """
@@ -79,7 +80,7 @@ from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.listening_threads import Lane
-from omni_ws.errors import OmniError
+from omni_ws.errors import EngineOverloaded, OmniError
 from omni_ws.service.failure import unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.listening_state import ListeningState
@@ -316,9 +317,15 @@ class TurnListener:
         self._submit(StreamPiece(self._watch, None, piece.source, self._bar))
 
     def _submit(self, piece: StreamPiece) -> None:
+        if self._closed:
+            self._close_watch()
+            return
         if not piece.source.is_raw:
             try:
                 self._stream.reserve(SLICE_BYTES)
+            except EngineOverloaded:  # others hold what there is, and will return it
+                self._workers.join_round(partial(self._submit, piece))
+                return
             except OmniError as error:
                 self._fail(error)
                 return
