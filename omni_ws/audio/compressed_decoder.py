@@ -11,7 +11,14 @@ import av.error
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
+from omni_ws.audio.container import (
+    BURST_SAMPLES,
+    LENIENT_METADATA,
+    STREAMING_OPTIONS,
+    ByteSource,
+    ContainerReader,
+    PacketTally,
+)
 from omni_ws.audio.pcm import bounded, mixed_down
 from omni_ws.audio.samples import SourceBlock
 from omni_ws.core.audio_format import AudioEncoding, checked_channels, checked_sample_rate
@@ -20,10 +27,6 @@ from omni_ws.errors import InvalidValue, UnsupportedFormat
 #: libav's names of the containers, by signature. The signature wins over the client's name for the format.
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
-#: How many samples the decoder thread may decode in advance of its consumer.
-_BURST_SAMPLES = 1 << 20
-#: The memory of these samples (float32), doubled because the block that exceeds the limit may be as large again.
-BURST_BYTES = 8 * _BURST_SAMPLES
 #: The demuxer's read size: 40 ms of Opus at 24 kbit/s, which bounds the latency that reading in blocks adds.
 _BLOCK_BYTES = 128
 
@@ -70,7 +73,7 @@ class CompressedDecoder:
         return ContainerReader(
             partial(_blocks, container, self._encoding),
             cost=lambda block: len(block.samples),
-            burst=_BURST_SAMPLES,
+            burst=BURST_SAMPLES,
             block_bytes=_BLOCK_BYTES,
             name=f"decode-{self._encoding}",
         )

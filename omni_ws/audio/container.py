@@ -20,6 +20,11 @@ T = TypeVar("T")
 #: Options of libav: use the stream parameters of the header, instead of probing seconds of input.
 STREAMING_OPTIONS = {"probesize": "32", "analyzeduration": "0"}
 
+#: How many samples a decoder's thread may decode in advance of its consumer. The longest block of FLAC has as many.
+BURST_SAMPLES = 1 << 16
+#: The memory of these samples (float32), doubled because the block that exceeds the limit may be as large again.
+BURST_BYTES = 8 * BURST_SAMPLES
+
 #: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
 #: not outnumber the others.
 _BROKEN_PACKETS_ALLOWED = 8

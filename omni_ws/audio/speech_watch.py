@@ -5,8 +5,9 @@ Blocking; called from worker threads.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ import numpy as np
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.pcm import pcm16_from_samples
+from omni_ws.audio.resample import NO_SAMPLES
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.smart_turn import HEARD_SAMPLES
 from omni_ws.audio.turn_rule import (
@@ -32,6 +34,10 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.errors import OmniError
 
 T = TypeVar("T")
+
+#: How much of a piece is decoded and judged at a time: a second, so that no stream occupies a thread for long, however
+#: much audio its bytes are.
+SLICE_SAMPLES: Final = SAMPLE_RATE
 
 #: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
 #: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
@@ -60,9 +66,10 @@ class PauseJudge(Protocol):
 class Watched:
     """The result for one piece of the stream.
 
-    ``samples`` is the piece at 16 kHz, which begins at ``start_ms``. The stream is judged up to ``judged_ms``; the rest
-    is less than a window, or waits for the answer to ``question``: then ``SpeechWatch.go_on`` judges it. ``pausing``
-    says that a turn is open but silent at the end of what is judged.
+    ``samples`` is the piece at 16 kHz, or the slice of it that was heard, and begins at ``start_ms``. The stream is
+    judged up to ``judged_ms``; the rest is less than a window, or waits for the answer to ``question``: then
+    ``SpeechWatch.go_on`` judges it. ``pausing`` says that a turn is open but silent at the end of what is judged. Where
+    there is ``more`` of the piece, a StreamPiece without data comes next.
     """
 
     events: tuple[TurnEvent, ...]
@@ -71,6 +78,7 @@ class Watched:
     samples: Samples
     pausing: bool
     question: Future[float] | None = None
+    more: bool = False
     #: What of the piece was dropped, for the client, and where the chunk with it begins.
     left_out: OmniError | None = None
     left_out_at: int = 0
@@ -91,6 +99,7 @@ class _Decoded:
     start_ms: float
     samples: Samples
     unjudged: Samples
+    more: bool
     left_out: OmniError | None
     left_out_at: int
 
@@ -122,6 +131,12 @@ class SpeechWatch:
         self._decoder: AudioDecoder | None = None
         #: The length of the stream so far, in samples at 16 kHz.
         self._samples = 0
+        #: The rest of the piece: what is decoded already, and what is not.
+        self._block: Samples | None = None
+        self._blocks: Iterator[Samples] = iter(())
+        #: What was dropped of the slice, and where the chunk with it begins.
+        self._left_out: OmniError | None = None
+        self._left_out_at = 0
 
     def hear(
         self,
@@ -132,13 +147,14 @@ class SpeechWatch:
         borders: Sequence[int] = (0,),
         ends: bool = False,
     ) -> Watched:
-        """Process the next piece of the stream. ``bar`` applies to it from its first window.
+        """Process the next piece of the stream at once; a StreamPiece does it in slices.
 
-        ``borders`` are where chunks of the client begin in ``data``. ``ends``: the input ends behind it, and with it a
-        file, of which the decoder gives what it still holds. A ``source`` different from the last one is decoded as a
-        new file that continues the stream. Raises UnsupportedFormat for input that cannot be decoded.
+        ``bar`` applies to it from its first window. ``borders`` are where chunks of the client begin in ``data``.
+        ``ends``: the input ends behind it, and with it a file, of which the decoder gives what it still holds. A
+        ``source`` different from the last one is decoded as a new file that continues the stream. Raises
+        UnsupportedFormat for input that cannot be decoded.
         """
-        decoded = self._decode(data, source, borders, ends)
+        decoded = self._decode(data, source, borders, ends, most=sys.maxsize)
         return self._judge(decoded, self.detector.process(decoded.unjudged), bar)
 
     def go_on(self) -> Watched:
@@ -150,40 +166,61 @@ class SpeechWatch:
         if self._decoder is not None:
             self._decoder.close()
 
-    def _decode(self, data: bytes, source: AudioFormat, borders: Sequence[int], ends: bool) -> _Decoded:
+    def _decode(
+        self, data: bytes, source: AudioFormat, borders: Sequence[int], ends: bool, *, most: int = SLICE_SAMPLES
+    ) -> _Decoded:
         held: Samples | None = None
         if self._decoder is None or source != self._source:
             if self._decoder is not None:
                 held = self._decoder.flush()
                 self._samples += len(held)
             self._decoder, self._source = AudioDecoder(source, sample_rate=SAMPLE_RATE), source
-        start_ms = self._samples * 1000 / SAMPLE_RATE
         decoder = self._decoder
-        left_out: OmniError | None = None
-        left_out_at = len(data)
-        pieces: list[Samples] = []
-        cuts = (0, len(data)) if source.is_raw else (0, *(border for border in borders if border), len(data))
-        for start, end in pairwise(cuts):
-            pieces.append(decoder.decode(data[start:end], begins_chunk=start in borders))
-            if left_out is None and (left_out := decoder.take_stray()) is not None:
-                left_out_at = start
+        if source.is_raw:
+            self._block = decoder.decode(data)
+            if ends:
+                self._block, self._decoder = np.concatenate((self._block, decoder.flush())), None
+        else:
+            self._blocks = self._decoded(decoder, data, borders, ends)
+        return self._next_slice(held, most=most)
+
+    def _decoded(self, decoder: AudioDecoder, data: bytes, borders: Sequence[int], ends: bool) -> Iterator[Samples]:
+        for start, end in pairwise((0, *(border for border in borders if border), len(data))):
+            yield from decoder.pieces(data[start:end], begins_chunk=start in borders)
+            self._note_stray(decoder, start)
         if ends:
-            pieces.append(decoder.flush())
-            left_out = left_out or decoder.take_stray()
+            yield from decoder.last_pieces()
+            self._note_stray(decoder, len(data))
             self._decoder = None
-        samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _note_stray(self, decoder: AudioDecoder, at: int) -> None:
+        if (stray := decoder.take_stray()) is not None and self._left_out is None:
+            self._left_out, self._left_out_at = stray, at
+
+    def _next_slice(self, held: Samples | None = None, *, most: int = SLICE_SAMPLES) -> _Decoded:
+        start_ms = self._samples * 1000 / SAMPLE_RATE
+        taken: list[Samples] = []
+        room = most
+        if self._block is None:
+            self._block = next(self._blocks, None)
+        while self._block is not None and room:
+            taken.append(self._block[:room])
+            self._block = self._block[room:] if len(self._block) > room else next(self._blocks, None)
+            room -= len(taken[-1])
+        samples = taken[0] if len(taken) == 1 else np.concatenate(taken or [NO_SAMPLES])
         self._samples += len(samples)
         unjudged = samples if held is None else np.concatenate((held, samples))
-        return _Decoded(start_ms, samples, unjudged, left_out, left_out_at)
+        left_out, self._left_out = self._left_out, None
+        return _Decoded(start_ms, samples, unjudged, self._block is not None, left_out, self._left_out_at)
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
         self._turns.bar = bar
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
         watched = self._watched(probabilities, decoded.start_ms, decoded.samples)
-        if decoded.left_out is None:
+        if decoded.left_out is None and not decoded.more:
             return watched
-        return replace(watched, left_out=decoded.left_out, left_out_at=decoded.left_out_at)
+        return replace(watched, more=decoded.more, left_out=decoded.left_out, left_out_at=decoded.left_out_at)
 
     def _watched(self, probabilities: Iterable[float], start_ms: float, samples: Samples) -> Watched:
         turns, pauses = self._turns, self._pauses
@@ -276,20 +313,31 @@ def _answer_to(question: Future[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """The next piece of a stream, with the arguments of ``SpeechWatch.hear``."""
+    """The next piece of a stream, with the arguments of ``SpeechWatch.hear``; without ``data``, more of the last."""
 
     watch: SpeechWatch
-    data: bytes
+    data: bytes | None
     source: AudioFormat
     bar: StartBar
     borders: Sequence[int] = (0,)
     ends: bool = False
 
+    @property
+    def seconds(self) -> float:
+        """How much audio its next slice may have."""
+        if self.data is None or not self.source.is_raw:
+            return SLICE_SAMPLES / SAMPLE_RATE
+        return min(SLICE_SAMPLES / SAMPLE_RATE, self.source.duration_ms(len(self.data)) / 1000)
+
     def decode(self) -> _Decoded:
+        if self.data is None:
+            return self.watch._next_slice()
         return self.watch._decode(self.data, self.source, self.borders, self.ends)
 
     def hear(self) -> Watched:
-        return self.watch.hear(self.data, self.source, self.bar, borders=self.borders, ends=self.ends)
+        """Process its next slice."""
+        decoded = self.decode()
+        return self.watch._judge(decoded, self.watch.detector.process(decoded.unjudged), self.bar)
 
 
 def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:

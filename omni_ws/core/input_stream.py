@@ -172,6 +172,13 @@ class InputStream(InputBytes):
         request_input, self.current = self.current, None
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
+    def reserve(self, size: int) -> None:
+        """Hold ``size`` more bytes for no request, of what is made next.
+
+        Raises PayloadTooLarge or EngineOverloaded where there is no room.
+        """
+        self._hold(size)
+
     def reweigh(self, difference: int) -> None:
         """Add ``difference`` to the bytes that are held for no request. It may be negative."""
         self._release(-difference)

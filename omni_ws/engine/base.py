@@ -6,7 +6,9 @@ undeclared, so an engine need not check for it. The core of an engine is an asyn
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         with request.media_room.share() as share:
-            parts = decode_input(request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share)
+            parts = decode_input(
+                request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share, lane=request.lane
+            )
             async with aclosing(parts):
                 async for part in parts:            # as the client sends it
                     …
@@ -39,6 +41,7 @@ from omni_ws.core.chunks import (
     Word,
 )
 from omni_ws.core.messages import Message
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
 
@@ -288,6 +291,8 @@ class GenerationRequest:
     sink: OutputSink = NO_SINK
     #: The budget in which decoded input is reserved.
     media_room: MediaRoom = field(default_factory=MediaRoom)
+    #: Where audio is decoded: the place of its session in the threads of all.
+    lane: Lane = field(default_factory=Lane)
     #: Tells the client of something in its input that the request goes on without. Called on the event loop.
     warn: Callable[[OmniError], None] = lambda error: None
 

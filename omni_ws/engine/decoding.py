@@ -1,8 +1,10 @@
 """Decodes the input of a request: chunks to samples, text and pixels. Shared by all engines.
 
-Decoding runs in worker threads. A *hop* is one call in a thread; all chunks that wait when it starts are decoded in it,
-so that a stream of 20 ms frames under load does not cost a hop for each frame. What takes less time than a thread takes
-to wake (``InputDecoder.decodes_at_once``) is decoded on the event loop.
+Decoding runs in threads. A *hop* is one call in a thread; all chunks that wait when it starts are decoded in it, so
+that a stream of 20 ms frames under load does not cost a hop for each frame. Hops run in the ListeningThreads, which all
+sessions share fairly, and have a slice of audio at most; those that need a slot, for images and video, run in the
+``executor`` of the engine. What takes less time than a thread takes to wake (``InputDecoder.decodes_at_once``) is
+decoded on the event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence, Set
 from concurrent.futures import Executor
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +28,7 @@ from omni_ws.engine.base import GenerationRequest, InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import MODALITIES, AudioPart, DecodedPart, VideoPart, joined, reserved_size, size_of
 from omni_ws.engine.input_decoder import InputDecoder, SlotRequest
+from omni_ws.engine.listening_threads import SLICE_SEC, Lane
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import OmniError, UnsupportedModality
@@ -43,6 +46,9 @@ WAITING_BYTES = 256 * 1024
 #: A hop ends when it has decoded this many bytes: that bounds its duration, and the memory that a long file or a
 #: decompression bomb takes.
 HOP_BYTES = 4 * 1024 * 1024
+
+#: Of decoded audio, float32.
+BYTES_PER_SAMPLE: Final = 4
 
 #: How many times its estimated duration earlier speech may have: the nominal rate of compressed audio is 64 kbit/s, and
 #: Opus at 12 kbit/s lasts five times as long.
@@ -62,11 +68,13 @@ async def decode_input(
     sample_rate: int,
     executor: Executor,
     share: MediaShare,
+    lane: Lane | None = None,
     limits: MediaLimits = NO_LIMITS,
     warn: Callable[[OmniError], None] = lambda error: None,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
+    ``lane`` is the place of the session in the ListeningThreads; without one, the request has its own.
     ``audio`` is the format of chunks that do not name one. Audio is decoded to mono at ``sample_rate`` Hz; images and
     video are scaled to ``limits``. ``warn`` is told what was left out. Close the generator when stopping early.
 
@@ -78,6 +86,7 @@ async def decode_input(
     Exceptions of ``source`` are passed on.
     """
     decoder = InputDecoder(audio, sample_rate, limits, share)
+    threads = _Threads(lane or Lane(), executor, sample_rate)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
     reader = asyncio.create_task(_read(source, waiting), name="input reader")
     try:
@@ -85,12 +94,12 @@ async def decode_input(
             batch = [chunk]
             while (following := waiting.take_nowait()) is not None:
                 batch.append(following)
-            thread = None if decoder.decodes_at_once(batch) else executor
-            async for part in _hops(decoder, decoder.decode(batch), thread, share):
+            where = None if decoder.decodes_at_once(batch) else threads
+            async for part in _hops(decoder, decoder.decode(batch), where, share):
                 yield part
             decoder.tell(warn)
-        thread = None if decoder.decodes_at_once() else executor
-        async for part in _hops(decoder, decoder.finish(), thread, share):
+        where = None if decoder.decodes_at_once() else threads
+        async for part in _hops(decoder, decoder.finish(), where, share):
             yield part
         decoder.tell(warn)
     finally:
@@ -119,6 +128,7 @@ async def decode_request(
         sample_rate=sample_rate,
         executor=executor,
         share=share,
+        lane=request.lane,
         limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         warn=request.warn,
     )
@@ -141,7 +151,9 @@ class Chunks:
             yield chunk
 
 
-async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor, share: MediaShare) -> Samples | None:
+async def decode_speech(
+    speech: Speech, *, sample_rate: int, executor: Executor, share: MediaShare, lane: Lane
+) -> Samples | None:
     """Decode speech of an earlier request to mono at ``sample_rate`` Hz.
 
     Returns None when it turns out many times longer than estimated, as silence compressed to almost nothing may be. The
@@ -151,7 +163,9 @@ async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor,
     blocks: list[Samples] = []
     length = 0
     source = Chunks(speech.chunks)
-    decoded = decode_input(source, audio=speech.format, sample_rate=sample_rate, executor=executor, share=share)
+    decoded = decode_input(
+        source, audio=speech.format, sample_rate=sample_rate, executor=executor, share=share, lane=lane
+    )
     async with aclosing(decoded) as parts:
         async for part in parts:
             if not isinstance(part, AudioPart):
@@ -168,19 +182,36 @@ async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor,
         return np.concatenate(blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """Where the hops of one input run."""
+
+    lane: Lane
+    executor: Executor
+    sample_rate: int
+
+    async def hop(self, parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, slot_bytes: int | None) -> _Hop:
+        audio_bytes = int(SLICE_SEC * self.sample_rate) * BYTES_PER_SAMPLE
+        if slot_bytes is not None:
+            async with share.slot(slot_bytes):
+                return await run_in_thread(self.executor, _one_hop, parts, share, True, audio_bytes)
+        hop = await run_in_thread(self.lane, _one_hop, parts, share, False, audio_bytes)
+        self.lane.charge(hop.audio_bytes / (BYTES_PER_SAMPLE * self.sample_rate))
+        return hop
+
+
 async def _hops(
-    decoder: InputDecoder, parts: Generator[DecodedPart | SlotRequest], executor: Executor | None, share: MediaShare
+    decoder: InputDecoder, parts: Generator[DecodedPart | SlotRequest], threads: _Threads | None, share: MediaShare
 ) -> AsyncGenerator[DecodedPart, None]:
-    """Run ``parts`` in worker threads, hop by hop, or at once without an ``executor``. Yield what they decode."""
+    """Run ``parts`` in ``threads``, hop by hop, or at once without them. Yield what they decode."""
     hop = _Hop()
     while hop.more:
         try:
             with events.span("decode", "preprocess_start", "preprocess_end"):
-                if executor is None:
-                    hop = _one_hop(parts, share, has_slot=False)
+                if threads is None:
+                    hop = _one_hop(parts, share, False)
                 else:
-                    async with nullcontext() if hop.slot_bytes is None else share.slot(hop.slot_bytes):
-                        hop = await run_in_thread(executor, _one_hop, parts, share, hop.slot_bytes is not None)
+                    hop = await threads.hop(parts, share, hop.slot_bytes)
         except OmniError as error:
             parts.close()  # it is suspended in a request for a slot, which is refused
             hop = _Hop(more=False, error=error)
@@ -208,14 +239,18 @@ class _Hop:
     more: bool = True
     #: The bytes to reserve for the next hop, when that needs a decoding slot; see SlotRequest.
     slot_bytes: int | None = None
+    #: How much of it is audio.
+    audio_bytes: int = 0
     #: The error that ended decoding, after ``parts``.
     error: OmniError | None = None
 
 
-def _one_hop(parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, has_slot: bool) -> _Hop:
-    """Decode parts of about HOP_BYTES; without a slot, stop at the first part that needs one."""
+def _one_hop(
+    parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, has_slot: bool, most_audio: int = HOP_BYTES
+) -> _Hop:
+    """Decode parts of about HOP_BYTES, or of audio ``most_audio``; without a slot, stop at the first that needs one."""
     decoded: list[DecodedPart] = []
-    size, more = 0, False
+    size, audio_bytes, more = 0, 0, False
     slot_bytes: int | None = None
     error: OmniError | None = None
     try:
@@ -227,13 +262,15 @@ def _one_hop(parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, has_
                 break
             decoded.append(part)
             size += size_of(part)
-            if more := size >= HOP_BYTES:
+            if isinstance(part, AudioPart):
+                audio_bytes += part.samples.nbytes
+            if more := size >= HOP_BYTES or audio_bytes >= most_audio:
                 # The rest of a video needs a slot again; an image is complete.
                 slot_bytes = 0 if has_slot and isinstance(part, VideoPart) else None
                 break
     except OmniError as raised:
         error, more = raised, False
-    return _Hop(deque(joined(decoded, share)), more, slot_bytes, error)
+    return _Hop(deque(joined(decoded, share)), more, slot_bytes, audio_bytes, error)
 
 
 async def _read(source: InputSource, waiting: Channel[InputChunk]) -> None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -32,7 +31,7 @@ from omni_ws.engine.base import (
     TextOutput,
 )
 from omni_ws.engine.continued_input import own_part
-from omni_ws.engine.threads import run_in_any_thread
+from omni_ws.engine.listening_threads import decoded_in_slices
 from omni_ws.errors import EngineFailed, InvalidValue
 
 _WORD: Final = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
@@ -216,8 +215,8 @@ class _Echo:
         self._source: AudioFormat | None = None
         #: The number of the last chunk of audio.
         self._last_id: int | None = None
-        #: Whether it is decoded without a thread.
-        self._is_fast = False
+        #: Whether it takes little time, and no thread.
+        self._is_raw = False
         #: The rate of the first audio: an answer has a single rate.
         self._sample_rate: int | None = None
         self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
@@ -239,15 +238,11 @@ class _Echo:
     async def outputs(self, reply: str | None) -> AsyncGenerator[Iterable[EngineOutput]]:
         """Yield the outputs of one chunk after the other; with ``reply``, only that, at the end."""
         async for chunk in own_part(self._request.input):
+            async for audio in self._audio(chunk) if chunk.modality is Modality.AUDIO else self._flush_audio():
+                if reply is None and self.limit.reached is None:
+                    yield audio
             if chunk.modality is Modality.AUDIO:
-                for piece in _slices(chunk):
-                    audio = await self._audio(piece)
-                    if reply is None and self.limit.reached is None:
-                        yield audio
                 continue
-            audio = await self._flush_audio()
-            if reply is None and self.limit.reached is None:
-                yield audio
             if chunk.modality is not Modality.TEXT:
                 self._seen[chunk.modality] += 1
                 continue
@@ -256,9 +251,9 @@ class _Echo:
                 self._words_in.feed(text)
                 if reply is None:  # cut to the limit, also once that is reached
                     yield self._text(text)
-        audio = await self._flush_audio()
-        if reply is None:
-            yield audio
+        async for audio in self._flush_audio():
+            if reply is None:
+                yield audio
         if reply is not None:
             yield self._text(reply)
         else:
@@ -295,52 +290,59 @@ class _Echo:
 
     # audio
 
-    async def _audio(self, chunk: InputChunk) -> Iterable[AudioOutput]:
+    async def _audio(self, chunk: InputChunk) -> AsyncGenerator[Iterable[AudioOutput], None]:
         source = self._request.input_audio
         if chunk.format is not None:
             source = parse_audio_format(chunk.format, source)
-        # Identity is found sooner than equality, for each frame of a microphone.
-        before = () if source is self._source or source == self._source else await self._begin_audio(source)
+        if source is not self._source and source != self._source:
+            async for audio in self._flush_audio():
+                yield audio
+            self._begin_audio(source)
         decoder = self._decoder
         assert decoder is not None
-        samples: Samples | Pcm16
-        if isinstance(decoder, _Unchanged):
-            samples = decoder.decode(chunk.payload)
-        elif self._is_fast:
-            samples = decoder.decode(chunk.payload, begins_chunk=not chunk.continues)
-        else:
-            decode = partial(decoder.decode, begins_chunk=not chunk.continues)
-            samples = await run_in_any_thread(decode, chunk.payload)
-        self._tell_stray(decoder, chunk.sequence_id)
-        outputs = self._outputs(samples, decoder.sample_rate)
-        return [*before, *outputs] if before else outputs
+        if self._is_raw:
+            for piece in _slices(chunk):
+                yield self._outputs(decoder.decode(piece.payload), decoder.sample_rate)
+            return
+        assert isinstance(decoder, AudioDecoder)
+        for piece in _slices(chunk):
+            pieces = decoder.pieces(piece.payload, begins_chunk=not piece.continues)
+            async for audio in self._unpacked(decoder, pieces, chunk.sequence_id):
+                yield audio
 
-    async def _begin_audio(self, source: AudioFormat) -> Iterable[AudioOutput]:
-        """Begin a part of audio; returns the rest of the one before."""
-        before = await self._flush_audio()
-        self._source, self._is_fast = source, _is_fast(source)
+    async def _unpacked(
+        self, decoder: AudioDecoder, pieces: Iterator[Samples], sequence_id: int | None
+    ) -> AsyncGenerator[Iterable[AudioOutput], None]:
+        async with aclosing(decoded_in_slices(self._request.lane, pieces, decoder.sample_rate)) as slices:
+            async for decoded in slices:
+                for samples in decoded:
+                    yield self._outputs(samples, decoder.sample_rate)
+        self._tell_stray(decoder, sequence_id)
+
+    def _begin_audio(self, source: AudioFormat) -> None:
+        self._source, self._is_raw = source, source.is_raw
         self._sample_rate = rate = self._sample_rate or source.sample_rate
         unchanged = AudioFormat(AudioEncoding.PCM16, rate)
         self._decoder = _Unchanged(rate) if source == unchanged else AudioDecoder(source, sample_rate=rate)
-        return before
 
-    async def _flush_audio(self) -> Iterable[AudioOutput]:
-        """End a part of audio; returns what its decoder still held."""
+    async def _flush_audio(self) -> AsyncGenerator[Iterable[AudioOutput], None]:
+        """End a part of audio: yield what its decoder still held."""
         decoder = self._decoder
         if decoder is None:
-            return ()
-        samples: Samples | Pcm16
+            return
         try:
-            samples = decoder.flush() if self._is_fast else await run_in_any_thread(decoder.flush)
+            if self._is_raw or not isinstance(decoder, AudioDecoder):
+                yield self._outputs(decoder.flush(), decoder.sample_rate)
+            else:
+                async for audio in self._unpacked(decoder, decoder.last_pieces(), self._last_id):
+                    yield audio
         finally:
             decoder.close()
             self._decoder = self._source = None
-        self._tell_stray(decoder, self._last_id)
-        return self._outputs(samples, decoder.sample_rate)
 
-    def _tell_stray(self, decoder: AudioDecoder | _Unchanged, sequence_id: int | None) -> None:
+    def _tell_stray(self, decoder: AudioDecoder, sequence_id: int | None) -> None:
         self._last_id = sequence_id
-        if isinstance(decoder, AudioDecoder) and (stray := decoder.take_stray()) is not None:
+        if (stray := decoder.take_stray()) is not None:
             stray.sequence_id = sequence_id
             self._request.warn(stray)
 
@@ -354,11 +356,6 @@ class _Echo:
         if len(samples) <= step:
             return [AudioOutput(samples, sample_rate)]
         return [AudioOutput(samples[start : start + step], sample_rate) for start in range(0, len(samples), step)]
-
-
-def _is_fast(source: AudioFormat) -> bool:
-    """Whether the format is decoded without a thread: it takes little time, and requests of tests need none then."""
-    return source.is_raw or source.encoding is AudioEncoding.WAV
 
 
 class _Unchanged:

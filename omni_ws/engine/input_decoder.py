@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from omni_ws.audio.compressed_decoder import BURST_BYTES
+from omni_ws.audio.container import BURST_BYTES
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.mime import parse_audio_format
 from omni_ws.core.audio_format import MIN_SAMPLE_RATE, SAMPLE_BYTES, AudioEncoding, AudioFormat

@@ -21,6 +21,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.input_decoder import AT_ONCE_BYTES
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
@@ -204,11 +205,11 @@ async def test_decoding_is_not_done_on_the_loop(executor: ThreadPoolExecutor, mo
     assert threading.current_thread().name not in threads
 
 
-class CountingExecutor(ThreadPoolExecutor):
+class CountingLane(Lane):
     """Remembers the calls that it was given."""
 
     def __init__(self) -> None:
-        super().__init__(1)
+        super().__init__()
         self.calls: list[Future[Any]] = []
 
     def submit(self, *arguments: Any, **named: Any) -> Any:
@@ -217,13 +218,12 @@ class CountingExecutor(ThreadPoolExecutor):
         return call
 
 
-async def fed(
-    executor: CountingExecutor, chunks: Sequence[InputChunk], format: AudioFormat, rate: int
-) -> list[DecodedPart]:
+async def fed(lane: CountingLane, chunks: Sequence[InputChunk], format: AudioFormat, rate: int) -> list[DecodedPart]:
     """The parts of ``chunks``, each of which arrives when the one before is decoded."""
 
     async def collect() -> list[DecodedPart]:
-        stream = decode_input(channel, audio=format, sample_rate=rate, executor=executor, share=MediaRoom().share())
+        share = MediaRoom().share()
+        stream = decode_input(channel, audio=format, sample_rate=rate, executor=lane, share=share, lane=lane)
         async with aclosing(stream) as parts:
             return [part async for part in parts]
 
@@ -233,7 +233,7 @@ async def fed(
         channel.put_nowait(chunk)
         for _ in range(10):
             await asyncio.sleep(0)
-        await asyncio.gather(*map(asyncio.wrap_future, executor.calls))
+        await asyncio.gather(*map(asyncio.wrap_future, lane.calls))
         for _ in range(10):
             await asyncio.sleep(0)
     channel.close()
@@ -252,11 +252,9 @@ async def test_of_short_raw_audio_only_the_first_piece_takes_a_thread(
     format: AudioFormat, frame: int, rate: int
 ) -> None:
     data = (PCM * 10)[: frame * 20]
-    with CountingExecutor() as executor:
-        parts = await fed(
-            executor, [audio(data[start : start + frame]) for start in range(0, len(data), frame)], format, rate
-        )
-    assert len(executor.calls) == 1
+    lane = CountingLane()
+    parts = await fed(lane, [audio(data[start : start + frame]) for start in range(0, len(data), frame)], format, rate)
+    assert len(lane.calls) == 1
     decoder = AudioDecoder(format, sample_rate=rate)
     assert np.array_equal(samples_of(parts), np.concatenate([decoder.decode(data), decoder.flush()]))
 
@@ -273,10 +271,10 @@ async def test_of_short_raw_audio_only_the_first_piece_takes_a_thread(
     ],
 )
 async def test_what_is_long_or_of_another_kind_takes_a_thread(chunk: InputChunk, calls: int) -> None:
-    with CountingExecutor() as executor:
-        parts = await fed(executor, [audio(PCM), chunk], AudioFormat(), 16_000)
+    lane = CountingLane()
+    parts = await fed(lane, [audio(PCM), chunk], AudioFormat(), 16_000)
     assert len(parts) >= 2
-    assert len(executor.calls) == 1 + calls  # one for the audio that comes first
+    assert len(lane.calls) == 1 + calls  # one for the audio that comes first
 
 
 @pytest.mark.parametrize("encoding", [AudioEncoding.PCM16, AudioEncoding.PCMU, AudioEncoding.F32])

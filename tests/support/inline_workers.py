@@ -10,6 +10,7 @@ import numpy as np
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.service.listening.workers import Done, SpeechWorkers
 
 #: Bytes of a millisecond of pcm16 at 16 kHz.
@@ -57,7 +58,7 @@ class InlineWorkers(SpeechWorkers):
     def available(self) -> bool:
         return True
 
-    def submit(self, piece: StreamPiece, done: Done) -> None:
+    def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
         def run() -> None:
             self.pieces += 1
             outcome: Watched | Exception
@@ -83,11 +84,11 @@ class HeldWorkers(InlineWorkers):
         self._held: list[Callable[[], None]] = []
         self._listening = False
 
-    def submit(self, piece: StreamPiece, done: Done) -> None:
+    def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
         if self._listening:
-            super().submit(piece, done)
+            super().submit(piece, done, lane)
         else:
-            self._held.append(lambda: super(HeldWorkers, self).submit(piece, done))
+            self._held.append(lambda: super(HeldWorkers, self).submit(piece, done, lane))
 
     def hold(self) -> None:
         """Do no further work before ``listen`` is called again."""

@@ -11,6 +11,7 @@ from support.virtual_clock import VirtualClockLoop
 
 if TYPE_CHECKING:
     from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.listening_threads import Lane
 
 #: More than there are between the end of one step of listening and the beginning of the next.
 _IDLE_PASSES = 20
@@ -34,12 +35,12 @@ async def until_heard(asr: RecogniserEngine) -> None:
     do, and a few passes of the loop give them nothing more. What comes next does not come too fast."""
     assert asr.listening is not None
     assert asr._decoding is not None
-    executors = (asr._decoding, asr.listening.executor)
+    executors, shared = (asr._decoding, asr.listening.executor), Lane().threads
     idle = 0
 
     def still_idle() -> bool:
         nonlocal idle
-        idle = idle + 1 if all(map(_has_nothing_to_do, executors)) else 0
+        idle = idle + 1 if not shared._active and all(map(_has_nothing_to_do, executors)) else 0
         return idle > _IDLE_PASSES
 
     await until(still_idle)

@@ -108,6 +108,7 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
                 sample_rate=AUDIO_SAMPLE_RATE,
                 executor=executor,
                 share=share,
+                lane=request.lane,
                 warn=request.warn,
             )
             async with aclosing(decoded) as parts:
@@ -119,18 +120,20 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
             collected.add(_parts(modality, tuple(run)))
     prompt = collected.prompt()
     room = max_bytes - prompt.size
-    earlier, size = await _earlier_speech(request.history, executor=executor, room=room, share=share)
+    earlier, size = await _earlier_speech(request, executor=executor, room=room, share=share)
     return replace(prompt, earlier=earlier, size=prompt.size + size)
 
 
 async def _earlier_speech(
-    history: Sequence[Message], *, executor: Executor, room: int, share: MediaShare
+    request: GenerationRequest, *, executor: Executor, room: int, share: MediaShare
 ) -> tuple[dict[Speech, Samples], int]:
     """The speech of earlier turns, the newest first, as far as it fits into ``room`` bytes of a body; and its size."""
     earlier: dict[Speech, Samples] = {}
     size = 0
-    for speech in earlier_speech(history):
-        samples = await decode_speech(speech, sample_rate=AUDIO_SAMPLE_RATE, executor=executor, share=share)
+    for speech in earlier_speech(request.history):
+        samples = await decode_speech(
+            speech, sample_rate=AUDIO_SAMPLE_RATE, executor=executor, share=share, lane=request.lane
+        )
         if samples is None or not len(samples):
             continue
         if size + _base64_length(2 * len(samples)) > room:

@@ -346,6 +346,7 @@ class VllmEngine:
             sample_rate=shared.sample_rate,
             executor=decoding,
             share=share,
+            lane=request.lane,
             limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
             warn=request.warn,
         )

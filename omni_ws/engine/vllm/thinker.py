@@ -208,7 +208,11 @@ class Thinker:
         heard: dict[Speech, tuple[Media, ...]] = {}
         for speech in earlier_speech(self._request.history):
             samples = await decode_speech(
-                speech, sample_rate=shared.sample_rate, executor=shared.decoding, share=self._share
+                speech,
+                sample_rate=shared.sample_rate,
+                executor=shared.decoding,
+                share=self._share,
+                lane=self._request.lane,
             )
             media = () if samples is None else await self._in_thread(self._segments, samples)
             room -= len(media)

@@ -173,7 +173,9 @@ class Conversation:
             self._update_order()
         listening = self.configuration.listening
         if listening.turns is not None and self._listener is None and self._speech_workers is not None:
-            self._listener = self._flow.listener = TurnListener(self.stream, self._speech_workers, self)
+            self._listener = self._flow.listener = TurnListener(
+                self.stream, self._speech_workers, self, self._flow.lane
+            )
         if self._listener is not None:
             self._listener.configure(listening)
         return config
@@ -409,6 +411,9 @@ class Conversation:
     def is_playing(self) -> bool:
         return self.ledger.playing(self._now())
 
+    def engine_is_behind(self) -> bool:
+        return self._flow.engine_is_behind()
+
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         self._handle(events)
 
@@ -494,6 +499,7 @@ class Conversation:
             self._flow.taken,
             self.ledger,
             self._media_room,
+            lane=self._flow.lane,
             options=self.options,
             owner=self._owner,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from omni_ws.core.input_stream import InputStream
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, Request
 from omni_ws.service.listening.turn_listener import TurnListener
 from omni_ws.service.observing.observer import InputAcknowledged, ObservedSession
@@ -29,6 +30,8 @@ class InputFlow:
     def __init__(self, stream: InputStream, observed: ObservedSession, owner: FlowOwner) -> None:
         #: Set once turn detection is configured.
         self.listener: TurnListener | None = None
+        #: The place of the session in the threads that decode its audio and detect the speech in it.
+        self.lane = Lane()
         self._stream = stream
         self._observed = observed
         self._owner = owner
@@ -38,9 +41,17 @@ class InputFlow:
 
     def is_full(self) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
+        if self.engine_is_behind():
+            return True
+        if self.listener is None or not self.listener.full:
+            return False
+        self._wanted = True
+        return True
+
+    def engine_is_behind(self) -> bool:
+        """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
         receiving = self._owner.receiving
-        behind = receiving is not None and receiving.answering and receiving.input.full
-        if not behind and (self.listener is None or not self.listener.full):
+        if receiving is None or not receiving.answering or not receiving.input.full:
             return False
         self._wanted = True
         return True
@@ -96,6 +107,8 @@ class InputFlow:
         """Let the input continue, if anything waits for that."""
         if self._wanted:
             self._wanted = False
+            if self.listener is not None:
+                self.listener.go_on()
             self._owner.offer_input()
         elif self._credit_was_low:
             self.renew_credit()

@@ -29,6 +29,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.acknowledgements import asks
@@ -79,6 +80,7 @@ class Request:
     on_input_taken: Callable[[Request, float], None]
     ledger: Ledger
     media_room: MediaRoom
+    lane: Lane = field(default_factory=Lane)
     options: AnswerOptions = field(default_factory=AnswerOptions)
     #: The name of the API key that the session was opened with.
     owner: str | None = None
@@ -460,6 +462,7 @@ class Request:
             cut=self.cut,
             sink=sink,
             media_room=self.media_room,
+            lane=self.lane,
             warn=warn,
         )
 

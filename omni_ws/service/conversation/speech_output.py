@@ -10,6 +10,7 @@ from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.engine.threads import Work, run_work
 
 #: Longer pieces, and all compressed audio, are encoded in a worker thread. For short raw pieces the switch would cost
 #: more than the encoding.
@@ -72,7 +73,7 @@ class SpeechOutput:
         if self._is_raw and len(samples) <= _INLINE_SAMPLES:
             payload = self._encoder.encode(samples)
         else:
-            payload = await asyncio.to_thread(self._encoder.encode, samples)
+            payload = await run_work(Work.ENCODING, self._encoder.encode, samples)
         return await self._place(payload, len(samples) * 1000 / sample_rate)
 
     async def flush(self) -> bytes:
@@ -82,7 +83,7 @@ class SpeechOutput:
         if self._is_raw:
             payload = self._encoder.flush()
         else:
-            payload = await asyncio.to_thread(self._encoder.flush)
+            payload = await run_work(Work.ENCODING, self._encoder.flush)
         return await self._place(payload, 0)
 
     async def _place(self, payload: bytes, source_ms: float) -> bytes:

@@ -8,8 +8,9 @@ admits each spoken turn to a request (``InputStream.admit``) and discards the au
 audio before it has been *judged*, that is, each 32 ms window of it was found to be speech or silence. Text that is sent
 after audio cannot overtake it, and settings apply where they were sent.
 
-*Threads.* Decoding and detection run in the worker threads of ``SpeechWorkers``, one piece of audio of a session at a
-time; the loop leaves ``_watch`` alone while a piece is in a thread. Everything else runs on the event loop.
+*Threads.* Decoding and detection run in the ``ListeningThreads``, one slice of a second of a session at a time, in
+which all sessions have equal shares; the loop leaves ``_watch`` alone while a slice is in a thread. Everything else
+runs on the event loop. A piece that is longer goes on, slice by slice, before anything behind it.
 
 *Pieces.* Waking a thread costs as much as judging several windows, so audio collects until a piece is worth it:
 ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end
@@ -52,11 +53,15 @@ listener is then deaf: it discards audio until the format or the settings change
 
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
 request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
-such. With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
+such, for each slice before that is made; where the session has no room for it, decoding fails, and where the server has
+none, it waits. While the engine is behind with
+the request that the audio joins, nothing more of a piece is unpacked. With ``MAX_WAITING_BYTES`` in the queue the
+listener is ``full`` and the socket is not read.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -65,15 +70,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from omni_ws.audio import turn_rule, vad
+from omni_ws.audio.container import BURST_BYTES
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece, Watched
+from omni_ws.audio.speech_watch import SLICE_SAMPLES, SpeechWatch, StreamPiece, Watched
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
-from omni_ws.errors import OmniError
+from omni_ws.engine.listening_threads import Lane
+from omni_ws.errors import EngineOverloaded, OmniError
 from omni_ws.service.failure import unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.listening_state import ListeningState
@@ -90,6 +97,8 @@ URGENT_PIECE_MS: Final = vad.WINDOW_MS
 MAX_WAITING_BYTES: Final = 1 << 20
 #: The format in which compressed audio joins a request.
 DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
+#: Charged while a slice of compressed audio is made: for the slice, and for what its decoder makes in advance.
+SLICE_BYTES: Final = 2 * SLICE_SAMPLES + BURST_BYTES
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
 #: How far before its detection speech may have begun.
@@ -118,10 +127,11 @@ class TurnListener:
     Whether the speech has a request is another matter: the client may have ended or cancelled it (``_in_turn``).
     """
 
-    def __init__(self, stream: InputStream, workers: SpeechWorkers, owner: TurnOwner) -> None:
+    def __init__(self, stream: InputStream, workers: SpeechWorkers, owner: TurnOwner, lane: Lane) -> None:
         self._stream = stream
         self._workers = workers
         self._owner = owner
+        self._lane = lane
         self._queue = ListeningQueue(workers, self._on_overdue)
         self._state = ListeningState.OFF
         #: The settings in force, those that wait for the open request to end, and the last that were configured.
@@ -132,6 +142,11 @@ class TurnListener:
         self._watch: SpeechWatch | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
+        #: The audio of which more slices are to be judged, and how much of it was, in milliseconds.
+        self._unfinished: AudioPiece | None = None
+        self._sliced_ms = 0.0
+        #: The bytes of either that are held apart from the ring.
+        self._piece_bytes = 0
         #: The audio that is judged up to a pause about which the judge has been asked.
         self._asked: AudioPiece | None = None
         #: Judged audio that belongs to no request, or not yet.
@@ -188,7 +203,7 @@ class TurnListener:
     def cancel(self) -> None:
         """Drop the input that waits: it belongs to no request."""
         self._cancels += 1
-        if self._queue or self._busy:
+        if self._queue or self._busy or self._unfinished is not None:
             self._stream.reweigh(-self._queue.withdraw())
             self.put(Mark.CANCEL)
         else:
@@ -201,6 +216,11 @@ class TurnListener:
         if not self._busy:
             self._close_watch()
 
+    def go_on(self) -> None:
+        """The engine is no longer behind with what was heard, or never will be."""
+        if self._unfinished is not None and not self._busy:
+            self._pump()
+
     # the queue
 
     def _on_overdue(self) -> None:
@@ -210,6 +230,11 @@ class TurnListener:
     def _pump(self) -> None:
         """Process the queue up to the first audio that a thread must judge."""
         while not self._busy and not self._closed:
+            if self._unfinished is not None:
+                if not self._unfinished.source.is_raw and self._owner.engine_is_behind():
+                    return
+                self._judge_more(self._unfinished)
+                continue
             self._apply_settings()
             if not self._queue or not self._ready:
                 break
@@ -265,6 +290,7 @@ class TurnListener:
 
     def _judge_next_piece(self) -> None:
         piece = self._piece = self._queue.take_piece()
+        self._piece_bytes = len(piece.payload)
         if piece.source != self._source:
             self._source = piece.source
             if self._state is ListeningState.DEAF:
@@ -272,7 +298,6 @@ class TurnListener:
         if self._state is ListeningState.DEAF or not piece.payload:
             self._discard_piece(piece)
             return
-        bar = turn_rule.BARGE_IN_BAR if self._owner.is_playing else turn_rule.ORDINARY_BAR
         if self._watch is None:
             turns = self._turns
             self._watch = SpeechWatch(
@@ -284,9 +309,32 @@ class TurnListener:
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
-        self._workers.submit(
-            StreamPiece(self._watch, piece.payload, piece.source, bar, piece.borders, ends), self._on_judged
-        )
+        self._submit(StreamPiece(self._watch, piece.payload, piece.source, self._bar, piece.borders, ends))
+
+    def _judge_more(self, piece: AudioPiece) -> None:
+        assert self._watch is not None
+        self._piece, self._unfinished = piece, None
+        self._submit(StreamPiece(self._watch, None, piece.source, self._bar))
+
+    def _submit(self, piece: StreamPiece) -> None:
+        if self._closed:
+            self._close_watch()
+            return
+        if not piece.source.is_raw:
+            try:
+                self._stream.reserve(SLICE_BYTES)
+            except EngineOverloaded:  # others hold what there is, and will return it
+                self._workers.join_round(partial(self._submit, piece))
+                return
+            except OmniError as error:
+                self._fail(error)
+                return
+            self._piece_bytes += SLICE_BYTES
+        self._workers.submit(piece, self._on_judged, self._lane)
+
+    @property
+    def _bar(self) -> turn_rule.StartBar:
+        return turn_rule.BARGE_IN_BAR if self._owner.is_playing else turn_rule.ORDINARY_BAR
 
     def _judge_rest(self) -> None:
         """Have the decoder give what it holds, before the end of the input that comes next."""
@@ -295,8 +343,7 @@ class TurnListener:
         self._is_decoding = False
         chunk = InputChunk(Modality.AUDIO, b"", self._last_id)
         self._piece = AudioPiece(self._source, b"", chunk, chunk, (0,), (self._last_id,))
-        bar = turn_rule.ORDINARY_BAR
-        self._workers.submit(StreamPiece(self._watch, b"", self._source, bar, (), ends=True), self._on_judged)
+        self._submit(StreamPiece(self._watch, b"", self._source, turn_rule.ORDINARY_BAR, (), ends=True))
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
         self._proceed(partial(self._apply_piece, outcome))
@@ -325,6 +372,10 @@ class TurnListener:
         assert piece is not None
         self._last_id = piece.last.sequence_id
         self._add_to_ring(piece, outcome)
+        if self._sliced_ms or not piece.source.is_raw:  # it was not known before how long the slice is
+            self._lane.charge(len(outcome.samples) / vad.SAMPLE_RATE)
+        self._sliced_ms = self._sliced_ms + len(outcome.samples) * 1000 / vad.SAMPLE_RATE if outcome.more else 0.0
+        self._unfinished = piece if outcome.more else None
         if outcome.left_out is not None:
             outcome.left_out.sequence_id = piece.number_at(outcome.left_out_at)
             outcome.left_out.ref = piece.last.ref
@@ -352,20 +403,34 @@ class TurnListener:
         if watched.question is not None:
             self._asked = piece
             self._workers.when_answered(watched.question, self._on_answered)
-        elif piece.last.end_of_input:
+        elif piece.last.end_of_input and self._unfinished is None:
             self._end_input(piece.last.sequence_id)
 
     def _add_to_ring(self, piece: AudioPiece, watched: Watched) -> None:
         audio, chunk = piece.source, piece.as_chunk()
         if not audio.is_raw:
             audio, payload = DECODED, _pcm16(watched.samples)
-            self._stream.reweigh(len(payload) - len(chunk.payload))
-            chunk = replace(chunk, payload=payload, format=media_type(DECODED))
+            self._free_piece(len(piece.payload) if watched.more else 0)
+            self._stream.reweigh(len(payload))
+            chunk = replace(chunk, payload=payload, format=media_type(DECODED), timestamp_ms=self._time_of(chunk))
+        elif self._sliced_ms:
+            return  # all of it came with the first slice
+        else:
+            self._piece_bytes = 0
         if self._ring is None or self._ring.audio != audio:
             self._assign(None)
             self._ring = AudioRing(audio, start_ms=watched.start_ms)
         if dropped := self._ring.append(chunk):
             self._stream.reweigh(-dropped)
+
+    def _time_of(self, chunk: InputChunk) -> int | None:
+        """When the next slice of a piece was recorded."""
+        return None if chunk.timestamp_ms is None else chunk.timestamp_ms + round(self._sliced_ms)
+
+    def _free_piece(self, kept: int = 0) -> None:
+        """Hold no more than ``kept`` bytes for the piece in work."""
+        self._stream.reweigh(kept - self._piece_bytes)
+        self._piece_bytes = kept
 
     def _start_turn(self, onset: turn_rule.SpeechOnset) -> None:
         assert self._ring is not None
@@ -409,6 +474,9 @@ class TurnListener:
     def _admit(self, chunks: list[InputChunk]) -> int | None:
         for chunk in chunks:
             self._owner.take_turn_events(self._stream.admit(chunk, by_speech=True))
+        if chunks and (piece := self._unfinished) is not None and not piece.source.is_raw:
+            # The rest of it names no request: its beginning did.
+            self._unfinished = dataclasses.replace(piece, last=replace(piece.last, ref=None))
         return chunks[-1].sequence_id if chunks else None
 
     def _discard(self, until_ms: float | None) -> None:
@@ -432,7 +500,7 @@ class TurnListener:
 
     def _discard_piece(self, piece: AudioPiece) -> None:
         self._piece = None
-        self._stream.reweigh(-len(piece.payload))
+        self._free_piece()
         if piece.last.end_of_input:
             self._end_input(piece.last.sequence_id)
 
@@ -445,6 +513,7 @@ class TurnListener:
             self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))
         source = self._source
         self._reset()
+        self._free_piece()
         self._source = source
         self._set_state(ListeningState.DEAF)
         if piece is not None:
@@ -459,6 +528,7 @@ class TurnListener:
             self._report_stopped(self._judged_ms)
         self._offset_ms += round(self._judged_ms + self._rest_ms)
         self._judged_ms, self._rest_ms, self._cancelled_ms = 0, 0.0, 0.0
+        self._unfinished, self._sliced_ms = None, 0.0
         self._is_decoding = False
         self._ring = self._source = None
         self._close_watch()

@@ -16,6 +16,9 @@ class TurnOwner(Protocol):
     def is_playing(self) -> bool:
         """Whether an answer is being played, so that speech would interrupt it."""
 
+    def engine_is_behind(self) -> bool:
+        """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
+
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         """Handle what the input means for requests, in order."""
 

@@ -1,23 +1,21 @@
-"""SpeechWorkers: the threads that detect the speech of all sessions of a server."""
+"""SpeechWorkers: detects the speech of all sessions of a server, in the threads that they share."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final, TypeAlias
 
 from omni_ws.audio.speech_watch import PauseJudge, StreamPiece, Watched, hear_together
 from omni_ws.audio.vad import PACKAGE, SpeechDetector
-from omni_ws.engine.cores import cores
+from omni_ws.engine.listening_threads import Lane, ListeningThreads
 from omni_ws.metrics import Metrics
 from omni_ws.wire.session_config import TurnDetectionType
 
-MAX_THREADS: Final = 4
 #: How long audio that is not urgent waits for a round. Long enough to collect several windows, and far below the
 #: default silence that ends a turn.
 ROUND_SEC: Final = 0.24
@@ -26,16 +24,15 @@ MAX_IN_ROUND: Final = 8
 
 #: Takes the outcome of a piece, on the event loop.
 Done: TypeAlias = Callable[[Watched | Exception], None]
+_Work: TypeAlias = tuple[StreamPiece, Done, asyncio.AbstractEventLoop]
 
 
 class SpeechWorkers:
-    """Runs speech detection in worker threads, in rounds that serve several sessions at once.
+    """Runs speech detection in the ListeningThreads, in rounds that serve several sessions at once.
 
     Waking a thread, and the event loop again when it is done, costs as much as detecting speech in a window, and the
     network takes half the time for a window when it judges those of eight sessions at once. Sessions without urgent
     audio therefore join a round: when it begins, all of them submit their pieces, and one thread takes them together.
-
-    Threads are created when they are first needed.
     """
 
     def __init__(self, metrics: Metrics | None = None, *, judge: PauseJudge | None = None) -> None:
@@ -44,13 +41,12 @@ class SpeechWorkers:
         #: Says whether speakers have finished; None without a model for that.
         self.judge = judge
         self._metrics = metrics or Metrics()
-        self._executor: ThreadPoolExecutor | None = None
         #: Callbacks of the sessions in the next round.
         self._next_round: list[Callable[[], None]] = []
-        #: Pieces that no thread has taken yet.
-        self._waiting: deque[tuple[StreamPiece, Done]] = deque()
         #: Whether a round is beginning, whose pieces wait for one another.
         self._in_round = False
+        #: The threads that have work of that round, and were not told.
+        self._asleep: ListeningThreads | None = None
         self._closed = False
 
     @property
@@ -65,15 +61,18 @@ class SpeechWorkers:
             return ()
         return ("server_vad",) if self.judge is None else ("server_vad", "semantic_vad")
 
-    def submit(self, piece: StreamPiece, done: Done) -> None:
-        """Hear ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
+    def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
+        """Hear a slice of ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
 
         ``done`` must not raise. It is not called for pieces that no thread has taken by ``close``, nor once the loop is
         closed. This takes a callback because a future for each piece of audio would cost as much as the piece itself.
         """
-        self._waiting.append((piece, done))
-        if not self._in_round:
-            self._wake_thread()
+        if self._closed:
+            return
+        if self._in_round:
+            self._asleep = lane.threads
+        work: _Work = (piece, done, asyncio.get_running_loop())
+        lane.threads.put(lane, piece.seconds, self._run, work, at_most=MAX_IN_ROUND, wake=not self._in_round)
 
     def when_answered(self, question: Future[float], done: Callable[[], None]) -> None:
         """Call ``done``, which must not raise, on the event loop of the caller once ``question`` has its answer."""
@@ -102,38 +101,24 @@ class SpeechWorkers:
                 begins()
         finally:  # a session that fails does not discard the work of the others
             self._in_round = False
-            if self._waiting:
-                self._wake_thread()
+            threads, self._asleep = self._asleep, None
+            if threads is not None:
+                threads.wake()
 
-    def _wake_thread(self) -> None:
+    def _run(self, taken: Sequence[_Work]) -> None:
+        """Runs in a thread: hears the pieces that wait, of a round or because all threads were busy."""
         if self._closed:
             return
-        if self._executor is None:
-            threads = min(MAX_THREADS, cores())
-            self._executor = ThreadPoolExecutor(threads, thread_name_prefix="speech")
-        self._executor.submit(self._run, asyncio.get_running_loop())
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs in a worker thread: hears the pieces that wait, of a round or because all threads were busy."""
         begun = time.monotonic()
-        taken: list[tuple[StreamPiece, Done]] = []
-        with suppress(IndexError):  # another thread has taken the last
-            while len(taken) < MAX_IN_ROUND:
-                taken.append(self._waiting.popleft())
-        if not taken:
-            return
-        outcomes = hear_together([piece for piece, _ in taken])
+        outcomes = hear_together([piece for piece, _, _ in taken])
         self._metrics.listening_pieces.inc(len(taken))
         self._metrics.listening_seconds.inc(time.monotonic() - begun)
-        with suppress(RuntimeError):  # the loop is closed
-            for (_, done), outcome in zip(taken, outcomes, strict=True):
+        for (_, done, loop), outcome in zip(taken, outcomes, strict=True):
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done, outcome)
 
     def close(self) -> None:
-        """Wait for running work, some milliseconds a thread, and free the threads. Idempotent."""
+        """Begin no more work. Idempotent."""
         self._closed = True
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(cancel_futures=True)
         if self.judge is not None:
             self.judge.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omni_ws.config.user_cache import user_cache_folder
 from omni_ws.engine.base import Engine
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.engine.traceable import TraceableEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
@@ -92,7 +93,7 @@ class Profiling:
             return EventRecorder(run_id, folder)
 
         try:
-            recorder = await asyncio.to_thread(make)
+            recorder = await run_work(Work.FILES, make)
         except OSError as error:
             raise InvalidValue(f"cannot write to the folder: {error.strerror}", param="event_dir") from None
         try:
@@ -119,7 +120,7 @@ class Profiling:
             if running.template is not None and isinstance(self._engine, TraceableEngine):
                 traces = await self._engine.stop_trace()
         finally:
-            await asyncio.to_thread(running.recorder.close)
+            await run_work(Work.FILES, running.recorder.close)
         return FinishedProfile(running.run_id, running.recorder.paths, running.recorder.dropped, traces)
 
     def _below_root(self, asked: str | None, default: str, *, param: str) -> Path:

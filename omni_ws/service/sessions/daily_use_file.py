@@ -18,6 +18,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.user_cache import user_cache_folder
 from omni_ws.core.daily_use import DailyLimits, DailyUse, UsedToday
+from omni_ws.engine.threads import Work, run_work
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class DailyUseFile:
         self._changed = False
         content = msgspec.json.encode(_Content(self.use.day, self.use.used))
         try:
-            await asyncio.to_thread(_replace, self._path, content)
+            await run_work(Work.FILES, _replace, self._path, content)
             self._interval = WRITE_INTERVAL_SEC
         except OSError as error:
             if self._interval == WRITE_INTERVAL_SEC:

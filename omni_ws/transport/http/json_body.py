@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from omni_ws.core.json_values import MAX_BODY_VALUES
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.wire.frames import loads_object
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 async def to_thread_if_large(size: int, work: Callable[[], Result]) -> Result:
     """Run ``work`` on ``size`` bytes: on the event loop where they are few, else in a worker thread."""
-    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
+    return await run_work(Work.BODIES, work) if size > INLINE_BYTES else work()
 
 
 async def read_json_object(

@@ -17,6 +17,7 @@ from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import Share
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
@@ -210,4 +211,4 @@ async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
     def encode() -> bytes:
         return encode_file(samples_from_bytes(pcm, SampleLayout.S16), source_rate=target.sample_rate, target=target)
 
-    return await asyncio.to_thread(encode)
+    return await run_work(Work.ENCODING, encode)

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from omni_ws.config.media_domains import MediaDomains
 from omni_ws.config.traffic_settings import HttpConfig
 from omni_ws.core.chunks import InputChunk
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedParameter
 from omni_ws.transport.routes.media_fetch import Charge, MediaFetcher
 from omni_ws.wire.openai_media import MediaFile, MediaUrl, NamedMedia
@@ -58,12 +59,12 @@ class MediaReader:
         return chunks
 
     async def _file(self, path: str, room: int, charge: Charge) -> bytes:
-        with await asyncio.to_thread(_open_below, self._config.media_root, path) as file:
+        with await run_work(Work.FILES, _open_below, self._config.media_root, path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > room:
                 raise PayloadTooLarge(f"the file exceeds {room} bytes")
             charge(size)
-            return await asyncio.to_thread(file.read, size)
+            return await run_work(Work.FILES, file.read, size)
 
     async def _fetched(self, url: str, room: int, charge: Charge, deadline: float) -> tuple[bytes, str]:
         try:

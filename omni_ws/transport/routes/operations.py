@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import cache
 from importlib import resources
@@ -11,6 +10,7 @@ from typing import Any
 from omni_ws import __version__
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.composed.parts import parts_of
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import ModelNotFound
 from omni_ws.metrics import rendered
 from omni_ws.service.sessions.factory import SessionFactory
@@ -62,7 +62,7 @@ class OperationsRoutes(FrontEnd):
         accept = ",".join(exchange.request.headers.get_all("accept"))
         group, own = self._sessions.group, self._sessions.metrics
         families = own.families() if group is None else await group.all_metrics(own.families())
-        text, media_type = await asyncio.to_thread(rendered(families, accept))
+        text, media_type = await run_work(Work.FILES, rendered(families, accept))
         await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
 
     async def models(self, exchange: HttpExchange) -> None:

@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 CONCEALED_SEC: Final = 0.1
 #: A longer gap is not filled: the caller's clock has jumped.
 MAX_GAP_SEC: Final = 10.0
+#: Audio that comes faster than it is spoken is taken up to so much: the longest gap, and what was held up on its way.
+MAX_AHEAD_SEC: Final = 12.0
+#: The longest packet of Opus (RFC 6716, 3.2.5).
+_MAX_PACKET_SEC: Final = 0.12
 #: Where aiortc keeps its own buffer. That waits for 320 ms at the first loss, and keeps the delay to the call's end.
 _BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
 #: What its decoder's thread reads. None ends the thread, which has nothing to do here.
@@ -29,7 +33,8 @@ _DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
 class CallMicrophone:
     """Orders the packets, decodes them, fills what is missing, and calls ``hear`` with pcm16 of SAMPLE_RATE.
 
-    Everything happens on the event loop: to decode a packet of 20 ms takes 0.04 ms.
+    Everything happens on the event loop: to decode a packet of 20 ms takes 0.04 ms. So no call gets more than the time
+    that it lasts: what would be more than ``MAX_AHEAD_SEC`` ahead of the clock is dropped before it is decoded.
     """
 
     def __init__(self, hear: Callable[[bytes], None], metrics: Metrics) -> None:
@@ -40,6 +45,9 @@ class CallMicrophone:
         self._decoder = OpusPacketDecoder()
         #: The time stamp that follows what was decoded; None before the first packet.
         self._expected: int | None = None
+        #: How much audio there was beyond the time that has passed, and when that was so.
+        self._ahead = 0.0
+        self._ahead_at = self._loop.time()
         #: Whether packets behind that were lost.
         self._lost = False
         self._timer: asyncio.TimerHandle | None = None
@@ -92,11 +100,15 @@ class CallMicrophone:
             self._lost = self._lost or packet.lost > 0
             if not packet.payload:
                 continue
+            gap = self._gap(packet)
             try:
-                audio = self._fill(packet) + self._decoder.decode(packet.payload)
+                if not self._keeps_pace(gap / CLOCK_RATE):
+                    raise InvalidFrame("the audio of a call comes faster than it is spoken")
+                audio = self._fill(gap) + self._decoder.decode(packet.payload)
             except InvalidFrame:
                 counts[PacketOutcome.DROPPED] = counts.get(PacketOutcome.DROPPED, 0) + 1
                 continue
+            self._ahead += self._decoder.seconds + gap / CLOCK_RATE
             self._lost = False
             self._expected = (packet.timestamp + round(self._decoder.seconds * CLOCK_RATE)) % (1 << 32)
             if not self._closed:
@@ -104,13 +116,22 @@ class CallMicrophone:
         for outcome, number in counts.items():
             self._metrics.webrtc_packets.labels(outcome.value).inc(number)
 
-    def _fill(self, packet: MediaPacket) -> bytes:
-        """The audio between what was decoded and this packet: concealed where it was lost, else left out as silence."""
+    def _keeps_pace(self, gap_sec: float) -> bool:
+        """Whether there is time for a gap and a packet."""
+        now = self._loop.time()
+        self._ahead = max(0.0, self._ahead - (now - self._ahead_at))
+        self._ahead_at = now
+        return self._ahead + gap_sec + _MAX_PACKET_SEC <= MAX_AHEAD_SEC
+
+    def _gap(self, packet: MediaPacket) -> int:
+        """The ticks between what was decoded and this packet; 0 where it is no gap to be filled."""
         if self._expected is None:
-            return b""
+            return 0
         ticks = (packet.timestamp - self._expected) % (1 << 32)
-        if ticks > MAX_GAP_SEC * CLOCK_RATE:  # or it overlaps with what was decoded
-            return b""
+        return 0 if ticks > MAX_GAP_SEC * CLOCK_RATE else ticks  # or it overlaps with what was decoded
+
+    def _fill(self, ticks: int) -> bytes:
+        """The audio of a gap: concealed where it was lost, else left out as silence."""
         size = 2 * (ticks * SAMPLE_RATE // CLOCK_RATE)
         filled = bytearray()
         if self._lost:

@@ -13,6 +13,7 @@ from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import Packet
 
 from omni_ws.audio.opus_packets import PACKET_BYTES, OpusPacketEncoder
+from omni_ws.engine.threads import Work, run_work
 
 PACKET_SEC: Final = 0.02
 #: A track this far behind the clock goes on from now, instead of catching up with all of it.
@@ -92,7 +93,7 @@ class CallSpeaker(MediaStreamTrack):
                 self._due = now - HEAD_START_SEC
             if (audio := self._take()) is None:  # it was cleared meanwhile
                 continue
-            packet = Packet(await asyncio.to_thread(self._encoder.encode, audio))
+            packet = Packet(await run_work(Work.CALLS, self._encoder.encode, audio))
             packet.pts = round((self._due - self._origin) * _CLOCK_RATE)
             packet.time_base = Fraction(1, _CLOCK_RATE)
             self._due += PACKET_SEC

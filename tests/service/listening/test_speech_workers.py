@@ -16,6 +16,7 @@ from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece, Watched
 from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOnset
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.service.listening.workers import MAX_IN_ROUND, ROUND_SEC, SpeechWorkers
 
@@ -37,10 +38,11 @@ def piece(data: bytes, source: AudioFormat = RAW) -> StreamPiece:
 
 async def outcomes(workers: SpeechWorkers, pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
     """The outcomes of pieces that are submitted within one round."""
-    heard: asyncio.Queue[Watched | Exception] = asyncio.Queue()
-    for each in pieces:
-        workers.join_round(partial(workers.submit, each, heard.put_nowait))
-    return [await heard.get() for _ in pieces]
+    loop = asyncio.get_running_loop()
+    heard: list[asyncio.Future[Watched | Exception]] = [loop.create_future() for _ in pieces]
+    for each, found in zip(pieces, heard, strict=True):
+        workers.join_round(partial(workers.submit, each, found.set_result, Lane()))
+    return await asyncio.gather(*heard)
 
 
 async def test_a_round_runs_in_order_in_one_thread(workers: SpeechWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +75,7 @@ async def test_streams_of_one_round_are_heard_as_each_would_be_alone(workers: Sp
         for events, outcome in zip(found, await outcomes(workers, pieces), strict=True):
             assert isinstance(outcome, Watched)
             events += outcome.events
-    assert found == [list(piece(recording).hear().events) for recording in recordings]
+    assert found == [list(piece(b"").watch.hear(recording, RAW, ORDINARY_BAR).events) for recording in recordings]
     assert all(isinstance(events[0], SpeechOnset) for events in found)
 
 
@@ -87,7 +89,7 @@ async def test_a_failure_in_a_round_reaches_its_own_session_alone(workers: Speec
 async def test_pieces_that_wait_for_busy_threads_are_all_heard(workers: SpeechWorkers) -> None:
     heard: asyncio.Queue[Watched | Exception] = asyncio.Queue()
     for _ in range(5 * MAX_IN_ROUND):
-        workers.submit(piece(silence(0.32)), heard.put_nowait)
+        workers.submit(piece(silence(0.32)), heard.put_nowait, Lane())
     found = [await heard.get() for _ in range(5 * MAX_IN_ROUND)]
     assert [one.judged_ms for one in found if isinstance(one, Watched)] == [320] * (5 * MAX_IN_ROUND)
 
@@ -115,7 +117,7 @@ async def test_the_wait_for_a_round_and_its_size_are_limited(workers: SpeechWork
 async def test_a_round_that_begins_after_close_does_nothing() -> None:
     workers = SpeechWorkers()
     done: list[Watched | Exception] = []
-    workers.join_round(partial(workers.submit, piece(silence(0.32)), done.append))
+    workers.join_round(partial(workers.submit, piece(silence(0.32)), done.append, Lane()))
     workers.close()
     await asyncio.sleep(2 * ROUND_SEC)
     assert not done

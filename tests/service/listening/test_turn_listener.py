@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import wave
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,9 @@ from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetec
 from support.judges import ScriptedJudge
 from support.speech_clips import clip_bytes, silence
 
-from omni_ws.audio.encoder import AudioEncoder
+from omni_ws.audio.encoder import AudioEncoder, encode_file
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.speech_watch import DETECTOR_LAG_MS
+from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
@@ -28,17 +29,19 @@ from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEn
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener
 from omni_ws.service.listening.queue import ITEM_OVERHEAD_BYTES, MAX_PIECE_BYTES, ListeningSettings
 from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
-from omni_ws.service.listening.workers import ROUND_SEC, SpeechWorkers
+from omni_ws.service.listening.workers import ROUND_SEC, Done, SpeechWorkers
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 pytestmark = [pytest.mark.virtual_clock]
 
 FRAME = 20 * MS
 MONO = AudioFormat(AudioEncoding.PCM16, 16_000)
+FLAC = AudioFormat(AudioEncoding.FLAC, 16_000)
 #: How much silence ends the speech of LoudnessDetector, with the default ``silence_duration_ms`` of 500.
 END_MS = int((500 - DETECTOR_LAG_MS) // WINDOW_MS) * WINDOW_MS
 LIMITS = StreamLimits(
@@ -56,6 +59,8 @@ class HeardRequest:
     text: str = ""
     trigger: StartTrigger | None = None
     ended: bool = False
+    #: When its chunks were recorded.
+    times: list[int | None] = field(default_factory=list)
 
 
 @dataclass
@@ -70,11 +75,12 @@ class User:
     speech: list[tuple[str, int]] = field(default_factory=list)
     errors: list[OmniError] = field(default_factory=list)
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_behind: bool = False
 
     def __post_init__(self) -> None:
         self.budget = ByteBudget(1 << 26)
         self.stream = InputStream(LIMITS, self._input_settings, budget=self.budget, now=0)
-        self.listener = TurnListener(self.stream, self.workers, self)
+        self.listener = TurnListener(self.stream, self.workers, self, Lane())
         self._number = 0
 
     def _input_settings(self) -> InputSettings:
@@ -85,6 +91,13 @@ class User:
         """Bytes held for no request, or for one whose work has not started."""
         assert self.budget.used == self.stream.held_bytes
         return self.budget.used
+
+    def engine_is_behind(self) -> bool:
+        return self.is_behind
+
+    def limit(self, most: int) -> None:
+        """Let the session hold so many bytes."""
+        self.stream.limits = dataclasses.replace(LIMITS, max_held_bytes=most)
 
     def diverts(self) -> bool:
         return self.stream.diverting
@@ -159,6 +172,7 @@ class User:
         self.progressed.set()
 
     def _receive(self, chunk: InputChunk) -> None:
+        self.requests[-1].times.append(chunk.timestamp_ms)
         request = self.requests[-1]
         self.stream.taken(request.session, len(chunk.payload))
         if chunk.modality is Modality.AUDIO:
@@ -271,7 +285,8 @@ async def test_a_long_chunk_is_judged_in_pieces(user: User) -> None:
     audio = quiet(640) + loud(4 * MAX_PIECE_BYTES // MS) + quiet(640)
     user.send(audio)
     await user.settle()
-    assert user.workers.pieces == -(-len(audio) // MAX_PIECE_BYTES)
+    pieces = [MAX_PIECE_BYTES] * (len(audio) // MAX_PIECE_BYTES) + [len(audio) % MAX_PIECE_BYTES]
+    assert user.workers.pieces == sum(-(-size // (1000 * MS)) for size in pieces)
     assert [request.audio for request in user.requests] == slices(audio, (640, len(audio) // MS - 640 + END_MS))
 
 
@@ -633,6 +648,127 @@ async def test_compressed_audio_counts_and_joins_as_it_was_decoded(user: User) -
     assert user.listener.audio == turn_listener.DECODED
     assert [len(request.audio) for request in user.requests] == [(320 + END_MS) * MS]
     assert user.held == (640 - END_MS) * MS
+
+
+# audio that becomes more than its bytes
+
+
+def silent_flac(seconds: int) -> bytes:
+    return encode_file(np.zeros(16_000 * seconds, np.float32), source_rate=16_000, target=FLAC)
+
+
+def spoken_flac(seconds: int) -> bytes:
+    """Speech to LoudnessDetector that compresses well, between some silence."""
+    samples = np.concatenate([np.zeros(8000), np.full(16_000 * seconds, 0.3), np.zeros(16_000)])
+    return encode_file(samples.astype(np.float32), source_rate=16_000, target=FLAC)
+
+
+class WatchedWorkers(InlineWorkers):
+    """Notes, before each slice, what is held, and how much audio the last slice was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Callable[[], int] = lambda: 0
+        self.most_held = 0
+        self.longest_sec = 0.0
+
+    def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
+        self.most_held = max(self.most_held, self.held())
+
+        def noted(outcome: Watched | Exception) -> None:
+            if isinstance(outcome, Watched):
+                self.longest_sec = max(self.longest_sec, len(outcome.samples) / 16_000)
+            done(outcome)
+
+        super().submit(piece, noted, lane)
+
+
+async def test_minutes_in_a_few_bytes_are_heard_a_second_at_a_time_and_others_between() -> None:
+    workers = WatchedWorkers()
+    bomber, innocent = User(workers), User(workers)
+    workers.held = lambda: bomber.budget.used
+    bomber.listen(audio=FLAC)
+    innocent.listen()
+    bomb = silent_flac(300)
+    assert len(bomb) < 70_000
+    bomber.send(bomb, end=True)
+    innocent.send(loud(320))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert innocent.speech
+    assert workers.pieces < 30
+    await bomber.settle()
+    assert workers.pieces >= 300
+    assert workers.longest_sec <= 1
+    kept = turn_listener.SLICE_BYTES + (LOOK_BACK_MS + 2 * 1000) * MS
+    assert len(bomb) + turn_listener.SLICE_BYTES <= workers.most_held <= len(bomb) + kept
+    assert bomber.held == 0
+    assert bomber.errors == []
+
+
+async def test_what_there_is_no_room_for_is_not_made() -> None:
+    user = User(WatchedWorkers(), policy=OnEndOnly())
+    most = turn_listener.SLICE_BYTES + 10_000 * MS
+    user.limit(most)
+    user.listen(audio=FLAC)
+    user.send(spoken_flac(60))
+    user.send(b"more of it")
+    user.finish()
+    await user.settle()
+    assert [(error.code, error.sequence_id) for error in user.errors] == [("payload_too_large", 0)]
+    (request,) = user.requests
+    assert request.ended
+    assert 8000 * MS < len(request.audio) < 10_000 * MS
+    assert user.held == 0
+    # The next file in another format is heard, and the session goes on.
+    user.send(quiet(320) + loud(320), form="audio/pcm;rate=16000")
+    await user.settle()
+    assert len(user.requests) == 2
+
+
+async def test_a_server_without_room_makes_the_audio_wait() -> None:
+    user = User(WatchedWorkers())
+    user.listen(audio=FLAC)
+    room, user.budget.capacity = user.budget.capacity, turn_listener.SLICE_BYTES
+    user.send(silent_flac(10), end=True)
+    await asyncio.sleep(5 * ROUND_SEC)
+    assert (user.workers.pieces, user.errors) == (0, [])  # type: ignore[attr-defined]
+    user.budget.capacity = room
+    await asyncio.sleep(5 * ROUND_SEC)
+    await user.settle()
+    assert (user.workers.pieces >= 10, user.errors) == (True, [])  # type: ignore[attr-defined]
+    assert user.held == 0
+
+
+async def test_nothing_more_is_unpacked_while_the_engine_is_behind() -> None:
+    user = User(WatchedWorkers())
+    user.listen(audio=FLAC)
+    user.is_behind = True
+    user.send(spoken_flac(30), end=True)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (user.workers.pieces, user.errors) == (1, [])  # type: ignore[attr-defined]
+    user.is_behind = False
+    user.listener.go_on()
+    await user.settle()
+    (request,) = user.requests
+    assert len(request.audio) >= 30_000 * MS
+    assert request.ended
+    assert user.held == 0
+
+
+async def test_slices_of_a_chunk_have_its_time_and_one_name() -> None:
+    user = User(WatchedWorkers())
+    user.listen(audio=FLAC)
+    samples = np.concatenate([np.zeros(16_000), *[np.full(32_000, 0.3), np.zeros(32_000)] * 2]).astype(np.float32)
+    file = encode_file(samples, source_rate=16_000, target=FLAC)
+    chunk = InputChunk(Modality.AUDIO, file, 0, timestamp_ms=5000, ref="first")
+    user.take_turn_events(user.stream.receive_chunk(chunk, now=0))
+    user.finish()
+    await user.settle()
+    first, second = user.requests
+    assert (first.session.ref, second.session.ref) == ("first", None)
+    assert [round(request.times[0] or 0, -2) for request in (first, second)] == [6000, 10_000]
 
 
 async def test_closing_while_a_thread_is_busy_drops_what_it_heard() -> None:

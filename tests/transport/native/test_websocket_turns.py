@@ -22,6 +22,7 @@ from omni_ws.audio.vad import WINDOW_MS
 from omni_ws.core.chunks import Modality, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.engine.listening_threads import Lane
 from omni_ws.service.listening import turn_listener
 from omni_ws.service.listening.workers import ROUND_SEC, Done, SpeechWorkers
 
@@ -223,6 +224,9 @@ async def test_audio_outside_a_turn_belongs_to_nobody() -> None:
         await client.send("finish")  # there is nothing to finish
         await client.binary(b"", end=True)
         await client.barrier()
+        workers = server.app.sessions.speech_workers
+        assert isinstance(workers, InlineWorkers)
+        await workers.idle.wait()
         assert not client.seen("response_started")
         assert not client.seen("error")
         # The padding, the windows in which a start is looked for, and what is just being looked at.
@@ -617,9 +621,9 @@ class TimedWorkers(InlineWorkers):
         super().__init__()
         self.times: list[float] = []
 
-    def submit(self, piece: StreamPiece, done: Done) -> None:
+    def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
         self.times.append(asyncio.get_running_loop().time())
-        super().submit(piece, done)
+        super().submit(piece, done, lane)
 
 
 @pytest.mark.slow

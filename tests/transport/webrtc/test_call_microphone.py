@@ -11,7 +11,7 @@ pytest.importorskip("aiortc")
 
 from omni_ws.audio.opus_packets import PACKET_BYTES, SAMPLE_RATE, OpusPacketEncoder
 from omni_ws.metrics import Metrics
-from omni_ws.transport.webrtc.microphone import CallMicrophone
+from omni_ws.transport.webrtc.microphone import MAX_AHEAD_SEC, CallMicrophone
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -81,3 +81,31 @@ async def test_a_stream_that_begins_anew_is_heard_from_its_first_packet(first: i
         await caller.send(first + number, 49 * TICKS + 48_000 * 5 + number * TICKS, ssrc=ssrc)
     await asyncio.sleep(0.3)
     assert caller.heard_ms == pytest.approx(2_000, abs=3)  # each decoder is a little late
+
+
+async def test_a_caller_is_heard_no_longer_than_the_call_lasts() -> None:
+    """Packets without end, and time stamps that leap: what is beyond the pace is dropped, and made of nothing."""
+    caller = Caller()
+    encoder = OpusPacketEncoder()
+    payload = encoder.encode(bytes(PACKET_BYTES))
+    for number in range(1000):
+        caller.microphone.add(Packet(number, number * TICKS, payload))
+    assert MAX_AHEAD_SEC * 1000 - 200 <= caller.heard_ms <= MAX_AHEAD_SEC * 1000
+    heard, dropped = caller.heard_ms, caller.count("dropped")
+    for number in range(1000, 1100):
+        caller.microphone.add(Packet(number, number * TICKS + (number - 999) * 9 * 48_000, payload))
+    assert caller.heard_ms == heard
+    assert caller.count("dropped") == dropped + 100
+
+
+async def test_pauses_in_which_nothing_is_sent_cost_no_speech() -> None:
+    caller = Caller()
+    timestamp = 0
+    for turn in range(4):
+        for number in range(10):
+            await caller.send(10 * turn + number, timestamp)
+            timestamp += TICKS
+        await asyncio.sleep(9)
+        timestamp += 9 * 48_000
+    assert caller.count("dropped") == 0
+    assert caller.heard_ms == pytest.approx(4 * 200 + 3 * 9000, abs=100)
