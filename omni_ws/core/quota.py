@@ -146,10 +146,10 @@ class Reservation:
 class Share:
     """One holder's reservation in a budget, which it resizes as its data grows and shrinks."""
 
-    __slots__ = ("_budget", "size")
+    __slots__ = ("budget", "size")
 
     def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
+        self.budget = budget
         self.size = 0
 
     def resize(self, size: int) -> None:
@@ -158,20 +158,20 @@ class Share:
         Raises EngineOverloaded, changing nothing, when the budget is exceeded.
         """
         if size > self.size:
-            self._budget.take(size - self.size)
+            self.budget.take(size - self.size)
         else:
-            self._budget.give(self.size - size)
+            self.budget.give(self.size - size)
         self.size = size
 
     def force(self, size: int) -> None:
         """Set the reservation to ``size`` bytes, which are held already."""
-        self._budget.charge(size - self.size)
+        self.budget.charge(size - self.size)
         self.size = size
 
     def move(self, budget: ByteBudget) -> None:
         """Reserve in ``budget`` from now on."""
-        self._budget.give(self.size)
-        self._budget = budget
+        self.budget.give(self.size)
+        self.budget = budget
         budget.charge(self.size)
 
 

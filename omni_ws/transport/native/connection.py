@@ -133,7 +133,8 @@ class StreamConnection(ServerConnection):
         self._fragments = bytearray()
         self._fragments_are_text = False
         self._unfinished = Share(budget or ByteBudget(sys.maxsize))
-        self._unwritten = Share(budget or ByteBudget(sys.maxsize))
+        #: Of what waits to be written; None while nothing ever did.
+        self._unwritten: Share | None = None
         self._write_timeout = write_timeout
         self._stall_timer: asyncio.TimerHandle | None = None
         self._pauses = Pause.NONE
@@ -149,7 +150,8 @@ class StreamConnection(ServerConnection):
         """
         if account is not None:
             self._unfinished.move(account)
-            self._unwritten.move(account)
+            if self._unwritten is not None:
+                self._unwritten.move(account)
         for handshake in (self.request, self.response):  # whose headers, 2.5 KB, the library would keep to the end
             if handshake is not None:
                 handshake.headers.clear()
@@ -293,6 +295,7 @@ class StreamConnection(ServerConnection):
     def _count_unwritten(self) -> None:
         """Charge what waits to be written, and do not read a client that leaves too much of it."""
         size = self.transport.get_write_buffer_size()
+        self._unwritten = self._unwritten or Share(self._unfinished.budget)
         self._unwritten.force(size)
         if size > MAX_UNWRITTEN_BYTES:
             self.pause_reading(Pause.UNWRITTEN)
@@ -303,6 +306,7 @@ class StreamConnection(ServerConnection):
         self._stall_timer = None
         size = self.transport.get_write_buffer_size()
         assert self._write_timeout is not None
+        assert self._unwritten is not None
         if before - size >= _PROGRESS_BYTES:
             self._unwritten.force(size)
             self._stall_timer = self.loop.call_later(self._write_timeout, self._check_stall, size)
@@ -310,7 +314,8 @@ class StreamConnection(ServerConnection):
             self._refuse(SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds"))
 
     def _all_written(self) -> None:
-        self._unwritten.force(0)
+        if self._unwritten is not None:
+            self._unwritten.force(0)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
