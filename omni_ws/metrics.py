@@ -166,7 +166,9 @@ class Metrics:
         self.stalls = self._counter("output_stalls", "Times that an answer was blocked so.")
 
     def _server(self) -> None:
-        self.held_bytes = self._gauge("held_bytes", "Input, decoded media and output held for all sessions together.")
+        self.held_bytes = self._gauge(
+            "held_bytes", "Input, decoded media, output, settings and history held for all sessions together."
+        )
         self.held_bytes_limit = self._gauge("held_bytes_limit", "Limit of held bytes.")
         self.queue_bytes = self._gauge(
             "queue_bytes",

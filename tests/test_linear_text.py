@@ -19,7 +19,7 @@ from support.word_prompts import form
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, ToolCall, ToolCallFragment, Word
 from omni_ws.core.ledger import MAX_KEPT_TEXT, Ledger
-from omni_ws.core.messages import Message
+from omni_ws.core.messages import Message, in_order
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.clauses import ClauseSplitter
@@ -33,8 +33,10 @@ from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
 from omni_ws.transport.http.multipart_form import FormReader
+from omni_ws.transport.realtime.conversation_items import ConversationItems
 from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame
+from omni_ws.wire.realtime_items import Item
 from omni_ws.wire.redaction import without_content
 from omni_ws.wire.streaming_body import body_reader
 
@@ -182,6 +184,26 @@ def heard_word_by_word(text: str) -> None:
     assert ledger.heard_text(entry)
 
 
+def items_taken_for_an_answer(text: str) -> None:
+    """Each piece is an item of the client's, of the user or the system in turn, and all are the input of one answer."""
+    ledger = Ledger(len(text) // 40, ByteBudget(1 << 24))  # of what is kept, an answer sees half
+    items = ConversationItems(ledger, ByteBudget(1 << 24), max_bytes=1 << 24)
+    for number, piece in enumerate(cut(text, 20)):
+        role = ("user", "system")[number % 2]
+        chunk = InputChunk(Modality.TEXT, b"x")
+        items.create(Item(item_id=str(number), role=role, content=[{"text": piece}], chunks=[chunk]))
+    asked, _ = items.take_pending()
+    assert [item.role for item in asked] == ["user"] * len(asked)
+    items.asked(asked, "req")
+    assert not items.pending()
+
+
+def messages_of_one_speaker(text: str) -> None:
+    messages = [Message("user", piece) for piece in cut(text, 20)]
+    joined = in_order(messages)
+    assert [one.text for one in joined] == [" ".join(one.text for one in messages if one.says_something)][: len(joined)]
+
+
 def calls_put_in_order(text: str) -> None:
     """As many calls as fit, each with its result."""
     calls = [{"id": str(number), "type": "function"} for number in range(len(text) // 10)]
@@ -247,6 +269,8 @@ COUNTERS = (
     answered_by_tools,
     prompted_by_tools,
     heard_word_by_word,
+    items_taken_for_an_answer,
+    messages_of_one_speaker,
     calls_put_in_order,
     read_by_line,
 )

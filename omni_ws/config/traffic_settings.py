@@ -26,7 +26,7 @@ class StreamingInputConfig(Section):
     max_payload_per_session: Size = Field(
         default=64 * MIB,
         description="Input held for one request (WebSocket) or one session (Mode A, Mode B); "
-        "and the output log of a Mode B session.",
+        "and the output log of a Mode B session. All that a session holds: twice this and max_output_bytes.",
     )
     max_total_payload_per_session: Size | None = Field(
         default=None,
@@ -78,7 +78,8 @@ class LimitsConfig(Section):
         default=4096, description="Open connections, including WebSockets; another one is answered 503 and closed."
     )
     max_held_bytes: Size = Field(
-        default=1024 * MIB, description="Budget of input, decoded media and output held for all sessions together."
+        default=1024 * MIB,
+        description="Budget of input, decoded media, output, settings and history held for all sessions together.",
     )
     max_history_tokens: Whole = Field(
         default=4096,

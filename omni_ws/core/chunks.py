@@ -89,6 +89,10 @@ class Offset(Struct, frozen=True, gc=False):
     in_characters: bool = False
 
 
+#: What a chunk takes in memory besides its payload.
+CHUNK_OVERHEAD_BYTES: Final = 192
+
+
 class InputChunk(Struct, frozen=True, gc=False):
     """One unit of input, as every transport decodes it.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, in_order, message_tokens
+from omni_ws.core.messages import WORDS_UNKNOWN, Message, in_order, message_bytes, message_tokens
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue
 
@@ -25,6 +25,9 @@ MAX_REQUESTS: Final = 1 << 14
 #: What the speech of a request, and that in a history, may hold. At 25 tokens a second a history of 4096 tokens takes
 #: 5 MB of 16 kHz pcm16; other formats take more.
 MAX_SPEECH_BYTES: Final = 16 << 20
+#: What a place, a ref, and an id of a call take in memory.
+_PLACE_BYTES: Final = 256
+_REF_BYTES: Final = 512
 #: Who a message may be of.
 ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
@@ -107,6 +110,7 @@ class HistoryItems:
         "_results",
         "_seen",
         "_speech_bytes",
+        "_text_bytes",
         "_tokens",
         "_truncated",
         "budget",
@@ -121,6 +125,7 @@ class HistoryItems:
         self.budget = budget
         self._items: list[HistoryItem] = []
         self._tokens = 0
+        self._text_bytes = 0
         #: Of the items that are not kept any more because others came.
         self._left_behind = 0
         #: Items that were ever made, by which they are named.
@@ -139,6 +144,12 @@ class HistoryItems:
         self._truncated: dict[str, None] = {}
         #: The client's names for requests.
         self._refs: dict[str, str] = {}
+
+    @property
+    def memory(self) -> int:
+        """The bytes that it takes besides speech, which is charged as it comes."""
+        ids = len(self._places) + len(self._truncated) + len(self._calls) + len(self._results)
+        return self._text_bytes + _PLACE_BYTES * ids + _REF_BYTES * len(self._refs)
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
@@ -228,7 +239,7 @@ class HistoryItems:
                 item, message=message, tokens=message_tokens(message), speech_bytes=_speech_bytes(message)
             )
             if message.speech is not None:
-                self.budget.used += changed.speech_bytes  # which the old item gives back
+                self.budget.charge(changed.speech_bytes)  # which the old item gives back
             self._drop(index, index + 1)
             self._insert(index, changed)
         elif index is not None:
@@ -264,13 +275,18 @@ class HistoryItems:
         self._seek()
         return len(dropped)
 
-    def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
-        """Drops the items of these roles that a request, or an item that was placed like one, has left."""
-        if (place := self._places.get(request_id)) is None:
+    def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
+        """Drops the items of these roles that requests, or items that were placed like one, have left."""
+        places = {self._places[one] for one in request_ids if one in self._places}
+        if not places:
             return
-        for index in reversed(range(*self._range(place))):
-            if self._items[index].role in roles:
-                self._drop(index, index + 1)
+        start, end = self._range(min(places))[0], self._range(max(places))[1]
+        stay: list[HistoryItem] = []
+        go: list[HistoryItem] = []
+        for item in self._items[start:end]:
+            (go if item.place in places and item.role in roles else stay).append(item)
+        self._let_go(go)
+        self._items[start:end] = stay
         self._seek()
 
     # bytes
@@ -297,7 +313,7 @@ class HistoryItems:
         for item in state.items:
             new._insert(len(new._items), item)
             if item.message.speech is not None:
-                budget.used += item.speech_bytes
+                budget.charge(item.speech_bytes)
         new._left_behind, new._made, new._seen = state.left_behind, state.made, state.seen
         new._places, new._opened = state.places, state.opened
         new._refs = state.refs
@@ -335,6 +351,7 @@ class HistoryItems:
 
     def _count(self, item: HistoryItem) -> None:
         self._tokens += item.tokens
+        self._text_bytes += message_bytes(item.message)
         self._speech_bytes += item.speech_bytes
         if item.message.speech is not None:
             self.held_bytes += item.speech_bytes
@@ -380,7 +397,9 @@ class HistoryItems:
             if item.message.speech is not None:
                 self._release(item)
                 text = " ".join(filter(None, [item.message.text, WORDS_UNKNOWN]))
-                self._items[index] = replace(item, message=replace(item.message, text=text, speech=None))
+                said = replace(item.message, text=text, speech=None)
+                self._text_bytes += message_bytes(said) - message_bytes(item.message)
+                self._items[index] = replace(item, message=said)
 
     def _seen_tokens(self) -> int:
         """The tokens from the first stride that fits on."""
@@ -405,15 +424,19 @@ class HistoryItems:
             self._seen.said = self._seen.said and self._seen.first > 0
 
     def _drop(self, start: int, end: int) -> None:
-        for item in self._items[start:end]:
+        self._let_go(self._items[start:end])
+        del self._items[start:end]
+
+    def _let_go(self, items: Iterable[HistoryItem]) -> None:
+        for item in items:
             self._tokens -= item.tokens
+            self._text_bytes -= message_bytes(item.message)
             self._speech_bytes -= item.speech_bytes
             self._release(item)
             for call in item.message.tool_calls:
                 if self._calls.get(call.id) == item.place:
                     del self._calls[call.id]
             self._results.pop(item.message.tool_call_id or "", None)
-        del self._items[start:end]
 
     def _release(self, item: HistoryItem) -> None:
         if item.message.speech is not None:

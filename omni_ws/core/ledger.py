@@ -22,6 +22,7 @@ Times are seconds on the caller's clock. ``to_bytes`` writes all of it, and ``fr
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from sys import getsizeof
 from typing import Final
 
 import msgspec
@@ -32,7 +33,7 @@ from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_o
 from omni_ws.core.history_items import ALL_ROLES, HistoryItem, HistoryItems, HistoryState
 from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
 from omni_ws.core.output import OutputChunk
-from omni_ws.core.quota import ByteBudget
+from omni_ws.core.quota import ByteBudget, beyond_ordinary
 
 #: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
 MAX_KEPT_TEXT: Final = 1 << 18
@@ -43,6 +44,11 @@ MAX_ENTRIES: Final = 16
 #: What entries that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
 MAX_DETAIL: Final = 1 << 20
 MARK_SIZE: Final = 16
+#: What an entry takes in memory, and what each word, clause and fragment of a call.
+ENTRY_BYTES: Final = 1024
+MARK_BYTES: Final = 160
+#: Pieces in which the text of an answer is kept.
+MAX_PIECES: Final = 256
 #: Audio of one answer that is kept to be sent again: five seconds at 24 kHz.
 MAX_UNHEARD_BYTES: Final = 256 * 1024
 #: The least sound from which a voice's pace is measured, and the sound beyond which older sound counts half.
@@ -179,6 +185,8 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     def say(self, text: str) -> None:
         """Text of the answer, which is sent where its text is."""
         self.said.append(text)
+        if len(self.said.pieces) > MAX_PIECES:  # small ones take more than what they say
+            self.said.pieces = [self.said.joined()]
         if self.writes:
             self.shown = self.said.length
 
@@ -235,6 +243,14 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         """What is kept of it, in characters."""
         return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
 
+    @property
+    def memory(self) -> int:
+        """The bytes that it takes, without speech and audio, which are charged as they come."""
+        texts = sum(map(getsizeof, (*self.said.pieces, *self.heard.pieces)))
+        calls = sum(MARK_BYTES * len(one.arguments) + one.length for one in self.calls.values())
+        marks = len(self.words) + len(self.clauses) + len(self.results)
+        return ENTRY_BYTES + MAX_KEPT_TEXT - self.input_room + texts + calls + MARK_BYTES * marks
+
     def forget(self) -> None:
         """The history has all that is still known of it."""
         self.said, self.heard = BoundedText(), BoundedText()
@@ -270,12 +286,14 @@ class Ledger:
     __slots__ = (
         "_at",
         "_budget",
+        "_closed",
         "_entries",
         "_line",
         "_origin",
         "_pace_characters",
         "_pace_ms",
         "_read",
+        "_weighed",
         "clocked",
         "history",
         "reporting",
@@ -288,6 +306,9 @@ class Ledger:
         #: Whether the client has ever reported its playback.
         self.reporting = False
         self._budget = budget
+        #: What texts and marks are charged with.
+        self._weighed = 0
+        self._closed = False
         self._read = read
         self._entries: dict[str, LedgerEntry] = {}
         self._line: list[LedgerEntry] = []
@@ -627,8 +648,8 @@ class Ledger:
             self._drop_unheard(unheard)
         unheard.kept.append(audio)
         unheard.charged += audio.cost
-        self._budget.used += audio.cost
-        scarce = self._budget.held > self._budget.capacity // 2
+        self._budget.charge(audio.cost)
+        scarce = self._budget.over_half()
         while unheard.kept and (scarce or unheard.charged > MAX_UNHEARD_BYTES):
             unheard.missing_ms = unheard.kept[0].end_ms
             self._drop_unheard(unheard)
@@ -647,7 +668,7 @@ class Ledger:
         entry.held_ms, entry.sent_before_hold_ms = self.position_ms(entry, now), entry.sent_ms
         self.withdraw(entry, withdrawn)
         entry.kept.aside, entry.kept.aside_cost = list(withdrawn), cost
-        self._budget.used += cost
+        self._budget.charge(cost)
 
     def go_on(self, entry: LedgerEntry, now: float) -> list[OutputChunk]:
         """The speech had no words. Returns what has to be sent first, numbered as it was."""
@@ -743,11 +764,10 @@ class Ledger:
             self.history.open(item_id)
         self.history.add(messages, request_id=item_id)
 
-    def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
-        """Drop from the history what a request, or an item of the client's, has left in these roles."""
-        self.history.remove(request_id, roles=roles)
-        entry = self._entries.get(request_id)
-        if entry is not None:
+    def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
+        """Drop from the history what requests, or items of the client's, have left in these roles."""
+        self.history.remove(*request_ids, roles=roles)
+        for entry in filter(None, map(self._entries.get, request_ids)):
             entry.input_kept = entry.input_kept and "user" not in roles
             entry.answer_kept = entry.answer_kept and "assistant" not in roles
 
@@ -755,8 +775,20 @@ class Ledger:
         """Drop a request and all later ones from the history: see HistoryItems."""
         return self.history.truncate(request_id)
 
+    def weigh(self) -> None:
+        """Charge what texts, marks and ids take now. Called where a request, or an item, has come or is over.
+
+        They have bounds of their own, so they are not refused.
+        """
+        size = beyond_ordinary(self.history.memory + sum(entry.memory for entry in self._entries.values()))
+        if not self._closed:
+            self._budget.charge(size - self._weighed)
+            self._weighed = size
+
     def close(self) -> None:
         """Drop everything, and keep nothing of what comes later. Idempotent."""
+        self._budget.give(self._weighed)
+        self._weighed, self._closed = 0, True
         for entry in self._entries.values():
             self._release(entry)
         self._entries.clear()
@@ -812,7 +844,7 @@ class Ledger:
         new._pace_characters, new._pace_ms = state.pace_characters, state.pace_ms
         for entry in state.entries:
             if entry.kept is not None:
-                budget.used += entry.kept.charged + entry.kept.aside_cost
+                budget.charge(entry.kept.charged + entry.kept.aside_cost)
         return new
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain, groupby
+from operator import attrgetter
+from sys import getsizeof
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
@@ -17,6 +21,8 @@ WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
 TOKENS_PER_SEC: Final = 25
 #: What a run of audio of one format costs to hold besides its bytes.
 RUN_OVERHEAD_BYTES: Final = 256
+#: What a message, or a call in it, takes besides its text.
+MESSAGE_OVERHEAD_BYTES: Final = 512
 #: Characters that count as a token even where they are one word, or blank. Few languages have longer words.
 CHARACTERS_PER_TOKEN: Final = 16
 #: The longest text whose words are counted, in characters.
@@ -27,6 +33,7 @@ UNSPACED: Final = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3021-\u3029\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
+_ROLE_OF: Final = attrgetter("role")
 _TOKENS: Final = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
@@ -85,6 +92,14 @@ def estimate_tokens(text: str) -> int:
     return max(words, len(text) // CHARACTERS_PER_TOKEN)
 
 
+def message_bytes(message: Message) -> int:
+    """What a message takes in memory, without its speech."""
+    size = MESSAGE_OVERHEAD_BYTES + getsizeof(message.text)
+    for call in message.tool_calls:
+        size += MESSAGE_OVERHEAD_BYTES + getsizeof(call.id) + getsizeof(call.name) + getsizeof(call.arguments)
+    return size + sum(map(message_bytes, message.more)) if message.more else size
+
+
 def message_tokens(message: Message) -> int:
     """What a message counts in a history: words, and a rate of speech."""
     calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
@@ -108,15 +123,24 @@ def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) ->
     blank.
     """
     joined: list[Message] = []
-    for message in _calls_moved(list(messages), answering):
-        if not message.says_something:
-            continue
-        last = joined[-1] if joined else None
-        if last is not None and last.role == message.role and message.role in ("user", "assistant"):
-            joined[-1] = _joined(last, message)
+    said = (message for message in _calls_moved(list(messages), answering) if message.says_something)
+    for role, group in groupby(said, key=_ROLE_OF):
+        if role in ("user", "assistant"):
+            joined.append(reduce(_joined, _runs(group)))
         else:
-            joined.append(message)
+            joined += group
     return tuple(joined)
+
+
+def _runs(messages: Iterable[Message]) -> Iterator[Message]:
+    """Messages of one role, each run of them that is nothing but text and calls as one: there may be thousands."""
+    for plain, group in groupby(messages, key=lambda one: one.speech is None and not one.more):
+        run = list(group)
+        if not plain or len(run) == 1:
+            yield from run
+            continue
+        text = " ".join(one.text for one in run if one.text)
+        yield replace(run[0], text=text, tool_calls=tuple(chain.from_iterable(one.tool_calls for one in run)))
 
 
 def _calls_moved(messages: list[Message], answering: Collection[str]) -> list[Message]:

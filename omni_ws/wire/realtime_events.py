@@ -85,10 +85,12 @@ def metadata_field(fields: Mapping[str, Any]) -> dict[str, str] | None:
     value = fields.get("metadata")
     if value is None:
         return None
-    texts = isinstance(value, Mapping) and all(isinstance(one, str) and len(one) <= 512 for one in value.values())
+    texts = isinstance(value, Mapping) and all(
+        len(name) <= 64 and isinstance(one, str) and len(one) <= 512 for name, one in value.items()
+    )
     if not texts or len(value) > MAX_METADATA:
         raise InvalidValue(
-            f"metadata must be an object of at most {MAX_METADATA} strings of at most 512 characters",
+            f"metadata must be an object of at most {MAX_METADATA} strings of at most 512 characters under names of 64",
             param="response.metadata",
         )
     return dict(value)

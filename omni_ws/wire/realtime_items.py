@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any, Final, Literal
 
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, InputChunk, Modality
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.openai_media import MediaUrl, media_by_url
 from omni_ws.wire.realtime_events import base64_field, id_field, optional_id, text_field
 
-#: What an item costs besides its content.
-ITEM_OVERHEAD_BYTES: Final = 512
+#: What an item costs besides its content, and of that each part.
+ITEM_OVERHEAD_BYTES: Final = 1024
+PART_OVERHEAD_BYTES: Final = 256
 # Tuples, because what is looked for may be anything that JSON has.
 _ROLES: Final = ("system", "user", "assistant")
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -43,9 +45,14 @@ class Item:
 
     @property
     def size(self) -> int:
-        """The bytes that it is charged with."""
-        shown = sum(len(value) for part in self.content for value in part.values() if isinstance(value, str))
-        return ITEM_OVERHEAD_BYTES + len(self.text) + shown + sum(len(chunk.payload) for chunk in self.chunks)
+        """The bytes that it is charged with: the memory that it takes."""
+        texts = [value for part in self.content for value in part.values() if isinstance(value, str)]
+        return (
+            ITEM_OVERHEAD_BYTES
+            + sum(map(getsizeof, (self.text, self.call_id, self.name, *texts)))
+            + PART_OVERHEAD_BYTES * len(self.content)
+            + sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in self.chunks)
+        )
 
     @property
     def message_text(self) -> str:

@@ -139,7 +139,7 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logit_bias: LogitBias | None = None
 
 
-class SessionConfig(Struct, frozen=True, kw_only=True):
+class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
     """The effective configuration of a session, by the names of the wire."""
 
     model: str | None = None
@@ -202,6 +202,13 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
         raise invalid_value(error) from None
     start_policy(config)
     return config
+
+
+def outline(config: SessionConfig) -> SessionConfig:
+    """The configuration without what may be long, for a request that nothing works on any more."""
+    return msgspec.structs.replace(
+        config, instructions="", greeting="", tools=[], tool_choice=None, stage_params={}, stage_sampling={}
+    )
 
 
 def has_field(path: str) -> bool:

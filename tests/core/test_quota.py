@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.errors import EngineOverloaded
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.quota import ORDINARY_BYTES, ByteBudget, SessionAccount, Share, beyond_ordinary, memory_of
+from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 
 
 def test_takes_up_to_its_capacity_and_no_byte_more() -> None:
@@ -34,3 +37,58 @@ def test_a_share_grows_and_shrinks_and_stays_as_it_was_where_there_is_no_room() 
     one.resize(61)
     one.resize(0)
     assert (one.size, budget.used) == (0, 39)
+
+
+def test_an_account_refuses_beyond_its_own_limit_and_beyond_that_of_the_server() -> None:
+    server = ByteBudget(150)
+    one, other = SessionAccount(server, 100), SessionAccount(server, 100)
+    one.take(100)
+    with pytest.raises(PayloadTooLarge):
+        one.take(1)
+    other.take(50)
+    with pytest.raises(EngineOverloaded):
+        other.take(1)
+    assert (one.used, other.used, server.used) == (100, 50, 150)
+    one.give(1)
+    other.take(1)
+    other.give(51)
+    assert (one.used, other.used, server.used) == (99, 0, 99)
+
+
+def test_what_must_not_be_lost_is_charged_beyond_the_limit_and_makes_room_as_it_goes() -> None:
+    server = ByteBudget(100)
+    account = SessionAccount(server, 50)
+    account.charge(60)
+    assert (account.used, server.used, account.over_half()) == (60, 60, True)
+    account.take(0)
+    with pytest.raises(PayloadTooLarge):
+        account.take(1)
+    account.give(60)
+    account.take(50)
+    assert not account.over_half()
+    assert account.over_half(1)
+
+
+def test_a_share_moves_to_the_account_of_a_session_with_what_it_holds() -> None:
+    server = ByteBudget(100)
+    account, share = SessionAccount(server, 50), Share(server)
+    share.resize(30)
+    share.move(account)
+    assert (account.used, server.used) == (30, 30)
+    share.force(70)
+    assert (account.used, server.used) == (70, 70)
+    share.resize(0)
+    assert (account.used, server.used) == (0, 0)
+
+
+def test_the_memory_of_a_value_counts_all_that_is_in_it_once() -> None:
+    text = "a" * 1000
+    assert memory_of(text) == sys.getsizeof(text)
+    assert memory_of("\U0001f600" + text) > 4 * memory_of(text) - 500
+    assert memory_of([text, text, {"b": text}]) < 1.5 * memory_of(text)
+    assert memory_of([[] for _ in range(1000)]) > 1000 * sys.getsizeof([])
+    assert memory_of(InputChunk(Modality.TEXT, b"x" * 5000)) > 5000
+
+
+def test_ordinary_settings_are_not_charged() -> None:
+    assert [beyond_ordinary(size) for size in (0, ORDINARY_BYTES, ORDINARY_BYTES + 1)] == [0, 0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,9 +11,18 @@ import msgspec
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
+from omni_ws.core.quota import ByteBudget, beyond_ordinary, memory_of
 from omni_ws.core.request_input import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
-from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
+from omni_ws.errors import (
+    InvalidFrame,
+    InvalidValue,
+    ModelNotFound,
+    UnsupportedFormat,
+    UnsupportedModality,
+    UnsupportedParameter,
+)
 from omni_ws.service.listening.queue import ListeningSettings
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
@@ -87,10 +97,16 @@ class ConfigurationRules:
 
 
 class Configuration:
-    """The configuration of one session: the client's fields merged over the defaults. ``effective`` is the result."""
+    """The configuration of one session: the client's fields merged over the defaults. ``effective`` is the result.
 
-    def __init__(self, rules: ConfigurationRules) -> None:
+    What the client sent is charged to ``account``, for as long as anybody holds a configuration that has it.
+    """
+
+    def __init__(self, rules: ConfigurationRules, account: ByteBudget | None = None) -> None:
         self.rules = rules
+        self._account = account
+        #: What each configuration that is held is charged with, by its identity.
+        self._charged: dict[int, tuple[weakref.ref[SessionConfig], int]] = {}
         self._modalities = rules.capabilities.input_modalities
         self._wanted: dict[str, Any] = {}
         self.effective = self._resolve({}, first=True)
@@ -98,21 +114,52 @@ class Configuration:
     def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Merge a partial configuration, and return the effective one. Unknown fields are ignored.
 
-        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and changes nothing then.
+        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, PayloadTooLarge or
+        EngineOverloaded where there is no room for it, and changes nothing then.
         """
         wanted = self._merged(patch)
         resolved = self._resolve(wanted)
+        self._charge(resolved, memory_of((resolved, wanted)))
         self._wanted, self.effective = wanted, resolved
         return resolved
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
         """What ``apply`` would return, and raise. Nothing is changed."""
-        return self._resolve(self._merged(patch))
+        config = self._resolve(self._merged(patch))
+        changed = {
+            name: value for name in FIELDS if (value := getattr(config, name)) is not getattr(self.effective, name)
+        }
+        self._charge(config, memory_of(changed))
+        return config
+
+    def close(self) -> None:
+        """Charge nothing any more. Idempotent."""
+        charged, self._charged, account, self._account = self._charged, {}, self._account, None
+        if account is not None:
+            account.give(sum(size for _, size in charged.values()))
+
+    def _charge(self, config: SessionConfig, size: int) -> None:
+        size = beyond_ordinary(size)
+        if self._account is None or not size:
+            return
+        key = id(config)
+        self._account.take(size)
+        self._charged[key] = weakref.ref(config, lambda _: self._let_go(key)), size
+
+    def _let_go(self, key: int) -> None:
+        _, size = self._charged.pop(key)
+        if self._account is not None:
+            self._account.give(size)
 
     def _merged(self, patch: Mapping[str, Any]) -> dict[str, Any]:
         wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
-        if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
+        encoded = msgspec.json.encode(wanted)
+        if len(encoded) > MAX_CONFIGURATION_BYTES:
             raise InvalidValue(f"the configuration must not exceed {MAX_CONFIGURATION_BYTES} bytes")
+        try:
+            check_values(encoded)  # it is looked through with each change
+        except InvalidFrame:
+            raise InvalidValue(f"the configuration must not have more than {MAX_MESSAGE_VALUES} values") from None
         return wanted
 
     def input_settings(self) -> InputSettings:

@@ -62,7 +62,7 @@ from omni_ws.service.listening.turn_listener import TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled, SpeechHeard
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
-from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.session_config import SessionConfig, outline
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
@@ -111,6 +111,8 @@ class Conversation:
         self.configuration = configuration
         self.outbox = outbox
         self.limits = limits
+        #: What the session holds: all who hold anything for it charge this.
+        self.account = budget
         self.stream = InputStream(
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
@@ -135,7 +137,8 @@ class Conversation:
         outbox.writer = self
         self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
         self.queue.cut_turns.patience = limits.asr_timeout_sec
-        #: Those of the latest requests.
+        #: Those of the latest requests, where ``keeps_configurations`` is set.
+        self.keeps_configurations = False
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
@@ -374,6 +377,8 @@ class Conversation:
             self._listener.close()
         self.stream.close()
         self.ledger.close()
+        self._configurations.clear()
+        self.configuration.close()
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
@@ -391,6 +396,9 @@ class Conversation:
 
     def request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
+        if request.config is not self.configuration.effective:  # which may be long, and a request lives on for a while
+            request.config = outline(request.config)
+        self.ledger.weigh()
 
     def request_ended(self, request: Request) -> None:
         if request is self.receiving:
@@ -508,7 +516,8 @@ class Conversation:
         if speech is not None:
             speech.joins(request)
         self.queue.open(request)
-        self._configurations[request_id] = config
+        if self.keeps_configurations:
+            self._configurations[request_id] = config
         if len(self._configurations) > MAX_CONFIGURATIONS:
             del self._configurations[next(iter(self._configurations))]
         return request
@@ -517,9 +526,14 @@ class Conversation:
         """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
         return self._configurations.get(request_id, self.configuration.effective)
 
-    def admit_request(self, request: Request, *, interrupts: bool) -> None:
-        """Queue a request, or end it with the error that it is refused with."""
+    def admit_request(self, request: Request, *, interrupts: bool, held: int = 0) -> None:
+        """Queue a request, or end it with the error that it is refused with.
+
+        ``held`` are the bytes of an input that is whole: those of a stream are counted as they come.
+        """
         try:
+            if held:
+                request.charge(held)
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
         except OmniError as error:
@@ -550,6 +564,7 @@ class Conversation:
             request.fail(error)
         request.input.close()
         request.input_ended.set()
+        self.ledger.weigh()
         self._update_answering()
         self.queue.wake()
 

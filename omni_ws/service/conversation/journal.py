@@ -73,7 +73,7 @@ class Journal:
     @property
     def _limit(self) -> int:
         budget = self._budget
-        if budget is not None and budget.held > budget.capacity // 2:
+        if budget is not None and budget.over_half():
             return self._least_limit
         return self.capacity
 

@@ -59,7 +59,7 @@ class KeptSpeech:
             self._audio_ms += parse_audio_format(chunk.format, self._audio).duration_ms(len(payload))
         if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
             self._lose("it exceeds the history's token limit")
-        elif self._budget.held + cost > self._budget.capacity // 2:
+        elif self._budget.over_half(cost):
             self._lose("the server's memory for speech is full")
         else:
             self._budget.take(cost)

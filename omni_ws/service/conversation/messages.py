@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import memory_of
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
     HistoryTruncatedFrame,
@@ -68,7 +69,9 @@ def message_cost(message: ServerMessage) -> int:
         message = message.error
     if isinstance(message, OmniError):
         return ERROR_OVERHEAD_BYTES + len(message.message)
-    if isinstance(message, PongFrame | SessionUpdatedFrame):
-        # They repeat what the client sent, which may be long; they are rare enough to be encoded for this.
+    if isinstance(message, SessionUpdatedFrame):
+        return MESSAGE_OVERHEAD_BYTES + memory_of(message)
+    if isinstance(message, PongFrame):
+        # It repeats what the client sent, which may be long; it is rare enough to be encoded for this.
         return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
     return MESSAGE_OVERHEAD_BYTES

@@ -50,10 +50,11 @@ def configure(
 
 @contextmanager
 def ended_on_error(conversation: Conversation) -> Iterator[None]:
-    """Reports a conversation to its observers as ended where the block raises: it will never run."""
+    """Ends a conversation, and reports that to its observers, where the block raises: it will never run."""
     try:
         yield
     except BaseException:
+        conversation.end()
         conversation.observed.ended()
         raise
 
@@ -72,6 +73,7 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
     conversation.ledger.place(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
     )
+    conversation.ledger.weigh()
 
 
 def checked_options(

@@ -98,7 +98,7 @@ class Outbox:
         messages.append((message, cost))
         self.queued += cost
         if self.budget is not None:
-            self.budget.used += cost
+            self.budget.charge(cost)
         if self.full_since is None and self._over_limit:
             self.full_since = self._now()
             self.writer.output_full()
@@ -109,7 +109,7 @@ class Outbox:
         """Record an output that was never queued."""
         cost = message_cost(output)
         if self.budget is not None:
-            self.budget.used += cost
+            self.budget.charge(cost)
         journal.record(output, cost)
 
     async def room(self) -> None:
@@ -151,7 +151,7 @@ class Outbox:
     def _give_back(self, cost: int) -> None:
         self.queued -= cost
         if self.budget is not None:
-            self.budget.used -= cost
+            self.budget.give(cost)
         if self.full_since is not None:
             self._make_room()
 
@@ -248,7 +248,7 @@ class Outbox:
         if self.queued >= self.capacity:
             return True
         budget = self.budget
-        return self.queued > FAIR_SHARE_BYTES and budget is not None and budget.held > budget.capacity // 2
+        return self.queued > FAIR_SHARE_BYTES and budget is not None and budget.over_half()
 
 
 def _renumbered(message: ServerMessage, by: int) -> ServerMessage:

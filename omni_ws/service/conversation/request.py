@@ -12,10 +12,11 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace as replace_struct
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, Usage
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, InputChunk, InputMode, Modality, OutputModality, ToolCall, Usage
 from omni_ws.core.ledger import Ledger, LedgerEntry
 from omni_ws.core.messages import Message
 from omni_ws.core.output import OutputChunk, WordsKnown
+from omni_ws.core.quota import Share
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 
 #: Input that may wait between the socket and the engine, in bytes; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
+
+#: The overhead of chunks is charged for so many bytes more than wait.
+_CHARGED_AT_ONCE: Final = 1024 * CHUNK_OVERHEAD_BYTES
 
 #: Maps the name of a field of ``session_config`` to the name that the client used for it.
 FieldNames: TypeAlias = Callable[[str | None], str | None]
@@ -140,6 +144,8 @@ class Request:
     interim: TranscriptOutput | None = None
     #: Whether the history has what it leaves.
     remembered: bool = False
+    #: Of what it holds besides the bytes that the stream counts; None while that is little.
+    share: Share | None = None
 
     def __post_init__(self) -> None:
         detection = self.config.turn_detection
@@ -245,6 +251,8 @@ class Request:
     def release(self) -> None:
         """Release what the request holds. Idempotent."""
         self.input.discard()
+        if self.share is not None:
+            self.share.resize(0)
         self.meter = UsageMeter()  # through which an engine might hold on to its work
         if self.speech is not None:
             self.speech.release()
@@ -359,6 +367,19 @@ class Request:
             raise PayloadTooLarge(f"a request may have at most {MAX_TOOL_RESULTS} tool results")
         if received.chunks > most and self.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
+        # Chunks may be tiny. Counted by the thousand, since this runs for each chunk of a long stream.
+        held = 0 if self.share is None else self.share.size
+        waiting = self.waiting_chunks * CHUNK_OVERHEAD_BYTES
+        if waiting > held or held > 2 * waiting + _CHARGED_AT_ONCE:
+            self.charge(waiting + _CHARGED_AT_ONCE)
+
+    def charge(self, size: int) -> None:
+        """Charge what it holds besides the bytes that the stream counts: ``size`` bytes now.
+
+        Raises PayloadTooLarge and EngineOverloaded.
+        """
+        self.share = self.share or Share(self.ledger.history.budget)
+        self.share.resize(size)
 
     # what was said
 

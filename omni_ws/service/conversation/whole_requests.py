@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_ws.core.chunks import InputChunk, InputMode
-from omni_ws.core.messages import Message
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, InputChunk, InputMode
+from omni_ws.core.messages import Message, message_bytes
 from omni_ws.core.request_input import GenerationStarted, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.service.conversation.conversation import Conversation
@@ -41,9 +41,11 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
     events = session.finish()
     request = conversation.new_request(session, asked.config, by_speech=False)
     request.input_kept, request.answer_kept, request.context = asked.input_kept, asked.answer_kept, asked.context
+    held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in asked.chunks)
+    held += sum(map(message_bytes, asked.context or ()))
     if asked.input_kept:
         request.keep_speech(supported=conversation.engine.capabilities.speech_in_history)
-    conversation.admit_request(request, interrupts=False)
+    conversation.admit_request(request, interrupts=False, held=held)
     if request.state is RequestState.FINISHED:  # refused
         return request.request_id
     for event in events:

@@ -20,7 +20,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.daily_use import DailyUse
-from omni_ws.core.quota import ByteBudget
+from omni_ws.core.quota import ByteBudget, SessionAccount
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.engine.composed.ahead_load import ThinksAhead
@@ -188,11 +188,13 @@ class SessionFactory:
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
         listens = not single_request and self.speech_workers.available
+        # All its input and output twice: as much again for history, settings and what is under way.
+        account = SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
         outbox = Outbox(
             streaming.max_output_bytes,
             write_timeout=streaming.write_timeout_sec,
             now=now,
-            budget=self.budget,
+            budget=account,
             journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
         identity = SessionIdentity(self._new_id(), origin, owner)
@@ -200,10 +202,10 @@ class SessionFactory:
         observed.opened()
         conversation = Conversation(
             self.engine,
-            self.configuration(output_formats, any_model=any_model, single_request=single_request),
+            self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
-            budget=self.budget,
+            budget=account,
             media_room=self.media_room,
             now=now,
             single_request=single_request,
@@ -217,10 +219,16 @@ class SessionFactory:
         return conversation
 
     def configuration(
-        self, output_formats: frozenset[AudioEncoding], *, any_model: bool = False, single_request: bool = False
+        self,
+        output_formats: frozenset[AudioEncoding],
+        *,
+        any_model: bool = False,
+        single_request: bool = False,
+        account: SessionAccount | None = None,
     ) -> Configuration:
-        """The configuration that a session begins with; see ``open``."""
-        return Configuration(self._rules(output_formats, any_model=any_model, single_request=single_request))
+        """The configuration that a session begins with, charged to its ``account``; see ``open``."""
+        rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
+        return Configuration(rules, account)
 
     def connect_gauges(self) -> None:
         """Bind the gauges of the metrics, which are read at each scrape and cost nothing in between."""

@@ -43,6 +43,8 @@ class ModeBRegistry:
     def __init__(self, sessions: SessionFactory) -> None:
         config = sessions.config
         self.timeout: float = config.streaming_input.session_timeout_sec
+        #: That of the server.
+        self.budget = sessions.budget
         self._budget = OutputLogBudget(
             sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
         )

@@ -38,7 +38,7 @@ class OutputLogBudget:
 
     def take_anyway(self, size: int) -> None:
         """Charge ``size`` bytes, whatever the budgets, for a small message that must not be lost."""
-        self._server.used += size
+        self._server.charge(size)
         self.used += size
 
     def give(self, size: int) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, cast
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import ByteBudget
@@ -28,6 +28,9 @@ from omni_ws.errors import InvalidValue, ReadoutsOff, SessionBusy, SessionNotFou
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.service.sessions.factory import SessionFactory
+
+#: What an image takes in memory besides its data, in each session that has it.
+IMAGE_OVERHEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class _Entry:
     #: Ends a session that is as long as its key allows.
     length: asyncio.TimerHandle | None = None
     expiry: asyncio.TimerHandle | None = None
-    #: Bytes charged for tokens.
+    #: Bytes charged for tokens and images, without the data of the latter.
     held: int = 0
     #: The images charged.
     images: tuple[TokenImage, ...] = field(default=())
@@ -301,25 +304,26 @@ class TokenSessions:
 
     def _charge(self, entry: _Entry, *, anyway: bool = False) -> None:
         """Charge what the session holds now. Raises EngineOverloaded beyond the budget, unless ``anyway`` is set."""
-        more = len(entry.session) * TOKEN_BYTES - entry.held
+        images = len(entry.session.images) * IMAGE_OVERHEAD_BYTES
+        more = len(entry.session) * TOKEN_BYTES + images - entry.held
         new = sum(len(image.data) for image in entry.session.images if not self._holders[image])
         if more + new > 0 and not anyway:
             self._budget.take(more + new)
             self._budget.give(new)
         else:
-            self._budget.used += more
+            self._budget.charge(more)
         entry.held += more
         self._hold_images(entry, entry.session.images)
 
     def _hold_images(self, entry: _Entry, images: tuple[TokenImage, ...]) -> None:
         for image in images:
             if not self._holders[image]:
-                self._budget.used += len(image.data)
+                self._budget.charge(len(image.data))
             self._holders[image] += 1
         for image in entry.images:
             self._holders[image] -= 1
             if not self._holders[image]:
-                self._budget.used -= len(image.data)
+                self._budget.give(len(image.data))
                 del self._holders[image]
         entry.images = images
 

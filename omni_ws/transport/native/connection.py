@@ -17,8 +17,10 @@ HangUpWatch asks the kernel.
 **Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
 ``_FRAMES_PER_PASS`` wait, too, so that other connections get their share.
 
-Unfinished messages are charged to the budget of the server. When it has no room, the session ends, and the rest of the
-input is discarded, as the boundaries of its frames are lost.
+Unfinished messages are charged to the account of the session, or to the budget of the server where there is none. When
+it has no room, the session ends, and the rest of the input is discarded, as the boundaries of its frames are lost. What
+waits to be written is charged, too, whoever wrote it: answers, pongs, errors. From MAX_UNWRITTEN_BYTES on the client is
+not read, and one that takes nothing for ``write_timeout`` is a SlowConsumer.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import State
 
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.errors import EngineOverloaded
+from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.pause import RESTS, Pause
@@ -62,6 +64,8 @@ _SHORT_HEADER_BYTES, _LONG_HEADER_BYTES = 6, 14
 
 #: Unwritten bytes (of pongs, above all) from which on the client is not read.
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
+#: A client that takes less of them than this in ``write_timeout`` does not read.
+_PROGRESS_BYTES: Final = 1 << 16
 #: Time for the closing handshake, after which the connection is aborted.
 CLOSE_TIMEOUT_SEC: Final = 5.0
 MAX_CLOSE_REASON_BYTES: Final = 120
@@ -87,6 +91,7 @@ class Parsing(enum.Enum):
 
 _EARLY: Final = Parsing.EARLY  # found faster than a member of an enum
 _NO_PAUSE: Final = Pause.NONE  # and compared faster than a combination of flags
+_MOMENTARY: Final = Pause.PASS | Pause.TURN
 _DIRECT: Final = Parsing.DIRECT
 
 
@@ -97,7 +102,7 @@ class StreamConnection(ServerConnection):
     __slots__ = (
         *("_receiver", "heard_at", "_parsing", "_max_size", "_pending", "_position", "_incomplete", "_wanted"),
         *("_fragments", "_fragments_are_text", "_unfinished", "_pauses", "_pass_scheduled"),
-        *("_input_pace", "_pace_timer", "_watch"),
+        *("_input_pace", "_pace_timer", "_watch", "_unwritten", "_write_timeout", "_stall_timer"),
     )
 
     def __init__(
@@ -105,9 +110,10 @@ class StreamConnection(ServerConnection):
         *arguments: Any,
         budget: ByteBudget | None = None,
         input_pace: Callable[[int], float] | None = None,
+        write_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        """``budget`` is charged for unfinished messages.
+        """``budget`` is charged for unfinished messages and unwritten output. ``write_timeout`` is in seconds.
 
         ``input_pace`` is called with each number of bytes received, and returns the seconds for which to pause reading.
         """
@@ -127,14 +133,25 @@ class StreamConnection(ServerConnection):
         self._fragments = bytearray()
         self._fragments_are_text = False
         self._unfinished = Share(budget or ByteBudget(sys.maxsize))
+        #: Of what waits to be written; None while nothing ever did.
+        self._unwritten: Share | None = None
+        self._write_timeout = write_timeout
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._pauses = Pause.NONE
         self._pass_scheduled = False
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
         self._watch = HangUpWatch(self.loop, self._check_hang_up)
 
-    def attach(self, receiver: FrameReceiver) -> None:
-        """From now on messages go to ``receiver``, beginning with those that have arrived already."""
+    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
+        """From now on messages go to ``receiver``, beginning with those that have arrived already.
+
+        ``account`` is that of its session, which is charged from now on.
+        """
+        if account is not None:
+            self._unfinished.move(account)
+            if self._unwritten is not None:
+                self._unwritten.move(account)
         for handshake in (self.request, self.response):  # whose headers, 2.5 KB, the library would keep to the end
             if handshake is not None:
                 handshake.headers.clear()
@@ -161,7 +178,7 @@ class StreamConnection(ServerConnection):
     @property
     def is_reading(self) -> bool:
         """Whether the silence of the peer is its own."""
-        return self._pauses is _NO_PAUSE or self._pauses is Pause.PASS
+        return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
 
     @property
     def held_to_pace(self) -> bool:
@@ -174,6 +191,8 @@ class StreamConnection(ServerConnection):
         if protocol.extensions or protocol.debug:
             (protocol.send_text if is_text else protocol.send_binary)(data)
             self.send_data()
+            if self.paused:
+                self._count_unwritten()
             return
         kind, size = _TEXT if is_text else _BINARY, len(data)
         if size < _LENGTH_16:
@@ -183,6 +202,8 @@ class StreamConnection(ServerConnection):
         else:
             header = struct.pack(">BBQ", kind, _LENGTH_64, size)
         self.transport.write(header + data)
+        if self.paused:
+            self._count_unwritten()
 
     def touch(self) -> float:
         """Count the silence of the peer from now on. Returns the time."""
@@ -228,6 +249,11 @@ class StreamConnection(ServerConnection):
             if not rested and self._receiver is not None:
                 self._receiver.reading_changed()
 
+    def end_pass(self) -> None:
+        """What the last message asked for may have been much work: others have their turn before the next message."""
+        self.pause_reading(Pause.TURN)
+        self.loop.call_soon(self.resume_reading, Pause.TURN)
+
     def resume_reading(self, reason: Pause) -> None:
         """Read again, unless there is another reason not to."""
         if self._pauses & reason:
@@ -262,14 +288,48 @@ class StreamConnection(ServerConnection):
             if end < len(data):
                 self._defer(data, end)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._count_unwritten()
+
+    def _count_unwritten(self) -> None:
+        """Charge what waits to be written, and do not read a client that leaves too much of it."""
+        size = self.transport.get_write_buffer_size()
+        self._unwritten = self._unwritten or Share(self._unfinished.budget)
+        self._unwritten.force(size)
+        if size > MAX_UNWRITTEN_BYTES:
+            self.pause_reading(Pause.UNWRITTEN)
+            if self._stall_timer is None and self._write_timeout is not None:
+                self._stall_timer = self.loop.call_later(self._write_timeout, self._check_stall, size)
+
+    def _check_stall(self, before: int) -> None:
+        self._stall_timer = None
+        size = self.transport.get_write_buffer_size()
+        assert self._write_timeout is not None
+        assert self._unwritten is not None
+        if before - size >= _PROGRESS_BYTES:
+            self._unwritten.force(size)
+            self._stall_timer = self.loop.call_later(self._write_timeout, self._check_stall, size)
+        else:
+            self._refuse(SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds"))
+
+    def _all_written(self) -> None:
+        if self._unwritten is not None:
+            self._unwritten.force(0)
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._all_written()
         self.resume_reading(Pause.UNWRITTEN)
         if self._receiver is not None:
             self._receiver.resume_output()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._all_written()
         self._pending = b""
         self._watch.stop()
         if self._pace_timer is not None:
@@ -391,11 +451,14 @@ class StreamConnection(ServerConnection):
         """Charge the budget for ``size`` bytes of a message, or discard the input when there is no room."""
         try:
             self._unfinished.resize(size)
-        except EngineOverloaded as error:
+        except (EngineOverloaded, PayloadTooLarge) as error:
             self._parsing = Parsing.DISCARDED
             self._drop_unfinished()
-            if self._receiver is not None:
-                self._receiver.input_refused(error)
+            self._refuse(error)
+
+    def _refuse(self, error: OmniError) -> None:
+        if self._receiver is not None:
+            self._receiver.input_refused(error)
 
     def _drop_unfinished(self) -> None:
         self._incomplete.clear()
@@ -416,8 +479,8 @@ class StreamConnection(ServerConnection):
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)
-        if self.transport.get_write_buffer_size() > MAX_UNWRITTEN_BYTES:
-            self.pause_reading(Pause.UNWRITTEN)
+        if self.paused:
+            self._count_unwritten()
         if self._receiver is not None and self.protocol.state is not State.OPEN:
             self._receiver.connection_closing()
 

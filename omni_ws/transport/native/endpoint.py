@@ -150,6 +150,7 @@ class StreamingInput(LiveFrontEnd):
                 StreamConnection,
                 input_pace=self._sessions.admission.input_pace(key),
                 budget=self._sessions.budget,
+                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
             ),
             serve=partial(self._serve, handshake),
             subprotocol=subprotocol,

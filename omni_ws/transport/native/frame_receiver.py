@@ -22,7 +22,7 @@ class FrameReceiver(Protocol):
         """The write buffer is below its low-water mark again."""
 
     def input_refused(self, error: OmniError) -> None:
-        """A message is too long, or the budget has no room for it: no more input is received."""
+        """No more input is received: a message is too long, there is no room for it, or the peer does not read."""
 
     def connection_closing(self) -> None:
         """Nothing can be sent any more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""

@@ -85,7 +85,9 @@ class ModeBReaders(FrontEnd):
             session_id=request.query.get("session_id") or "", key=key, binary_audio=subprotocol == SUBPROTOCOL_BINARY
         )
         return UpgradeDecision(
-            connection=StreamConnection,
+            connection=partial(
+                StreamConnection, budget=self._registry.budget, write_timeout=self._streaming.write_timeout_sec
+            ),
             serve=partial(self._serve, handshake),
             subprotocol=subprotocol,
             max_size=_MAX_MESSAGE_BYTES,
@@ -142,6 +144,8 @@ class ModeBReader:
         self._ping_interval = ping_interval
         self._write_timeout = write_timeout
         self._writing: asyncio.Task[None] | None = None
+        #: Why the connection is closed before the end of the answer.
+        self._refusal: OmniError | None = None
 
     async def run(self) -> None:
         """Send all of the answer up to the end of the session, and close with the code that belongs to that end."""
@@ -153,11 +157,14 @@ class ModeBReader:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
         if self._writing.cancelled():
+            if self._refusal is not None:
+                await self._close_with(self._refusal)
             return  # the connection is gone
         try:
             self._writing.result()
             await self._close_with(self._session.error)
         except SlowConsumer as error:
+            self._refusal = error
             await self._close_with(error)
         except ConnectionClosed:
             pass
@@ -192,7 +199,7 @@ class ModeBReader:
         if isinstance(error, ORDERLY_ENDS):
             closing = SessionClosingFrame(reason=error.code, retryable=error.wire.retryable, time_left_ms=0)
             await self._send(encode_frame(closing), is_text=True)
-        elif isinstance(error, SlowConsumer):
+        elif error is not None and error is self._refusal:
             self._write(encode_frame(error_frame(error)))
         # An error of the request alone is in its own frame, and has no close code.
         code = None if error is None else websocket_close_code(error)
@@ -223,7 +230,8 @@ class ModeBReader:
             self.connection_closing()
 
     def input_refused(self, error: OmniError) -> None:
-        pass  # unfinished messages are small, and not charged
+        self._refusal = error
+        self.connection_closing()
 
     def connection_closing(self) -> None:
         if self._writing is not None:

@@ -20,6 +20,8 @@ class Pause(enum.IntFlag):
     PASS = enum.auto()
     #: The client sent more than its key allows.
     PACE = enum.auto()
+    #: Others have their turn first.
+    TURN = enum.auto()
 
 
 #: Reasons that may last, during which the peer may hang up unnoticed.

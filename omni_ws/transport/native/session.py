@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
+from msgspec import Raw
+from msgspec.json import encode
 from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.errors import InvalidRequest, OmniError, SessionConflict
+from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionConflict
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession, LiveState
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock, Acknowledgements
@@ -111,7 +114,7 @@ class WebSocketSession:
         """
         try:
             self.output.start()
-            self._connection.attach(self)
+            self._connection.attach(self, self._conversation.account)
             self.timer_changed()
             self._rounds.watch(self, self._keep_alive.get_timer(listening=True))
             error = await self._left
@@ -230,13 +233,10 @@ class WebSocketSession:
             case HistoryTruncateFrame(request_id=request_id):
                 self._truncate_history(request_id)
             case ConfigPatch(fields=fields):
-                config = conversation.configure(fields)
-                self._outbox.put_nowait(
-                    SessionUpdatedFrame(**{f: getattr(config, f) for f in config.__struct_fields__})
-                )
-                conversation.greet()
-            case PingFrame(t=t):
-                self._outbox.put_nowait(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000))
+                self._configure(fields)
+                self._connection.end_pass()
+            case PingFrame(t=t):  # kept as JSON, which is smaller than what is read of it
+                self._outbox.put_nowait(PongFrame(t=Raw(encode(t)), server_time_ms=time.time_ns() // 1_000_000))
             case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms, request_id=request_id):
                 if sequence_id is not None:
                     self._outbox.acknowledge(sequence_id)
@@ -246,6 +246,15 @@ class WebSocketSession:
                 raise AssertionError(f"unexpected {frame!r}")
         self._stream.touch(now=now)
         self._arm(now)
+
+    def _configure(self, fields: Mapping[str, Any]) -> None:
+        try:
+            config = self._conversation.configure(fields)
+        except EngineOverloaded as refusal:  # which ends a session elsewhere
+            self._outbox.put_nowait(refusal)
+            return
+        self._outbox.put_nowait(SessionUpdatedFrame(**{f: getattr(config, f) for f in config.__struct_fields__}))
+        self._conversation.greet()
 
     def _truncate_history(self, request_id: str) -> None:
         try:

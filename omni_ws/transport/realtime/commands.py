@@ -10,8 +10,8 @@ from typing import Any, Final
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.messages import Message
-from omni_ws.core.quota import Share
-from omni_ws.errors import InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
+from omni_ws.core.quota import Share, beyond_ordinary, memory_of
+from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond
 from omni_ws.service.identifiers import new_id
@@ -97,17 +97,22 @@ class Commands:
         conversation = session.conversation
         self._session_id = session.session_id
         self._conversation = conversation
+        conversation.keeps_configurations = True
         self._abilities = abilities_of(factory)
         limit = factory.config.streaming_input.max_payload_per_session
-        self._items = ConversationItems(conversation.ledger, factory.budget, max_bytes=limit)
+        account = conversation.account
+        self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
         start = merged_session({}, bound)
+        #: Of the session object, and of what waits to be responded to.
+        self._settings_share = Share(account)
+        self._deferred_share = Share(account)
         self._translator = Translator(conversation, self._items, start)
         self._translator.on_transcribed = self._respond_deferred
         self._translator.on_speech = self._feed
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, where no turns are detected.
         self._audio = bytearray()
-        self._audio_share = Share(factory.budget)
+        self._audio_share = Share(account)
         self._audio_limit = limit
         #: ``response.create`` events that wait for the transcript of a turn.
         self._deferred: list[tuple[Mapping[str, Any], str | None]] = []
@@ -118,6 +123,7 @@ class Commands:
         self.output_cleared: Callable[[str | None], None] = self._say_cleared
         conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
         conversation.configure(self._config(start))
+        self._settings_share.resize(beyond_ordinary(memory_of(start)))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "session.update": self._update_session,
             "transcription_session.update": self._update_session,
@@ -163,7 +169,11 @@ class Commands:
     def close(self) -> None:
         """Release what is held."""
         self._items.close()
+        self._translator.close()
         self._drop_audio()
+        self._deferred.clear()
+        for share in (self._settings_share, self._deferred_share):
+            share.resize(0)
 
     # the session
 
@@ -173,9 +183,18 @@ class Commands:
 
     def _update_session(self, event: dict[str, Any]) -> None:
         session = merged_session(self._translator.session, mapping_field(event, "session"))
-        detected = self._detects_turns
-        with _session_names():
-            self._conversation.configure(self._config(session))
+        detected, before = self._detects_turns, self._settings_share.size
+        try:
+            self._settings_share.resize(beyond_ordinary(memory_of(session)))
+            with _session_names():
+                self._conversation.configure(self._config(session))
+        except OmniError as error:
+            self._settings_share.force(before)
+            if not isinstance(error, EngineOverloaded):
+                raise
+            # It ends a session elsewhere. This one goes on as it was.
+            self.send([self.error(error, event_id=optional_id(event, "event_id"))])
+            return
         self._translator.session = session
         if self._detects_turns:
             self._drop_audio()
@@ -337,6 +356,7 @@ class Commands:
         elif self._translator.transcribing:
             if len(self._deferred) >= MAX_DEFERRED:
                 raise InvalidValue("too many responses are waiting", param="type")
+            self._deferred_share.resize(self._deferred_share.size + memory_of(fields))
             self._deferred.append((fields, event_id))
         else:
             self._respond(fields, in_conversation=True)
@@ -397,6 +417,7 @@ class Commands:
 
     def _respond_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
+        self._deferred_share.resize(0)
         for fields, event_id in deferred:
             try:
                 self._create_response({"response": fields})

@@ -29,6 +29,8 @@ class ConversationItems:
     def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
         self._ledger = ledger
         self._items: dict[str, Item] = {}
+        #: Those that no response has answered, in order.
+        self._pending: dict[str, Item] = {}
         self._share = Share(budget)
         #: The bytes that each is charged with.
         self._charged: dict[str, int] = {}
@@ -49,6 +51,8 @@ class ConversationItems:
             raise PayloadTooLarge(f"the items of a session may hold {self._max_bytes} bytes")
         self._charge(item)
         self._items[item.item_id] = item
+        if item.chunks:
+            self._pending[item.item_id] = item
         while len(self._items) > MAX_ITEMS:
             self._forget(next(iter(self._items)))
         return previous
@@ -63,7 +67,7 @@ class ConversationItems:
 
     def pending(self) -> list[Item]:
         """The items that no response has answered, in order."""
-        return [item for item in self._items.values() if item.chunks]
+        return list(self._pending.values())
 
     def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
         """What is to be answered now, and its input.
@@ -72,8 +76,7 @@ class ConversationItems:
         """
         pending = self.pending()
         asked = [item for item in pending if item.role != "system"] or pending[-1:]
-        for item in asked:
-            self._ledger.remove(item.item_id)
+        self._ledger.remove(*(item.item_id for item in asked))
         chunks = list(as_input(asked))
         return asked, chunks
 
@@ -82,6 +85,7 @@ class ConversationItems:
         self._asked[request_id] = [(item, item.chunks) for item in items]
         for item in items:
             item.request_id, item.chunks = request_id, []
+            self._pending.pop(item.item_id, None)
         self.seen()
 
     def seen(self) -> None:
@@ -89,6 +93,7 @@ class ConversationItems:
         for item in self.pending():
             item.chunks = []
             self._charge(item)
+        self._pending.clear()
 
     def answered(self, request_id: str, *, failed: bool) -> None:
         """A request has ended. Where it failed, its input is pending as before, since the history has it not."""
@@ -99,6 +104,8 @@ class ConversationItems:
                 item.chunks, item.request_id = chunks, None
                 self._remember(item)
             self._charge(item)
+        if failed:
+            self._find_pending()
 
     def heard(self, item: Item, transcript: str) -> None:
         """The words of a spoken turn that waits for a response are known."""
@@ -107,15 +114,17 @@ class ConversationItems:
             item.chunks = [InputChunk(Modality.TEXT, transcript.encode())]
             self._remember(item)
         self._charge(item)
+        self._find_pending()
 
     def feed(self) -> Iterator[InputChunk]:
         """The input that pending items with images are: it joins the turn that is being spoken."""
-        for item in self.pending():
-            if any(chunk.modality is Modality.IMAGE for chunk in item.chunks):
-                self._ledger.remove(item.item_id)
-                chunks, item.chunks = item.chunks, []
-                self._charge(item)
-                yield from chunks
+        shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
+        self._ledger.remove(*(item.item_id for item in shown))
+        for item in shown:
+            chunks, item.chunks = item.chunks, []
+            del self._pending[item.item_id]
+            self._charge(item)
+            yield from chunks
 
     def cut(self, item: Item, heard: str) -> None:
         """Of what the assistant said, only this was heard."""
@@ -143,6 +152,7 @@ class ConversationItems:
     def close(self) -> None:
         """Release everything."""
         self._items.clear()
+        self._pending.clear()
         self._charged.clear()
         self._asked.clear()
         self._share.resize(0)
@@ -153,12 +163,18 @@ class ConversationItems:
         self._share.resize(self._share.size - self._charged.get(item.item_id, 0) + size)
         self._charged[item.item_id] = size
 
+    def _find_pending(self) -> None:
+        """An item that is not the last may be pending again."""
+        self._pending = {item_id: item for item_id, item in self._items.items() if item.chunks}
+
     def _forget(self, item_id: str) -> None:
         del self._items[item_id]
+        self._pending.pop(item_id, None)
         self._share.resize(self._share.size - self._charged.pop(item_id))
 
     def _remember(self, item: Item) -> None:
         self._ledger.place(messages_of([item]), item_id=item.item_id)
+        self._ledger.weigh()
 
 
 def as_new(item: Item) -> Item:

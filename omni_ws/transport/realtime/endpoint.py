@@ -85,6 +85,7 @@ class Realtime(LiveFrontEnd):
                 StreamConnection,
                 input_pace=self._sessions.admission.input_pace(client.key),
                 budget=self._sessions.budget,
+                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
             ),
             serve=partial(self._serve, client),
             subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,

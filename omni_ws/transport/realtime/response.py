@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any, Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, ToolCallFragment
 from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.realtime_items import Item
@@ -49,6 +51,7 @@ class RealtimeResponse:
         config: SessionConfig,
         *,
         conversation_id: str | None,
+        account: ByteBudget,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.response_id = new_id("resp_")
@@ -64,6 +67,8 @@ class RealtimeResponse:
         self._outputs: list[_Output] = []
         self._message: _Output | None = None
         self._calls: dict[int, _Output] = {}
+        #: Of what was said so far.
+        self._share = Share(account)
 
     @property
     def in_conversation(self) -> bool:
@@ -94,7 +99,7 @@ class RealtimeResponse:
     def _text(self, text: str, add: AddItem) -> Iterator[Event]:
         yield from self._open_message(add)
         assert self._message is not None
-        self._message.text.append(text)
+        self._say(self._message, text)
         kind = "response.output_audio_transcript.delta" if self._speaks else "response.output_text.delta"
         yield {"type": kind, **self._place(self._message), "content_index": 0, "delta": text}
 
@@ -122,13 +127,21 @@ class RealtimeResponse:
             output = self._calls[fragment.index] = self._open(item)
             yield from self._added(output, add)
         if fragment.arguments:
-            output.text.append(fragment.arguments)
+            self._say(output, fragment.arguments)
             yield {
                 "type": "response.function_call_arguments.delta",
                 **self._place(output),
                 "call_id": output.item.call_id,
                 "delta": fragment.arguments,
             }
+
+    def _say(self, output: _Output, text: str) -> None:
+        output.text.append(text)
+        self._share.force(self._share.size + getsizeof(text))
+
+    def close(self) -> None:
+        """Release what is held."""
+        self._share.resize(0)
 
     def _open_message(self, add: AddItem) -> Iterator[Event]:
         if self._message is None:
@@ -182,6 +195,7 @@ class RealtimeResponse:
                 "usage": usage_fields(final.usage),
             },
         }
+        self.close()  # the items are charged with what they say
 
     def _end_message(self, output: _Output) -> Iterator[Event]:
         text, place = "".join(output.text), {**self._place(output), "content_index": 0}

@@ -70,7 +70,7 @@ class RealtimeConnection(SoleConnection):
         """Serve the session to its end, and close the connection. The session must be attached to this."""
         try:
             self._send(self._created)
-            self._connection.attach(self)
+            self._connection.attach(self, self._conversation.account)
             self.timer_changed()
             error = await self._over
             if error is not None:
@@ -115,8 +115,11 @@ class RealtimeConnection(SoleConnection):
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
+                    self._commands.close()
                     self._commands = VllmDialect(self._conversation, self._send)
             self._commands.receive(event, now=self._connection.heard_at)
+            if event["type"] != "input_audio_buffer.append":
+                self._connection.end_pass()
         except InvalidRequest as error:
             self._send([self._commands.error(error, event_id=event_id)])
         except OmniError as error:

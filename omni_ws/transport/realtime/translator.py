@@ -55,6 +55,11 @@ class Translator:
         """Whether a turn that waits for a response is still being transcribed."""
         return self.turns.transcribing or any(not turn.answered for turn in self._late.values())
 
+    def close(self) -> None:
+        """Release what is held."""
+        for response in self._responses.values():
+            response.close()
+
     # what the client does
 
     def respond(
@@ -71,6 +76,7 @@ class Translator:
             config,
             conversation_id=self.conversation_id if in_conversation else None,
             metadata=metadata,
+            account=self._conversation.account,
         )
         yield from response.begin()
 

@@ -14,6 +14,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request
 from websockets.protocol import Protocol as WebSocketProtocol
 
+from omni_ws.core.quota import ByteBudget
 from omni_ws.service.recording.recorder import ConnectionRecording, SessionRecording
 
 
@@ -36,7 +37,7 @@ class MessageConnection(Protocol):
     @property
     def subprotocol(self) -> str | None: ...
 
-    def attach(self, receiver: Any) -> None: ...
+    def attach(self, receiver: Any, account: ByteBudget | None = None) -> None: ...
 
     def write_message(self, data: bytes, *, is_text: bool) -> None: ...
 
@@ -72,8 +73,8 @@ class _RecordedConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def attach(self, receiver: MessageReceiver) -> None:
-        self._connection.attach(_RecordedReceiver(receiver, self._recording))
+    def attach(self, receiver: MessageReceiver, account: ByteBudget | None = None) -> None:
+        self._connection.attach(_RecordedReceiver(receiver, self._recording), account)
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         self._recording.sent(data, is_text=is_text)

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from websockets.frames import CloseCode
 
+from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.frame_receiver import FrameReceiver
@@ -101,7 +102,7 @@ class AudioSocketLink(asyncio.Protocol):
         if not self._first.done():
             self._first.set_exception(error)
 
-    def attach(self, receiver: FrameReceiver) -> None:
+    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """From now on frames go to ``receiver``."""
         self._receiver = receiver
         self.heard_at = self._loop.time()
@@ -115,6 +116,9 @@ class AudioSocketLink(asyncio.Protocol):
         """Send a whole frame without waiting."""
         if self._transport is not None and self.is_open:
             self._transport.write(data)
+
+    def end_pass(self) -> None:
+        """Nothing: audio and keys are little work."""
 
     def write_ping(self) -> None:
         """Nothing: see the class."""

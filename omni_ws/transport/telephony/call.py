@@ -74,7 +74,7 @@ class PhoneCall(SoleConnection):
         The session must be attached to this.
         """
         try:
-            self._connection.attach(self)
+            self._connection.attach(self, self._conversation.account)
             for data, is_text in behind:
                 self.receive_message(data, is_text=is_text)
             self._connection.resume_reading(Pause.SESSION)

@@ -78,7 +78,12 @@ class TelephonyStreams(LiveFrontEnd):
         if presents_key:
             self._identify(caller, self._authenticator.authenticate(request))
         return UpgradeDecision(
-            connection=partial(StreamConnection, input_pace=caller.input_pace, budget=self._sessions.budget),
+            connection=partial(
+                StreamConnection,
+                input_pace=caller.input_pace,
+                budget=self._sessions.budget,
+                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+            ),
             serve=partial(self._serve, caller),
             route=TELEPHONY_PATH,
             max_size=MAX_MESSAGE_BYTES,
@@ -101,9 +106,11 @@ class TelephonyStreams(LiveFrontEnd):
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
         call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive)
+        behind = opening.behind
+        del start, opening  # with all parameters of the call, which it does not need
         session.attach(call)
         session.conversation.greet()
-        await call.run(opening.behind)
+        await call.run(behind)
 
     def _begin(self, caller: _Caller, start: StreamStart) -> LiveSession:
         """Raises what the stream is refused with."""

@@ -17,6 +17,8 @@ from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
 ENCODING: Final = "audio/x-mulaw"
 SAMPLE_RATE: Final = 8000
 INBOUND: Final = "inbound"
+#: It is kept for the length of the call, and repeated in each message of it.
+MAX_STREAM_SID: Final = 256
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel"):
@@ -117,6 +119,8 @@ def check_start(start: StreamStart) -> None:
     audio = start.media_format
     if (audio.encoding, audio.sample_rate, audio.channels) != (ENCODING, SAMPLE_RATE, 1):
         raise UnsupportedFormat(f"media must be {ENCODING} at {SAMPLE_RATE} Hz with one channel")
+    if len(start.stream_sid) > MAX_STREAM_SID:
+        raise InvalidValue(f"streamSid has at most {MAX_STREAM_SID} characters", param="start.streamSid")
     if INBOUND not in start.tracks:
         raise InvalidValue(f"the stream has no {INBOUND} track", param="start.tracks")
 

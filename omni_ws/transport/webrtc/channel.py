@@ -13,7 +13,7 @@ from aiortc.rtcsctptransport import LOCAL_MAX_MESSAGE_SIZE
 from websockets.frames import CloseCode
 
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge
+from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
 from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.pause import RESTS, Pause
 
@@ -42,8 +42,14 @@ class CallChannel:
     """
 
     def __init__(
-        self, peer: RTCPeerConnection, *, budget: ByteBudget, input_pace: Callable[[int], float] | None
+        self,
+        peer: RTCPeerConnection,
+        *,
+        budget: ByteBudget,
+        input_pace: Callable[[int], float] | None,
+        write_timeout: float,
     ) -> None:
+        """``budget`` is charged for events that wait, on their way in or out. ``write_timeout`` is in seconds."""
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
@@ -52,6 +58,9 @@ class CallChannel:
         #: Messages that wait, with whether each is text.
         self._unread: deque[tuple[bytes, bool]] = deque()
         self._unread_share = Share(budget)
+        self._unsent_share = Share(budget)
+        self._write_timeout = write_timeout
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
         #: Done when the channel is open, or the peer is gone.
@@ -70,7 +79,7 @@ class CallChannel:
     @property
     def is_reading(self) -> bool:
         """Whether the silence of the peer is its own."""
-        return not self._pauses
+        return not self._pauses & ~Pause.TURN
 
     @property
     def held_to_pace(self) -> bool:
@@ -82,8 +91,11 @@ class CallChannel:
         """Whether the peer has yet to take what was written."""
         return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
 
-    def attach(self, receiver: FrameReceiver) -> None:
-        """From now on messages go to ``receiver``."""
+    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
+        """From now on messages go to ``receiver``; ``account`` is that of its session, which is charged."""
+        if account is not None:
+            self._unread_share.move(account)
+            self._unsent_share.move(account)
         self._receiver = receiver
         self.resume_reading(Pause.EARLY)
         if not self.is_open:
@@ -95,6 +107,36 @@ class CallChannel:
             with suppress(InvalidStateError):
                 self._channel.send(data.decode() if is_text else data)
                 self._sent.clear()
+                self._count_unsent(self._channel)
+
+    def _count_unsent(self, channel: RTCDataChannel) -> None:
+        """Charge what waits to be sent, and do not read a peer that leaves too much of it."""
+        unsent = channel.bufferedAmount
+        if unsent <= _LOW_WATER_BYTES:  # below which nobody says when it is gone
+            return
+        self._unsent_share.force(unsent)
+        if unsent > MAX_UNSENT_BYTES:
+            self.pause_reading(Pause.UNWRITTEN)
+            if self._stall_timer is None:
+                self._stall_timer = self._loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
+
+    def _check_stall(self, channel: RTCDataChannel, before: int) -> None:
+        unsent = channel.bufferedAmount
+        if before - unsent >= _LOW_WATER_BYTES:
+            self._stall_timer = self._loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
+        else:
+            self._refuse(SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds"))
+
+    def _all_sent(self) -> None:
+        self._unsent_share.force(0)
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def end_pass(self) -> None:
+        """What the last message asked for may have been much work: others have their turn before the next message."""
+        self.pause_reading(Pause.TURN)
+        self._loop.call_soon(self.resume_reading, Pause.TURN)
 
     def write_ping(self) -> None:
         """Nothing: see the class."""
@@ -156,7 +198,7 @@ class CallChannel:
             if size > MAX_UNREAD_BYTES:
                 raise EngineOverloaded("too many events wait for the session")
             self._unread_share.resize(size)
-        except EngineOverloaded as error:
+        except (EngineOverloaded, PayloadTooLarge) as error:
             self._refuse(error)
             return
         self._unread.append((data, isinstance(message, str)))
@@ -180,6 +222,8 @@ class CallChannel:
 
     def _on_room(self) -> None:
         self._sent.set()
+        self._all_sent()
+        self.resume_reading(Pause.UNWRITTEN)
         if self._receiver is not None:
             self._receiver.resume_output()
 
@@ -209,6 +253,7 @@ class CallChannel:
                     await self._sent.wait()
         if self._pace_timer is not None:
             self._pace_timer.cancel()
+        self._all_sent()
         self._unread.clear()
         self._unread_share.resize(0)
         closing = asyncio.create_task(self._peer.close())

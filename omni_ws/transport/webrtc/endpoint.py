@@ -116,7 +116,12 @@ class WebrtcCalls(LiveFrontEnd):
         commands = Commands(session, self._sessions, bound, media=_MEDIA)
         peer = negotiation.new_peer(self._config)
         pace = self._sessions.admission.input_pace(caller.key)
-        channel = CallChannel(peer, budget=self._sessions.budget, input_pace=pace)
+        channel = CallChannel(
+            peer,
+            budget=session.conversation.account,
+            input_pace=pace,
+            write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+        )
         call = RealtimeCall(channel, session, commands, self._sessions.metrics)
         try:
             answer = await negotiation.answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)

@@ -7,14 +7,15 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from support.token_engine import TokenEngine
+from support.token_engine import END, PAD, START, TokenEngine
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.token_session import TOKEN_BYTES, TokenImage
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.errors import InvalidValue, OffsetMismatch, SessionNotFound
 from omni_ws.service.sessions.admission import Admission
-from omni_ws.service.tokens.sessions import TokenCall, TokensDone, TokenSessions
+from omni_ws.service.tokens.sessions import IMAGE_OVERHEAD_BYTES, TokenCall, TokensDone, TokenSessions
 
 TTL_SEC = 1800
 LONG = 200_000
@@ -172,3 +173,21 @@ async def test_a_priority_before_all_others_is_for_keys_that_may(may: bool, coun
         pass
     assert [generation.priority for generation in engine.calls] == [counted]
     made.close_all()
+
+
+async def test_each_image_is_charged_for_what_holds_it_also_where_its_data_are_shared() -> None:
+    count = 10
+    engine = TokenEngine()
+    made = sessions(engine)
+    images = tuple(TokenImage(bytes([one]), "image/png", 3 * one, 3 * one + 3) for one in range(count))
+    parent = made.open(None)
+    async for _ in made.generate(parent, None, TokenCall(tokens=[START, PAD, END] * count, images=images)):
+        pass
+    alone = count * (3 * TOKEN_BYTES + IMAGE_OVERHEAD_BYTES)
+    assert made._budget.used == alone + count
+    child = made.fork(parent, None, at=3 * count)
+    assert made._budget.used == 2 * alone + count
+    made.close(parent, None)
+    assert made._budget.used == alone + count
+    made.close(child, None)
+    assert made._budget.used == 0

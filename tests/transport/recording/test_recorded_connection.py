@@ -57,7 +57,7 @@ class Connection:
         self.receiver: Any = None
         self.written: list[tuple[bytes, bool]] = []
 
-    def attach(self, receiver: Any) -> None:
+    def attach(self, receiver: Any, account: object = None) -> None:
         self.receiver = receiver
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
