@@ -124,6 +124,7 @@ class WebrtcCalls(LiveFrontEnd):
             await peer.close()
             call.release()
             raise
+        channel.bound_fragments()
         session.attach(call)
         return call, answer
 
