@@ -199,13 +199,14 @@ async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[Runnin
         log_access=AccessLog(metrics),
         addresses=app.sessions.addresses,
         elsewhere=worker,
+        tls=_tls(config),
     )
     # Sessions have a keep-alive of their own: the library's cannot tell a silent peer from one that is not read.
     options: dict[str, Any] = {"ping_interval": None, "close_timeout": CLOSE_TIMEOUT_SEC}
     address: dict[str, Any]
     if worker is None:
         backlog = config.limits.max_connections
-        address = {"host": config.host, "port": config.port, "backlog": backlog, "ssl": _tls(config)}
+        address = {"host": config.host, "port": config.port, "backlog": backlog}
     else:
         address = {"unix": True, "sock": unreachable_socket()}
     server = await serve_websockets(

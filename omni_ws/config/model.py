@@ -340,6 +340,10 @@ class ServerConfig(Section):
         description="Networks (CIDR) or addresses of proxies whose X-Forwarded-For header is trusted; limits by "
         "address apply to their clients, not to them.",
     )
+    worker_hang_timeout_sec: Seconds = Field(
+        default=30,
+        description="A worker that does not answer for so long is replaced; /health tells after a third of it.",
+    )
     drain_timeout_sec: SecondsOrOff = Field(default=30, description="Time that answers have to finish after SIGTERM.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Format of log lines.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="Lowest level that is logged.")

@@ -48,6 +48,8 @@ class MessageKind(IntEnum):
     REPLY = auto()
     #: From a worker that ends: the last state of its metrics (payload).
     LAST_METRICS = auto()
+    #: To a worker: answer with the same, as soon as its event loop comes to it.
+    ALIVE = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ class Member:
         #: Its place among the workers that are wanted; its successor has the same.
         self.seat = (start.serial - 1) % start.wanted
         self.row = row
-        #: Connections that it was given.
-        self.given = 0
+        #: For how many looks in a row it has owed an answer, and the processor's time that it had used at the last one.
+        self._silent_looks = 0
+        self._used = -1.0
         #: Those that it has not taken yet. They stay open here, so that none is lost if it ends before it has.
         self._untaken: deque[GivenConnection] = deque()
         self.listening = False
@@ -78,7 +80,21 @@ class Member:
         self.channel.send(MessageKind.START, payload=pickle.dumps(self._start))
 
     def _receive(self, message: WorkerMessage) -> None:
+        self._silent_looks = 0
         self._received(self, message)
+
+    def silent_looks(self) -> int:
+        """Look whether it answers: for how many looks in a row it has not. Asks it again.
+
+        One that does not listen yet may compute for long before its event loop runs, but it computes.
+        """
+        if not self.listening and (used := _processor_sec(self.pid)) != self._used:
+            self._used, self._silent_looks = used, 0
+            return 0
+        if self.listening and not self._silent_looks:
+            self.channel.send(MessageKind.ALIVE)
+        self._silent_looks += 1
+        return self._silent_looks - 1
 
     async def wait(self) -> int:
         """Wait until the process has ended and all that it sent has arrived. Returns its status."""
@@ -99,11 +115,11 @@ class Member:
     @property
     def load(self) -> int:
         """Its connections and sessions, with what is on its way to it."""
-        return self.row.connections + self.row.slots + self.given - self.row.received
+        return self.row.connections + self.row.slots + self.row.given - self.row.received
 
     @property
     def takes_sessions(self) -> bool:
-        return self.ready.is_set() and not self.leaving and self.row.state is WorkerState.OK
+        return self.ready.is_set() and not self.leaving and not self.row.hung and self.row.state is WorkerState.OK
 
     @property
     def is_alive(self) -> bool:
@@ -111,7 +127,7 @@ class Member:
 
     def give(self, connection: GivenConnection) -> None:
         """Have it serve a connection."""
-        self.given += 1
+        self.row.give()
         self._untaken.append(connection)
         number, received = int(connection.passed_on), connection.received
         self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
@@ -132,3 +148,13 @@ class Member:
 
     def ask(self, number: int, question: bytes) -> None:
         self.channel.send(MessageKind.ASKED, number, question)
+
+
+def _processor_sec(pid: int) -> float:
+    """The processor's time that a process has used; where the system does not tell, the time, which always goes on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -57,6 +57,8 @@ class Questions:
         self._asked += 1
         number, waiting = self._asked, asyncio.get_running_loop().create_future()
         self._waiting[number] = (other, waiting)
+        if other.row.hung:
+            waiting.set_result(None)
         other.channel.send(MessageKind.ASKED, number, payload)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_SEC):

@@ -17,6 +17,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.service.interrupting import unless
 from omni_ws.service.open_files import allow_connections
 from omni_ws.service.sessions.daily_use_file import DailyUseFile
+from omni_ws.transport.http.connections import MAX_TURNED_AWAY
 from omni_ws.transport.http.hang_up import notice_dead_networks
 from omni_ws.workers.channel import MessageKind, WorkerMessage
 from omni_ws.workers.member import GivenConnection, Member
@@ -42,6 +43,10 @@ _ACCEPTED_AT_ONCE: Final = 64
 _ACCEPT_PAUSE_SEC: Final = 0.2
 #: How often the file with the amounts of the day is brought up to date.
 DAILY_INTERVAL_SEC: Final = 1.0
+#: How often it is looked whether the workers answer, within the time after which one is replaced; and after how many
+#: looks without an answer it is told.
+_LOOKS: Final = 12
+_LOOKS_UNTIL_TOLD: Final = _LOOKS // 3
 
 
 class Supervisor:
@@ -67,6 +72,7 @@ class Supervisor:
             self._counts.set_daily(self._daily.use.day, self._daily.use.used)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = False
+        self._all_ready = asyncio.Event()
         self._stop, self._at_once = asyncio.Event(), asyncio.Event()
         self._failure: int | None = None
         self._replacing = False
@@ -81,8 +87,8 @@ class Supervisor:
             self._loop.add_signal_handler(number, action)
         try:
             await asyncio.gather(*(self._fill(seat, None) for seat in range(self._wanted)))
-            ready = [member.ready.wait() for member in self._seated.values()]
-            if await unless(self._stop, _gathered(ready), name="start of the workers"):
+            self._spawn(self._watch_answers())
+            if await unless(self._stop, self._all_ready.wait(), name="start of the workers"):
                 self._started = self._counts.started = True
                 logger.info("all %d workers are ready", self._wanted)
                 if self._daily is not None:
@@ -155,11 +161,20 @@ class Supervisor:
                 self._pause_accepting()
                 self._loop.call_later(_ACCEPT_PAUSE_SEC, self._resume_accepting)
                 return
-            member.give(GivenConnection(connection.detach()))
+            if self._open_connections >= self._config.limits.max_connections + MAX_TURNED_AWAY:
+                connection.close()  # each worker answers some of those that are too many
+            else:
+                member.give(GivenConnection(connection.detach()))
+
+    @property
+    def _open_connections(self) -> int:
+        """The connections of all workers, with those on their way to one, which are open here."""
+        return sum(one.row.all_connections for one in self._members)
 
     def _least_loaded(self, *, beside: Member | None = None) -> Member | None:
         """The worker that gets the next connection: one that takes sessions, else one that can at least say why not."""
         found = [one for one in self._members if one.listening and one.is_alive and one is not beside]
+        found = [one for one in found if not one.row.hung] or found
         willing = [one for one in found if one.takes_sessions] or [one for one in found if not one.leaving] or found
         open_to_more = [one for one in willing if one.channel.waiting < MOST_WAITING]
         return min(open_to_more, key=lambda one: one.load, default=None)
@@ -172,7 +187,10 @@ class Supervisor:
             to = next(found, None)
         else:
             to = self._least_loaded(beside=sender)
-        (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
+        if self._open_connections >= self._config.limits.max_connections:
+            os.close(message.descriptor)
+        else:
+            (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
 
     def _give_to_others(self, ended: Member) -> None:
         """What was on its way to a worker that has ended goes to the others, if there are any."""
@@ -193,6 +211,8 @@ class Supervisor:
                 self._resume_accepting()
             case MessageKind.READY:
                 member.ready.set()
+                if len(self._seated) == self._wanted and all(one.ready.is_set() for one in self._seated.values()):
+                    self._all_ready.set()
                 logger.info("worker w%d is ready", member.serial)
                 self._resume_accepting()
             case MessageKind.TAKEN:
@@ -263,6 +283,7 @@ class Supervisor:
         self._members.remove(member)
         self._give_to_others(member)
         self._questions.ended(member)
+        was_hung = member.row.hung
         self._counts.free(member.row)
         expected = member.leaving or self._stop.is_set()
         logger.log(
@@ -274,7 +295,7 @@ class Supervisor:
         )
         if expected or self._seated.get(member.seat) is not member:
             return
-        if not self._started:
+        if not self._started and not was_hung:
             self._failure = status if status > 0 else 1
             self._stop.set()
             return
@@ -293,6 +314,28 @@ class Supervisor:
             except (OSError, RuntimeError) as error:
                 logger.error("cannot start a worker: %s", error)
                 await asyncio.sleep(LONGEST_PAUSE_SEC)
+
+    async def _watch_answers(self) -> None:
+        """Look at intervals whether each worker answers: one that does not is told, and killed in the end.
+
+        Looks are counted, not time: when this process was held up itself, its workers have not been silent.
+        """
+        while True:
+            await asyncio.sleep(self._config.worker_hang_timeout_sec / _LOOKS)
+            for member in [one for one in self._members if one.is_alive]:
+                looks = member.silent_looks()
+                if looks < _LOOKS_UNTIL_TOLD:
+                    if member.row.hung:
+                        member.row.hung = False
+                        logger.warning("worker w%d answers again", member.serial)
+                        self._resume_accepting()
+                elif not member.row.hung:
+                    member.row.hung = True
+                    logger.error("worker w%d (process %d) does not answer", member.serial, member.pid)
+                elif looks >= _LOOKS:
+                    limit = self._config.worker_hang_timeout_sec
+                    logger.error("worker w%d did not answer for %g seconds: it is killed", member.serial, limit)
+                    member.signal(signal.SIGKILL)
 
     # signals
 

@@ -131,6 +131,8 @@ class Worker(WorkerGroup):
         match message.kind:
             case MessageKind.CONNECTION:
                 self._take(message)
+            case MessageKind.ALIVE:
+                self._channel.send(MessageKind.ALIVE)
             case MessageKind.RETIRE:
                 self._retiring = True
                 self._note()

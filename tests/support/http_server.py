@@ -75,11 +75,12 @@ async def serving(
     port: int = 0,
     max_connections: int | None = None,
     elsewhere: Elsewhere | None = None,
+    ssl: ssl.SSLContext | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """A server for the time of the context; what is left of its connections is dropped at the end."""
     connections = Connections(max_open=max_connections)
-    door = front_door(application, connections=connections, limits=limits, elsewhere=elsewhere)
+    door = front_door(application, connections=connections, limits=limits, elsewhere=elsewhere, tls=ssl)
     server = await serve(on_websocket, "127.0.0.1", port, create_connection=door, compression=None, **options)
     try:
         yield Serving(server.sockets[0].getsockname()[1], connections, server)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 from support.native_client import NativeClient, RawWebSocket, native_client
 from support.raw_http import RawClient, raw_client, request, websocket_upgrade
 from support.worker_server import PATIENCE_SEC, WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
+
+from omni_ws.transport.http.connections import MAX_TURNED_AWAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -33,6 +37,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerServer]:
 def changing() -> Iterator[WorkerServer]:
     """A server for the tests that end workers, each of which leaves it with two that are ready."""
     with worker_server("--fake.first-chunk-delay-ms", "50") as server:
+        yield server
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_SEC) == 0
+
+
+@pytest.fixture(scope="module")
+def hanging() -> Iterator[WorkerServer]:
+    """A server for the tests that stop workers, each of which leaves it with two that are ready."""
+    flags = ("--worker-hang-timeout-sec", "3", "--limits.max-connections", "20")
+    with worker_server("--fake.first-chunk-delay-ms", "50", *flags) as server:
         yield server
         server.signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_SEC) == 0
@@ -81,7 +95,7 @@ async def two_workers(server: WorkerServer) -> AsyncIterator[tuple[RawClient, Ra
             else:
                 found[worker_of(session_id)] = client, session_id
         (first, one), (second, other) = found.values()
-        assert found.keys() == {"w1", "w2"}
+        assert {int(worker[1:]) % 2 for worker in found} == {0, 1}
         yield first, second, one, other
 
 
@@ -306,3 +320,73 @@ async def test_a_worker_that_was_starting_knows_a_client_secret_too(keyed: Worke
     os.kill(keyed.pid_of(f"w{killed + 2}"), signal.SIGCONT)
     await keyed.logged(rf"worker w{killed + 2} is ready")
     await check_secrets(keyed, *[(secret, 101)] * 4)
+
+
+# workers that hang
+
+
+async def health(server: WorkerServer) -> dict[str, Any]:
+    """What the server says, by the worker that is not stopped, whichever gets the connection first."""
+    while True:
+        async with raw_client(server.port) as client:
+            await client.send(request("GET", "/health"))
+            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(0.5):
+                    answer = await client.response()
+                    if answer.status == 200:  # and the connection is not one too many
+                        found: dict[str, Any] = answer.json()
+                        return found
+        await asyncio.sleep(0.05)
+
+
+async def until_replaced(server: WorkerServer, pid: int) -> None:
+    await server.logged(rf"process {pid}\) has ended with signal 9")
+    while (found := await health(server))["workers"]["ready"] < 2 or "hung" in found["workers"]:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.05)
+    assert found["status"] == "ok"
+
+
+async def test_a_worker_that_hangs_is_told_and_replaced(hanging: WorkerServer) -> None:
+    """With the sessions that it has, as after a crash; what others count does not wait for it."""
+    async with two_workers(hanging) as (first, second, one, other):
+        await delete(hanging, other)
+        serial = int(worker_of(one)[1:])
+        pid = hanging.pid_of(worker_of(one))
+        os.kill(pid, signal.SIGSTOP)
+        while (found := await health(hanging))["status"] != "degraded":  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.05)
+        assert found["workers"] == {"ready": 1, "wanted": 2, "hung": [serial]}
+        assert await mode_b_session(second)
+        await until_replaced(hanging, pid)
+        assert await first.rest() == b""
+        answer = await hanging.get(f"{SESSIONS}/{one}")
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_connections_for_a_worker_that_hangs_are_bounded(hanging: WorkerServer) -> None:
+    """Passed on by the other worker, and never taken: they count where they are."""
+    async with two_workers(hanging) as (_, second, one, other):
+        await delete(hanging, other)
+        pid = hanging.pid_of(worker_of(one))
+        os.kill(pid, signal.SIGSTOP)
+        before = len(os.listdir(f"/proc/{hanging.process.pid}/fd"))
+        async with AsyncExitStack() as stack:
+            for _ in range(150):
+                client = await stack.enter_async_context(raw_client(hanging.port))
+                with contextlib.suppress(ConnectionError):
+                    await client.send(request("GET", f"{SESSIONS}/{one}"))
+            assert await mode_b_session(second)  # which goes on meanwhile
+            assert len(os.listdir(f"/proc/{hanging.process.pid}/fd")) <= before + 20 + MAX_TURNED_AWAY
+        await until_replaced(hanging, pid)
+
+
+async def test_a_worker_that_hangs_as_it_starts_is_replaced(hanging: WorkerServer) -> None:
+    async with two_workers(hanging) as (_, _, one, other):
+        pid = hanging.pid_of(worker_of(one))
+        os.kill(pid, signal.SIGKILL)
+        successor = f"w{int(worker_of(one)[1:]) + 2}"
+        await hanging.logged(f"started worker {successor} ")
+        starting = hanging.pid_of(successor)
+        os.kill(starting, signal.SIGSTOP)
+        await until_replaced(hanging, starting)
+        await delete(hanging, other)

@@ -147,6 +147,8 @@ class Conversation:
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
+        #: Set when the client has given content that is not in the stream.
+        self.given = False
 
     # the owner
 
@@ -323,6 +325,11 @@ class Conversation:
     def busy(self) -> bool:
         """Whether any request is open or has no final yet."""
         return bool(self.queue.requests)
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any byte of input has arrived, if only behind a gap, or beside the stream."""
+        return self.given or bool(self.stream.received_bytes or self.stream.held_bytes)
 
     @property
     def refused(self) -> bool:
@@ -536,6 +543,7 @@ class Conversation:
                 request.charge(held)
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
+            request.timeline.admitted = True
         except OmniError as error:
             request.fail(error)
             self.queue.end(request, FinishReason.ERROR)

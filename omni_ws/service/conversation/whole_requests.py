@@ -36,6 +36,7 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
     """
     audio = conversation.configuration.input_settings().audio
     session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT, audio=audio))
+    conversation.given = conversation.given or bool(asked.chunks)
     for chunk in asked.chunks:
         session.receive_chunk(chunk)
     events = session.finish()

@@ -171,6 +171,7 @@ class RequestTimeline:
         "_report",
         "_session",
         "_wall_ns",
+        "admitted",
         "by_speech",
         "cancellations",
         "engine_end",
@@ -209,6 +210,8 @@ class RequestTimeline:
         self._wall_ns = time.time_ns()
         self._session = session
         self._report = report
+        #: Whether it was not refused as it opened.
+        self.admitted = False
         #: The stage under way; None once the request is through.
         self.stage: RequestStage | None = RequestStage.INPUT
         self.stage_began = self.opened

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.addresses import Addresses
@@ -21,12 +22,27 @@ from omni_ws.service.sessions.slot_counts import OwnSlotCounts, SlotCounts
 SLOT_RETRY_MS: Final = 1000
 #: How much input a key may send at once after a silence, in seconds of its rate.
 INPUT_BURST_SEC: Final = 1.0
+#: A session that has been open for so long without any content may lose its slot to another.
+EMPTY_SEC: Final = 10.0
+WHY_EVICTED: Final = "the session was evicted: all sessions were in use, and it had no input yet"
 
 #: A client is told so long before the session ends that is as long as its key allows, at most half of that.
 CLOSING_NOTICE_SEC: Final = 10.0
 
 #: Counts bytes received; returns the seconds for which no more should be read.
 InputPace = Callable[[int], float]
+
+
+class EmptySession(Protocol):
+    """A session that may not have had any content yet. Compared by identity."""
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any content of its client has arrived, so that it keeps its slot."""
+        ...
+
+    def evict(self) -> None:
+        """End the session, and release its slot at once."""
 
 
 class Slot:
@@ -62,7 +78,8 @@ class Admission:
     keys if that is less. This leaves room for the next holder. A key with ``max_sessions`` has that limit instead.
 
     When all slots are taken, a new session evicts another: the oldest that was *lent* its slot, which a session is
-    until its client has shown that it is serious (``Slot.keep``), else the oldest without any input.
+    until its client has shown that it is serious (``Slot.keep``), else the oldest without any content that has been
+    open for long enough (``opened_empty``). ``room`` waits for one that soon will have been.
     """
 
     def __init__(
@@ -79,12 +96,14 @@ class Admission:
         self.max_sessions = max_sessions
         #: Names of the keys that may use priorities below 0.
         self._preferred = frozenset(key.name for key in keys if key.priority)
-        #: Whether the server refuses new sessions because it shuts down.
-        self.draining = False
+        self._draining = False
         #: The number of keys, beyond which there can be no more holders; None where clients need no key.
         self.known_keys: int | None = None
-        #: Finds the oldest session without input, and returns the call that ends it and releases its slot at once.
-        self.oldest_empty: Callable[[], Callable[[], None] | None] = lambda: None
+        #: Sessions in the order of their opening, with its time, less some of those that have had content: by how long
+        #: they keep their slot without any.
+        self._empty: dict[float, dict[EmptySession, float]] = {0.0: {}, EMPTY_SEC: {}}
+        #: Those who wait for a slot, in their order.
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._metrics = metrics or Metrics()
         self._addresses = addresses or Addresses()
         self._daily_use = daily_use
@@ -94,8 +113,19 @@ class Admission:
         self._counts: SlotCounts = counts or OwnSlotCounts()
         self._requests: dict[str, TokenBucket] = {}
         self._input: dict[str, TokenBucket] = {}
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._no_sessions = asyncio.Event()
+        self._no_sessions.set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server refuses new sessions because it shuts down."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self._draining = value
+        while self._waiting:
+            self._wake_next()
 
     @property
     def sessions(self) -> int:
@@ -109,7 +139,7 @@ class Admission:
 
     async def wait_empty(self) -> None:
         """Wait until no slot is taken."""
-        await self._empty.wait()
+        await self._no_sessions.wait()
 
     @contextmanager
     def session(
@@ -129,12 +159,11 @@ class Admission:
         """
         holder = self._holder(key, client)
         slot = Slot(self, key, holder)
-        with self._counts.locked():
-            self._check(key, holder)
-            if not many_requests:
-                self.request(key)
-            self._evict()
-            self._take(slot)
+        self._check(key, holder)
+        if not many_requests:
+            self.request(key)
+        self._evict()
+        self._take(slot)
         if lent:
             self._lent[slot] = None
         return slot
@@ -143,22 +172,82 @@ class Admission:
         """Raise what ``session`` would raise now, except for the rate of requests. Takes nothing."""
         self._check(key, self._holder(key, client))
 
+    async def room(self, key: ApiKey | None, *, client: str = "") -> None:
+        """Wait while all slots are taken and a session without content is about to be one that may be evicted.
+
+        At most as many wait as there are such sessions. Raises as ``check``.
+        """
+        holder = self._holder(key, client)
+        until = _now() + EMPTY_SEC
+        while isinstance(self._refusal(key, holder), EngineOverloaded):
+            due = self._next_eviction()
+            if due is None or due > until or len(self._waiting) >= sum(map(len, self._empty.values())):
+                break
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                async with asyncio.timeout_at(due):
+                    await waiter
+            except TimeoutError:
+                pass
+            except asyncio.CancelledError:
+                if not waiter.cancelled():  # it was told of a free slot, which is the next one's now
+                    self._wake_next()
+                raise
+            finally:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+        self._check(key, holder)
+
+    def _wake_next(self) -> None:
+        if self._waiting and not (waiter := self._waiting.popleft()).done():
+            waiter.set_result(None)
+
+    def opened_empty(self, session: EmptySession, *, patience: float = EMPTY_SEC) -> None:
+        """Note a session that has had no content: after ``patience`` (0 or EMPTY_SEC) it may be evicted."""
+        self._empty[patience][session] = _now()
+
+    def ended(self, session: EmptySession) -> None:
+        """Forget a session that was noted by ``opened_empty``. Idempotent."""
+        for sessions in self._empty.values():
+            sessions.pop(session, None)
+
+    def _oldest_empty(self) -> Iterator[tuple[float, EmptySession, float]]:
+        """Of each patience the oldest session without content: when it was opened, itself, and from when it may go."""
+        for patience, sessions in self._empty.items():
+            while sessions:
+                session, opened = next(iter(sessions.items()))
+                if not session.has_content:
+                    yield opened, session, opened + patience
+                    break
+                del sessions[session]
+
+    def _next_eviction(self) -> float | None:
+        return min((due for *_, due in self._oldest_empty()), default=None)
+
+    def _evictable(self) -> EmptySession | None:
+        """The oldest session that may be evicted now."""
+        found = [(opened, session) for opened, session, due in self._oldest_empty() if due <= _now()]
+        return min(found, key=lambda one: one[0])[1] if found else None
+
     def keep(self, slot: Slot) -> None:
         """See ``Slot.keep``."""
         self._lent.pop(slot, None)
         if slot not in self._taken:
-            with self._counts.locked():
-                self._check(slot.key, slot.holder)
-                self._evict()
-                self._take(slot)
+            self._check(slot.key, slot.holder)
+            self._evict()
+            self._take(slot)
 
     def _holder(self, key: ApiKey | None, client: str) -> str | None:
         return self._addresses.counted(client) if key is None else f"key {key.name}"
 
     def _take(self, slot: Slot) -> None:
         self._taken.add(slot)
-        self._empty.clear()
+        self._no_sessions.clear()
         self._counts.add(slot.holder)
+        if self._counts.total > self.max_sessions:  # another process has taken the last one at the same time
+            self.release(slot)
+            raise self._refused("session", self._overloaded())
 
     def release(self, slot: Slot) -> None:
         """See ``Slot.release``: a lent slot may have been evicted before."""
@@ -167,8 +256,9 @@ class Admission:
             return
         self._taken.remove(slot)
         if not self._taken:
-            self._empty.set()
+            self._no_sessions.set()
         self._counts.remove(slot.holder)
+        self._wake_next()
 
     def _evict(self) -> None:
         """Free a slot if none is free."""
@@ -176,8 +266,9 @@ class Admission:
             return
         if self._lent:
             self.release(next(iter(self._lent)))
-        elif (end := self.oldest_empty()) is not None:
-            end()
+        elif (empty := self._evictable()) is not None:
+            self.ended(empty)
+            empty.evict()
 
     def _check(self, key: ApiKey | None, holder: str | None) -> None:
         refusal = self._refusal(key, holder)
@@ -193,16 +284,18 @@ class Admission:
             return RateLimited(
                 f"at most {own_limit} concurrent sessions per key; retry later", retry_after_ms=SLOT_RETRY_MS
             )
-        if self._counts.total >= self.max_sessions and not self._lent and self.oldest_empty() is None:
-            return EngineOverloaded(
-                f"all {self.max_sessions} sessions are in use; retry later", retry_after_ms=SLOT_RETRY_MS
-            )
+        if self._counts.total >= self.max_sessions and not self._lent and self._evictable() is None:
+            return self._overloaded()
         if own_limit is None and holder is not None and self._is_crowded and self._has_share(holder):
             held = self._counts.held(holder)
             whose = "this address" if key is None else "this key"
             message = f"{whose} already has its fair share of sessions ({held}); retry later"
             return RateLimited(message, retry_after_ms=SLOT_RETRY_MS)
         return None
+
+    def _overloaded(self) -> EngineOverloaded:
+        message = f"all {self.max_sessions} sessions are in use; retry later"
+        return EngineOverloaded(message, retry_after_ms=SLOT_RETRY_MS)
 
     @property
     def _is_crowded(self) -> bool:
@@ -240,10 +333,24 @@ class Admission:
             message = f"at most {key.requests_per_sec:g} requests per second for this key; retry later"
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
-    def spent(self, owner: str | None, *, tokens: int, audio_ms: int) -> None:
-        """Count what a request of the key named ``owner`` has used, when it has ended."""
+    def reserve(self, owner: str | None) -> None:
+        """Reserve of the amounts of the day what a request of the key named ``owner`` may use that begins now.
+
+        ``spent`` gives it back. Raises RateLimited, reserving nothing, where the rest is used or reserved.
+        """
         if self._daily_use is not None:
-            self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time())
+            try:
+                self._daily_use.reserve(owner, _unix_time())
+            except RateLimited as refusal:
+                raise self._refused("request", refusal) from None
+
+    def spent(self, owner: str | None, *, tokens: int, audio_ms: int, reserved: bool) -> None:
+        """Count what a request of the key named ``owner`` has used, when it has ended.
+
+        ``reserved`` says whether it was one that ``reserve`` admitted.
+        """
+        if self._daily_use is not None:
+            self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time(), reserved=reserved)
 
     def priority(self, owner: str | None, wanted: int) -> int:
         """Return ``wanted``, raised to 0 unless the key named ``owner`` may use priorities below 0."""

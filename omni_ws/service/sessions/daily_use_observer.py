@@ -21,4 +21,5 @@ class DailyUseObserver:
                 session.owner,
                 tokens=usage.input_tokens + usage.output_tokens,
                 audio_ms=usage.input_audio_ms + usage.output_audio_ms,
+                reserved=observation.timeline.admitted,
             )

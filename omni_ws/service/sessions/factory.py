@@ -97,7 +97,7 @@ class SessionFactory:
         self.daily_use_file = None if group else DailyUseFile.configured(config, keys)
         daily_use: DailyUse | None = self.daily_use_file.use if self.daily_use_file else None
         if group is not None and (limits := daily_limits(keys)):
-            daily_use = SharedDailyUse(limits, group.counts)
+            daily_use = SharedDailyUse(limits, group.counts, group.row)
         self.admission = Admission(
             max_sessions=config.limits.max_sessions,
             metrics=self.metrics,
@@ -187,6 +187,12 @@ class SessionFactory:
         """
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
+
+        def admit_request() -> None:
+            if admit is not None:
+                admit()
+            self.admission.reserve(owner)
+
         listens = not single_request and self.speech_workers.available
         # All its input and output twice: as much again for history, settings and what is under way.
         account = SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
@@ -210,7 +216,7 @@ class SessionFactory:
             now=now,
             single_request=single_request,
             owner=owner,
-            admit=admit,
+            admit=admit_request,
             counted_priority=partial(self.admission.priority, owner),
             speech_workers=self.speech_workers if listens else None,
             observed=observed,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.errors import OmniError, SessionNotFound
-from omni_ws.service.sessions.admission import Slot
+from omni_ws.errors import OmniError, SessionNotFound, SessionTimeout
+from omni_ws.service.sessions.admission import WHY_EVICTED, Slot
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 
@@ -19,6 +19,16 @@ class _Living:
     #: Name of the key that opened it.
     key_name: str | None
     life: asyncio.Task[None]
+    slot: Slot
+
+    @property
+    def has_content(self) -> bool:
+        return self.session.conversation.has_content
+
+    def evict(self) -> None:
+        """End a session without content; see EmptySession."""
+        self.session.end(SessionTimeout(WHY_EVICTED))
+        self.slot.release()
 
 
 class LiveSessions:
@@ -34,6 +44,11 @@ class LiveSessions:
         self._grace = grace
         self._any_model = any_model
         self._living: dict[str, _Living] = {}
+
+    async def admit(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
+        """Wait for a slot as ``Admission.room``, and then ``open`` a session. Raises what that raises."""
+        await self._factory.admission.room(key, client=client)
+        return self.open(key, client=client)
 
     def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
         """A new session, to be attached to a connection. ``client`` is the address of its client.
@@ -59,14 +74,15 @@ class LiveSessions:
         if key is not None and key.max_session_sec is not None:
             session.limit(key.max_session_sec)
         life = asyncio.create_task(self._live(session, slot), name=f"session {session.session_id}")
-        self._living[session.session_id] = _Living(session, key_name(key), life)
+        living = self._living[session.session_id] = _Living(session, key_name(key), life, slot)
+        self._factory.admission.opened_empty(living)
         return session
 
     async def _live(self, session: LiveSession, slot: Slot) -> None:
         try:
             await session.run()
         finally:
-            del self._living[session.session_id]
+            self._factory.admission.ended(self._living.pop(session.session_id))
             slot.release()
             if session.recording is not None:
                 session.recording.finish()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
@@ -50,9 +49,7 @@ class ModeBRegistry:
         )
         self._capacity = min(config.streaming_input.max_payload_per_session, self._budget.capacity)
         self._by_id: dict[str, tuple[str | None, ModeBSession]] = {}
-        #: Live sessions in the order of their opening, less some of those that have had input.
-        self._empty: dict[ModeBSession, None] = {}
-        sessions.admission.oldest_empty = self._oldest_empty
+        self._admission = sessions.admission
         #: Ended sessions with the times at which their stage ends. An entry is stale if it is not ``kept_until``.
         self._due: deque[tuple[float, ModeBSession]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
@@ -77,7 +74,7 @@ class ModeBRegistry:
             on_end=self._ended,
         )
         self._by_id[session.id] = (key_name(key), session)
-        self._empty[session] = None
+        self._admission.opened_empty(session, patience=0)  # no connection waits for anything
         session.begin()
         if key is not None and key.max_session_sec is not None:
             session.limit(key.max_session_sec)
@@ -119,21 +116,10 @@ class ModeBRegistry:
         while self._ending:
             await self._ending.pop().wait_released()
 
-    # eviction from admission
-
-    def _oldest_empty(self) -> Callable[[], None] | None:
-        """Return the call that evicts the session that has waited longest for its first input, if there is one."""
-        while self._empty:
-            session = next(iter(self._empty))
-            if session.live and not session.has_content:
-                return session.evict
-            del self._empty[session]
-        return None
-
     # ended sessions
 
     def _ended(self, session: ModeBSession) -> None:
-        self._empty.pop(session, None)
+        self._admission.ended(session)
         session.kept_until = self._now() + self.timeout
         self._due.append((session.kept_until, session))
         while len(self._due) > MAX_REMEMBERED:

@@ -28,7 +28,7 @@ from omni_ws.errors import (
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import RequestWarning
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.admission import session_too_long
+from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.mode_b_intake import ChunkIntake
 from omni_ws.service.sessions.mode_b_progress import InputProgress
 from omni_ws.service.sessions.output_log import OutputLog
@@ -304,7 +304,7 @@ class ModeBSession:
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
-        self.expired_because = "the session was evicted: all sessions were in use, and it had no input yet"
+        self.expired_because = WHY_EVICTED
         self._stop(SessionState.EXPIRED, SessionTimeout(self.expired_because))
         self._slot.close()
 

@@ -1,33 +1,38 @@
 """SharedCounts: what the workers of a server count together, in a file that all of them map.
 
 The file holds whole numbers and floats of 8 bytes: a few for the server, a row for each worker, and a row for each key.
-A lock on the file makes a check and a count one step; the kernel frees it when its process ends. What a worker counted
-that has died goes with its row (``free``).
+It belongs to the supervisor, which gives the rows away and takes them back: what a worker counted that has died goes
+with its row (``free``).
+
+No process ever waits for another, which may be stopped or hang: there is no lock. A count has one writer, its worker,
+and all others add up. So a worker counts first and checks then (``Admission.take``): of two that take the last slot at
+once both may be refused, and never both served. The rates of keys alone have several writers; two that take at once may
+be counted as one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import IO, Final, TypeAlias
+from typing import IO, Final
 
 from omni_ws.core.daily_use import DailyCounts, DailyLimits, DailyUse, UsedToday
 from omni_ws.core.token_bucket import TokenBucket
 from omni_ws.errors import RateLimited
 
-if sys.platform != "win32":
-    import fcntl
-
 _CELL: Final = 8
 #: Cells of the server: the first says whether all workers have been ready.
 _SERVER_CELLS: Final = 8
 #: Cells of a worker before its slots, and of a key.
-_WORKER_CELLS: Final = 8
+_WORKER_CELLS: Final = 16
 _KEY_CELLS: Final = 8
+#: Cells of a key in the row of a worker: the day, tokens and milliseconds of audio used in it, requests that run.
+_USE_CELLS: Final = 4
+_RUNNING: Final = 3
 #: A slot that counts against no holder.
 _NOBODY: Final = 1
 #: Where a key has its rates, and its amounts of the day.
@@ -45,7 +50,11 @@ class WorkerState(IntEnum):
 
 
 class _Cell(IntEnum):
-    """Places in the row of a worker. ``RECEIVED``: connections that it was given since its start."""
+    """Places in the row of a worker. ``RECEIVED``: connections that it was given since its start.
+
+    The supervisor writes those from ``GIVEN`` on: connections that it gave to the worker since its start, and whether
+    the worker does not answer.
+    """
 
     SERIAL = 0
     STATE = 1
@@ -54,14 +63,20 @@ class _Cell(IntEnum):
     RECEIVED = 4
     ENGINE_REQUESTS = 5
     SLOTS = 6
+    GIVEN = 7
+    HUNG = 8
 
 
 class WorkerRow:
     """What one worker counts. Only it writes it while it runs, and the supervisor before and after that."""
 
-    def __init__(self, cells: memoryview[int], index: int) -> None:
+    def __init__(self, cells: memoryview[int], index: int, keys: Sequence[str]) -> None:
         self._cells = cells
         self.index = index
+        first = len(cells) - len(keys) * _USE_CELLS
+        starts = range(first, len(cells), _USE_CELLS)
+        #: What requests of each key have used and use here.
+        self.uses = {name: cells[start : start + _USE_CELLS] for name, start in zip(keys, starts, strict=True)}
 
     @property
     def serial(self) -> int:
@@ -95,10 +110,35 @@ class WorkerRow:
         """Slots that its sessions have."""
         return self._cells[_Cell.SLOTS]
 
+    @property
+    def given(self) -> int:
+        """Connections that the supervisor gave to the worker since its start."""
+        return self._cells[_Cell.GIVEN]
+
+    def give(self) -> None:
+        """Count a connection that the supervisor gives to the worker."""
+        self._cells[_Cell.GIVEN] += 1
+
+    @property
+    def all_connections(self) -> int:
+        """The connections of the worker, upgraded or not, with those on their way to it."""
+        return self.connections + self.websockets + max(0, self.given - self.received)
+
+    @property
+    def hung(self) -> bool:
+        """Whether the worker does not answer the supervisor."""
+        return self._cells[_Cell.HUNG] == 1
+
+    @hung.setter
+    def hung(self, value: bool) -> None:
+        self._cells[_Cell.HUNG] = value
+
     def use(self, serial: int) -> None:
         """Give the row to a worker."""
         for cell in _Cell:
             self._cells[cell] = 0
+        for cells in self.uses.values():
+            cells[:] = memoryview(array("q", bytes(_USE_CELLS * _CELL)))
         self._cells[_Cell.SERIAL] = serial
 
     def note(self, *, state: WorkerState, connections: int, websockets: int, engine_requests: int) -> None:
@@ -131,8 +171,7 @@ class SharedCounts:
 
     def __init__(self, file: IO[bytes], *, rows: int, slots: int, keys: Sequence[str]) -> None:
         """``slots`` is the most that one worker takes; ``keys`` are the names of all keys, in one order for all."""
-        self._file = file
-        row_cells = _WORKER_CELLS + slots
+        row_cells = _WORKER_CELLS + slots + 1 + len(keys) * _USE_CELLS
         first_key = _SERVER_CELLS + rows * row_cells
         size = (first_key + len(keys) * _KEY_CELLS) * _CELL
         file.truncate(size)
@@ -141,25 +180,11 @@ class SharedCounts:
         floats: memoryview[float] = view.cast("d")
         self._server = cells[:_SERVER_CELLS]
         starts = range(_SERVER_CELLS, first_key, row_cells)
-        self.rows = [WorkerRow(cells[start : start + row_cells], index) for index, start in enumerate(starts)]
+        self.rows = [WorkerRow(cells[start : start + row_cells], index, keys) for index, start in enumerate(starts)]
         starts = range(first_key, size // _CELL, _KEY_CELLS)
         places = {name: slice(start, start + _KEY_CELLS) for name, start in zip(keys, starts, strict=True)}
         self._keys = {name: cells[place] for name, place in places.items()}
         self._rates = {name: floats[place] for name, place in places.items()}
-        self._depth = 0
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps the other processes from counting, for microseconds, unless its holder is stopped. May be nested."""
-        if not self._depth:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if not self._depth:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     @property
     def started(self) -> bool:
@@ -172,35 +197,55 @@ class SharedCounts:
 
     def take_row(self, serial: int) -> WorkerRow:
         """A free row, for a new worker. Raises RuntimeError where there is none."""
-        with self.locked():
-            for row in self.rows:
-                if not row.serial:
-                    row.use(serial)
-                    return row
+        for row in self.rows:
+            if not row.serial:
+                row.use(serial)
+                return row
         raise RuntimeError("all rows of the workers are in use")
 
     def free(self, row: WorkerRow) -> None:
-        """Forget a worker that has ended, and its sessions with it."""
-        with self.locked():
-            row.use(0)
+        """Forget a worker that has ended, and its sessions with it. What its requests have used stays counted."""
+        for name, cells in row.uses.items():
+            _add_use(self._keys[name][_DAY:], cells[0], tokens=cells[1], audio_ms=cells[2])
+        row.use(0)
 
     def of_key(self, name: str) -> tuple[memoryview[int], memoryview[float]]:
         """The cells of a key, as whole numbers and as floats."""
         return self._keys[name], self._rates[name]
 
+    def _uses(self, name: str) -> list[list[int]]:
+        """What requests of a key have used: of each worker, and of those that have ended."""
+        ended = [*self._keys[name][_DAY : _DAY + 3], 0]
+        return [ended, *(row.uses[name].tolist() for row in self.rows if row.serial)]
+
+    def used(self, name: str, day: int) -> UsedToday:
+        """What the key has used on this day, or later by a clock that was wrong."""
+        found = [one for one in self._uses(name) if one[0] >= day]
+        return UsedToday(sum(one[1] for one in found), sum(one[2] for one in found))
+
+    def last_day(self, name: str) -> int:
+        """The last day on which the key was used."""
+        return max(one[0] for one in self._uses(name))
+
+    def running(self, name: str) -> int:
+        """How many requests of the key have begun and not ended."""
+        return sum(one[3] for one in self._uses(name))
+
     def daily(self) -> DailyCounts:
         """What the keys have used on the last day on which any of them was used."""
-        with self.locked():
-            found = {name: tuple(cells[_DAY : _DAY + 3]) for name, cells in self._keys.items()}
-        day = max((counts[0] for counts in found.values()), default=0)
-        return day, {name: UsedToday(*counts[1:]) for name, counts in found.items() if day and counts[0] == day}
+        days = {name: self.last_day(name) for name in self._keys}
+        day = max(days.values(), default=0)
+        return day, {name: self.used(name, day) for name, last in days.items() if day and last == day}
 
     def set_daily(self, day: int, used: Mapping[str, UsedToday]) -> None:
         """Begin with what was used before."""
-        with self.locked():
-            for name, counts in used.items():
-                if name in self._keys:
-                    _store_day(self._keys[name], day, counts)
+        for name, counts in used.items():
+            if name in self._keys:
+                self._keys[name][_DAY], self._keys[name][_DAY + 1], self._keys[name][_DAY + 2] = (
+                    day,
+                    counts.tokens,
+                    counts.audio_ms,
+                )
 
 
 class SharedSlotCounts:
@@ -209,7 +254,6 @@ class SharedSlotCounts:
     def __init__(self, counts: SharedCounts, own: WorkerRow) -> None:
         self._counts = counts
         self._own = own
-        self.locked = counts.locked
 
     @property
     def total(self) -> int:
@@ -224,12 +268,10 @@ class SharedSlotCounts:
         return len(found - {_NOBODY})
 
     def add(self, holder: str | None) -> None:
-        with self.locked():
-            self._own.add(_hash(holder))
+        self._own.add(_hash(holder))
 
     def remove(self, holder: str | None) -> None:
-        with self.locked():
-            self._own.remove(_hash(holder))
+        self._own.remove(_hash(holder))
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
         return _SharedBucket(self._counts, _RATES[kind], key, rate=rate, capacity=capacity, now=now)
@@ -254,47 +296,58 @@ class _SharedBucket(TokenBucket):
 
     @contextmanager
     def _state(self) -> Iterator[None]:
-        with self._counts.locked():
-            if self._cells[self._place + 1]:
-                self._tokens, self._filled_at = self._cells[self._place : self._place + 2]
-            yield
-            self._cells[self._place] = self._tokens
-            self._cells[self._place + 1] = self._filled_at
+        if self._cells[self._place + 1]:
+            self._tokens, self._filled_at = self._cells[self._place : self._place + 2]
+        yield
+        self._cells[self._place] = self._tokens
+        self._cells[self._place + 1] = self._filled_at
 
 
 class SharedDailyUse(DailyUse):
-    """What keys have used today, counted for all workers."""
+    """What keys have used today, counted for all workers, of which this is one."""
 
-    def __init__(self, limits: Mapping[str, DailyLimits], counts: SharedCounts) -> None:
+    def __init__(self, limits: Mapping[str, DailyLimits], counts: SharedCounts, own: WorkerRow) -> None:
         super().__init__(limits)
         self._counts = counts
+        self._own = own
 
-    def add(self, key_name: str | None, *, tokens: int, audio_ms: int, now: float) -> None:
-        if key_name is not None and key_name in self.limits:
-            with self._state(key_name):
-                super().add(key_name, tokens=tokens, audio_ms=audio_ms, now=now)
+    def reserve(self, key_name: str | None, now: float) -> None:
+        if key_name is None or key_name not in self.limits:
+            return
+        self._own.uses[key_name][_RUNNING] += 1
+        if (refusal := self.refusal(key_name, now, beside=1)) is not None:
+            self._own.uses[key_name][_RUNNING] -= 1
+            raise refusal
 
-    def refusal(self, key_name: str, now: float) -> RateLimited | None:
-        if key_name not in self.limits:
-            return None
-        with self._state(key_name):
-            return super().refusal(key_name, now)
+    def add(self, key_name: str | None, *, tokens: int, audio_ms: int, now: float, reserved: bool = False) -> None:
+        if key_name is None or key_name not in self.limits:
+            return
+        self.day = self._counts.last_day(key_name)
+        self._turn(now)
+        cells = self._own.uses[key_name]
+        _add_use(cells, self.day, tokens=tokens, audio_ms=audio_ms)
+        cells[0] = self.day
+        cells[_RUNNING] -= reserved
 
-    @contextmanager
-    def _state(self, key_name: str) -> Iterator[None]:
-        with self._counts.locked():
-            cells, _ = self._counts.of_key(key_name)
-            self.day, tokens, audio_ms = cells[_DAY : _DAY + 3]
-            self.used = {key_name: UsedToday(tokens, audio_ms)}
-            yield
-            _store_day(cells, self.day, self.used.get(key_name, UsedToday()))
+    def refusal(self, key_name: str, now: float, *, beside: int = 0) -> RateLimited | None:
+        if key_name in self.limits:
+            self.day = self._counts.last_day(key_name)
+        return super().refusal(key_name, now, beside=beside)
+
+    def used_by(self, key_name: str) -> UsedToday:
+        return self._counts.used(key_name, self.day)
+
+    def running_of(self, key_name: str) -> int:
+        return self._counts.running(key_name)
 
 
-_Cells: TypeAlias = "memoryview[int]"
-
-
-def _store_day(cells: _Cells, day: int, used: UsedToday) -> None:
-    cells[_DAY], cells[_DAY + 1], cells[_DAY + 2] = day, used.tokens, used.audio_ms
+def _add_use(cells: memoryview[int], day: int, *, tokens: int, audio_ms: int) -> None:
+    """Add what was used on a day to cells that begin with the day. What is there of days before is dropped."""
+    if cells[0] < day:
+        cells[0], cells[1], cells[2] = day, 0, 0
+    if cells[0] == day or tokens or audio_ms:
+        cells[1] += tokens
+        cells[2] += audio_ms
 
 
 def _hash(holder: str | None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from omni_ws.core.token_bucket import TokenBucket
@@ -11,10 +10,6 @@ from omni_ws.core.token_bucket import TokenBucket
 
 class SlotCounts(Protocol):
     """What admission counts for the server as a whole. ``None`` is the holder of what counts against nobody else."""
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Nothing is counted elsewhere while the block runs, in which checks and counts belong together."""
-        ...
 
     @property
     def total(self) -> int:
@@ -46,9 +41,6 @@ class OwnSlotCounts:
     def __init__(self) -> None:
         self.total = 0
         self._held: Counter[str] = Counter()
-
-    def locked(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def held(self, holder: str) -> int:
         return self._held[holder]

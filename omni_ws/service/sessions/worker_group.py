@@ -60,7 +60,12 @@ class WorkerGroup(abc.ABC):
     @property
     def ready(self) -> int:
         """How many workers take new sessions."""
-        return sum(row.serial != 0 and row.state is WorkerState.OK for row in self.counts.rows)
+        return sum(row.serial != 0 and not row.hung and row.state is WorkerState.OK for row in self.counts.rows)
+
+    @property
+    def hung(self) -> list[int]:
+        """The numbers of the workers that do not answer the supervisor."""
+        return sorted(row.serial for row in self.counts.rows if row.serial and row.hung)
 
     @property
     def engine_requests(self) -> int:
@@ -69,6 +74,6 @@ class WorkerGroup(abc.ABC):
 
     @property
     def connections_elsewhere(self) -> int:
-        """Open connections of the other workers."""
+        """Open connections of the other workers, with those on their way to one."""
         rows = (row for row in self.counts.rows if row is not self.row)
-        return sum(row.connections + row.websockets for row in rows)
+        return sum(row.all_connections for row in rows)

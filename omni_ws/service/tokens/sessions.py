@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, cast
 
 from omni_ws.config.keys import ApiKey, key_name
@@ -75,6 +76,9 @@ class _Entry:
     held: int = 0
     #: The images charged.
     images: tuple[TokenImage, ...] = field(default=())
+    #: Whether it has had a call, or tokens from the beginning.
+    has_content: bool = False
+    evict: Callable[[], None] = field(init=False)
 
 
 class TokenSessions:
@@ -166,13 +170,16 @@ class TokenSessions:
         if call.readout_ranges and not self.engine.readout_manifest.concepts:
             raise ReadoutsOff("readouts are disabled on this server", param="readout_ranges")
         append = entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
+        entry.has_content = entry.has_content or len(entry.session) > 0
         task = entry.running = asyncio.current_task()
         if entry.expiry is not None:
             entry.expiry.cancel()
-        length, written, ended = len(entry.session), 0, False
+        length, written, ended, reserved = len(entry.session), 0, False, False
         self._busy += 1
         self._all_idle.clear()
         try:
+            self._admission.reserve(entry.owner)
+            reserved = True
             self._charge(entry)
             async with aclosing(self._run(entry, call, append)) as events:
                 entry.waiting = True
@@ -194,7 +201,7 @@ class TokenSessions:
         finally:
             # A failure takes the append back, and nothing was computed for it.
             taken = 0 if append.pending else len(call.tokens)
-            self._admission.spent(entry.owner, tokens=taken + written, audio_ms=0)
+            self._admission.spent(entry.owner, tokens=taken + written, audio_ms=0, reserved=reserved)
             append.rollback()
             entry.running = None
             self._busy -= 1
@@ -257,6 +264,9 @@ class TokenSessions:
             raise
         session_id = new_id("toks_")
         self._entries[session_id] = entry
+        entry.has_content = len(session) > 0
+        entry.evict = partial(self._remove, session_id)
+        self._admission.opened_empty(entry)
         if key is not None and key.max_session_sec is not None:
             loop = asyncio.get_running_loop()
             entry.length = loop.call_later(key.max_session_sec, self._remove, session_id)
@@ -285,6 +295,7 @@ class TokenSessions:
 
     def _remove(self, session_id: str) -> None:
         entry = self._entries.pop(session_id)
+        self._admission.ended(entry)
         entry.closed = True
         for timer in (entry.expiry, entry.length):
             if timer is not None:

@@ -136,6 +136,8 @@ class HttpExchange:
         #: Called with an error that ends what runs for this request, in order that the client receives it.
         self.interrupts: list[Callable[[OmniError], None]] = []
         self.recording: ExchangeRecording | None = None
+        #: Set when content of a live body has arrived, not only parameters.
+        self.has_content = False
         #: Called with every piece of the body before it is throttled, with ``b""`` at the end. ``read`` raises what it
         #: raises.
         self.on_body: Callable[[bytes], None] | None = None
@@ -152,6 +154,10 @@ class HttpExchange:
     def received_bytes(self) -> int:
         """Bytes received of the body."""
         return self._body.received
+
+    def end_body(self, error: OmniError) -> None:
+        """Make ``read`` raise ``error`` behind what has arrived."""
+        self._input.fail_body(error)
 
     @property
     def body_timeout(self) -> float | None:

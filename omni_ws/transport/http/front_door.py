@@ -9,6 +9,9 @@ its extensions and its close codes:
     async with serve(websocket_handler, host, port, create_connection=door, compression=None):
         ...
 
+With TLS the library's server listens without it, and ``TlsDoor`` shakes hands: a connection counts from the moment at
+which it is accepted, and the library knows it only once it is secure.
+
 The library takes over a transport in use if it is given the request head again. That is not documented: the version of
 the library is pinned, and tests/transport/http/test_front_door_contract.py checks what the front door relies on.
 """
@@ -21,6 +24,8 @@ import binascii
 import functools
 import os
 import re
+import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 
@@ -33,11 +38,11 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from omni_ws.core.addresses import Addresses
-from omni_ws.errors import HeaderTooLarge, InvalidFrame, UpgradeRequired
+from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError, UpgradeRequired
 from omni_ws.transport.http.access_log import AccessRecord, LogAccess, discard_record
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
 from omni_ws.transport.http.connection import HttpConnection
-from omni_ws.transport.http.connections import Connections
+from omni_ws.transport.http.connections import Connections, OpenConnection
 from omni_ws.transport.http.phase import Phase
 from omni_ws.transport.http.request import HttpRequest
 
@@ -101,6 +106,8 @@ class FrontDoor(HttpConnection):
         self._server = server
         self._options = options
         self._elsewhere = elsewhere
+        #: What has counted for the connection before it was made.
+        self.accepted_as: OpenConnection | None = None
         #: What another process read of the connection, and whether that process passed it on to this one.
         self._received_elsewhere = b""
         self._passed_on = False
@@ -119,6 +126,8 @@ class FrontDoor(HttpConnection):
         self._passed_on = passed_on
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self.accepted_as is not None:
+            self._connections.discard(self.accepted_as)
         super().connection_made(transport)
         if self._received_elsewhere:
             self._transport.pause_reading()  # what was read before comes first
@@ -199,6 +208,60 @@ class FrontDoor(HttpConnection):
         )
 
 
+class TlsDoor(asyncio.Protocol):
+    """A connection that was accepted, which shakes hands and then is that of ``door``; an OpenConnection until then."""
+
+    busy = False
+
+    def __init__(self, door: FrontDoor, connections: Connections, context: ssl.SSLContext, limits: HttpLimits) -> None:
+        self._door = door
+        self._connections = connections
+        self._context = context
+        self._timeout_sec = limits.header_timeout_sec
+        self._shaking: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)
+        self._connections.add(self)
+        full = self._connections.is_full(upgraded=self._door.upgraded_connections)
+        try:
+            if full and not self._connections.turn_away(self):
+                return
+            # The transport of the handshake is another one: no byte may go to this one.
+            accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._shaking = asyncio.get_running_loop().create_task(self._shake_hands(accepted), name="TLS handshake")
+        except OSError:  # this process may open no more files; the client may try again
+            return
+        finally:
+            transport.abort()  # which closes its own descriptor alone
+            if self._shaking is None:
+                self._connections.discard(self)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        self._door.accepted_as = self
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._door, accepted, ssl=self._context, ssl_handshake_timeout=self._timeout_sec
+            )
+        except OSError:  # of the peer, or of its time
+            accepted.close()
+        finally:
+            self._connections.discard(self)
+
+    # OpenConnection
+
+    def close_if_idle(self) -> None:
+        self.abort()
+
+    def interrupt(self, error: OmniError) -> None:
+        pass
+
+    def abort(self) -> None:
+        if self._shaking is not None:
+            self._shaking.cancel()
+
+
 def front_door(
     application: Application,
     *,
@@ -207,8 +270,9 @@ def front_door(
     log_access: LogAccess = discard_record,
     addresses: Addresses | None = None,
     elsewhere: Elsewhere | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> type[ServerConnection]:
-    """Return the ``create_connection`` argument of ``serve``.
+    """Return the ``create_connection`` argument of ``serve``, which is to have no ``ssl``.
 
     ``log_access`` is called with the record of every request; ``addresses`` knows the trusted proxies; ``elsewhere``
     the other processes of the server.
@@ -222,8 +286,13 @@ def front_door(
         addresses=addresses,
         elsewhere=elsewhere,
     )
+
+    def secure(protocol: ServerProtocol, server: Server, **options: Any) -> TlsDoor:
+        assert tls is not None
+        return TlsDoor(door(protocol, server, **options), connections, tls, limits or HttpLimits())
+
     # websockets documents a wrapper or a subclass of ServerConnection, and annotates the latter only.
-    return cast("type[ServerConnection]", door)
+    return cast("type[ServerConnection]", door if tls is None else secure)
 
 
 def _fields(event: h11.Request) -> bytes:

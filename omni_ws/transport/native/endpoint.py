@@ -167,15 +167,15 @@ class StreamingInput(LiveFrontEnd):
                 raise handshake.refusal
             returning = handshake.returning
             attachment = await self._resume(connection, handshake, returning) if returning else None
-            await (attachment or self._begin(connection, handshake)).run()
+            await (attachment or await self._begin(connection, handshake)).run()
         except OmniError as error:
             # A browser cannot read the status of a handshake. Errors that are not its own are reported by a frame.
             await refuse(connection, error)
 
-    def _begin(self, connection: StreamConnection, handshake: _Handshake) -> WebSocketSession:
+    async def _begin(self, connection: StreamConnection, handshake: _Handshake) -> WebSocketSession:
         """Open a session. Raises what ``LiveSessions.open`` raises."""
         key = handshake.key
-        session = self._live.open(key, client=handshake.client)
+        session = await self._live.admit(key, client=handshake.client)
         if self._recorder is not None:
             session.recording = self._recorder.begin("websocket", key=key_name(key), name=session.session_id)
         session.outbox.put_nowait(self._created(session))

@@ -227,6 +227,7 @@ class Commands:
         if self._detects_turns:
             self._conversation.receive_chunk(chunk, now=now)
             return
+        self._conversation.given = True
         size = len(self._audio) + len(chunk.payload)
         if size > self._audio_limit:
             raise PayloadTooLarge(f"at most {self._audio_limit} bytes of audio may wait to be committed", param="audio")
@@ -293,6 +294,7 @@ class Commands:
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
         previous = self._items.create(item)
+        self._conversation.given = True
         shown = item.shown()
         self.send(
             {"type": f"conversation.item.{step}", "previous_item_id": previous, "item": shown}

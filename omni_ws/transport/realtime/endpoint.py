@@ -98,7 +98,7 @@ class Realtime(LiveFrontEnd):
         if connection.request is not None:
             take_trace(connection.request.headers.get)
         try:
-            attachment = self._begin(client, connection)
+            attachment = await self._begin(client, connection)
         except OmniError as error:
             connection.ignore_messages()
             if connection.is_open:
@@ -107,9 +107,9 @@ class Realtime(LiveFrontEnd):
             return
         await attachment.run()
 
-    def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
+    async def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
         """Raises what ``LiveSessions.open`` raises."""
-        session = self._live.open(client.key, client=client.address)
+        session = await self._live.admit(client.key, client=client.address)
         if self._recorder is not None:
             name = key_name(client.key)
             session.recording = self._recorder.begin(REALTIME_ORIGIN, key=name, name=session.session_id)

@@ -73,7 +73,7 @@ class GenerationRoutes(FrontEnd):
         """
         key = self.authenticator.authenticate(exchange.request)
         admission = self.sessions.admission
-        with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
+        async with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
             self.sessions.check_ready()
             exchange.input_pace = admission.input_pace(key)
             exchange.input_share = Share(self.sessions.budget)

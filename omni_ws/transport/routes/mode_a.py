@@ -154,6 +154,8 @@ class StreamingBody:
                 self._session.touch()
             self._ended = not self._unread
             self._items = self._reader.finish() if self._ended else self._reader.feed(self._next_piece())
+        if isinstance(item, InputChunk) and item.payload:
+            self._exchange.has_content = True
         return item
 
     def _next_piece(self) -> bytes:

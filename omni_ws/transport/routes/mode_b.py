@@ -76,7 +76,7 @@ class ModeBRoutes(FrontEnd):
     async def create(self, exchange: HttpExchange) -> None:
         """Create a session, and feed it with the chunks of the body, if any. Responds with 201 and its state."""
         key = self._authenticate(exchange)
-        with slot_for_body(exchange, self._sessions.admission, key) as slot:
+        async with slot_for_body(exchange, self._sessions.admission, key) as slot:
             self._sessions.check_ready()
             self._limit_input(exchange, key)
             fields: dict[str, Any] = {}

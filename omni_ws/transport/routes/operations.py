@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from omni_ws import __version__
 from omni_ws.engine.base import EngineState
@@ -14,10 +14,14 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import ModelNotFound
 from omni_ws.metrics import rendered
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.worker_group import WorkerGroup
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.router import Router
+
+#: What ``/health`` says with 200.
+_SERVING: Final = ("ok", "degraded")
 
 
 class OperationsRoutes(FrontEnd):
@@ -41,7 +45,7 @@ class OperationsRoutes(FrontEnd):
         engine, group = self._sessions.engine, self._sessions.group
         parts = parts_of(engine).items()  # their hosts are for those alone who may talk
         await exchange.respond_json(
-            200 if status == "ok" else 503,
+            200 if status in _SERVING else 503,
             {
                 "status": status,
                 "engine": engine.name,
@@ -51,9 +55,9 @@ class OperationsRoutes(FrontEnd):
                 "stages": list(engine.capabilities.stages) or [engine.name],
                 "request_states": {"running": engine.active_requests if group is None else group.engine_requests},
                 "version": __version__,
-                **({} if group is None else {"workers": {"ready": group.ready, "wanted": group.wanted}}),
+                **({} if group is None else {"workers": _workers(group)}),
             },
-            () if status == "ok" else [("Retry-After", "1")],
+            () if status in _SERVING else [("Retry-After", "1")],
         )
 
     async def metrics(self, exchange: HttpExchange) -> None:
@@ -92,7 +96,9 @@ class OperationsRoutes(FrontEnd):
             return "draining"
         group = self._sessions.group
         if group is not None and group.ready:  # one that is not restarts, and gets no new sessions
-            return "ok" if group.counts.started else "starting"
+            if not group.counts.started:
+                return "starting"
+            return "degraded" if group.hung else "ok"
         return {
             EngineState.STARTING: "starting",
             EngineState.OK: "ok",
@@ -107,6 +113,11 @@ class OperationsRoutes(FrontEnd):
             "owned_by": "omni_ws",
             "transcripts": self._sessions.engine.capabilities.transcripts,
         }
+
+
+def _workers(group: WorkerGroup) -> dict[str, Any]:
+    hung = group.hung
+    return {"ready": group.ready, "wanted": group.wanted, **({"hung": hung} if hung else {})}
 
 
 @cache

@@ -80,7 +80,7 @@ class AudioSocketCalls(LiveFrontEnd):
                 return
             key = self._key_of(identifier)
             link.input_pace = self._sessions.admission.input_pace(key) or link.input_pace
-            session = self._begin(key, link.client)
+            session = await self._begin(key, link.client)
         except OmniError as error:
             logger.info("refused a call over AudioSocket from %s: %s", link.client, error.message)
             await link.close_in_time(0, error.message)
@@ -96,10 +96,10 @@ class AudioSocketCalls(LiveFrontEnd):
         """Raises Unauthenticated for a UUID that is no key of a server with keys."""
         return self._authenticator.authenticate_header(f"Bearer {identifier}")
 
-    def _begin(self, key: ApiKey | None, client: str) -> LiveSession:
+    async def _begin(self, key: ApiKey | None, client: str) -> LiveSession:
         """Raises what the call is refused with."""
         settings = self._sessions.config.telephony
-        session = self._live.open(key, client=client)
+        session = await self._live.admit(key, client=client)
         fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
         given = {name: text for name, text in fields.items() if text is not None}
         try:

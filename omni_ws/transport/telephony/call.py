@@ -117,6 +117,7 @@ class PhoneCall(SoleConnection):
     def _press(self, key: str) -> None:
         """The caller pressed a key. The first one of an entry silences the answer."""
         self._conversation.stream.touch(now=self._connection.heard_at)
+        self._conversation.given = True
         self._keys.press(key)
 
     def _keys_begin(self) -> None:

@@ -97,7 +97,7 @@ class TelephonyStreams(LiveFrontEnd):
             start = await opening.wait(self._sessions.config.http.header_timeout_sec)
             if start is None:
                 return
-            session = self._begin(caller, start)
+            session = await self._begin(caller, start)
         except OmniError as error:
             await opening.close(close_code(error), error.message)
             return
@@ -112,12 +112,12 @@ class TelephonyStreams(LiveFrontEnd):
         session.conversation.greet()
         await call.run(behind)
 
-    def _begin(self, caller: _Caller, start: StreamStart) -> LiveSession:
+    async def _begin(self, caller: _Caller, start: StreamStart) -> LiveSession:
         """Raises what the stream is refused with."""
         if not caller.presents_key:
             self._identify(caller, self._key_of(start))
         key = caller.key
-        session = self._live.open(key, client=caller.client)
+        session = await self._live.admit(key, client=caller.client)
         try:
             given = start.custom_parameters
             fields = {name: given[name] for name in SESSION_PARAMETERS if name in given}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from aiortc import InvalidStateError, RTCDataChannel, RTCPeerConnection
-from aiortc.rtcsctptransport import LOCAL_MAX_MESSAGE_SIZE
+from aiortc.rtcsctptransport import LOCAL_MAX_MESSAGE_SIZE, SCTP_DATA_LAST_FRAG, DataChunk, tsn_plus_one
 from websockets.frames import CloseCode
 
 from omni_ws.core.quota import ByteBudget, Share
@@ -22,6 +22,11 @@ LABEL: Final = "oai-events"
 #: The longest message, which the answer to an offer announces as ``max-message-size``. The library does not hold a peer
 #: to it.
 MAX_MESSAGE_BYTES: Final = LOCAL_MAX_MESSAGE_SIZE
+#: Fragments that may wait for the rest of their messages, or for those before them. The library searches them all for
+#: each that comes.
+MAX_FRAGMENTS: Final = 2048
+#: How many come between two looks at how long the messages are that they belong to.
+_FRAGMENTS_PER_LOOK: Final = 32
 #: Unsent events from which on no more are written, and below which they are again.
 MAX_UNSENT_BYTES: Final = 1 << 20
 _LOW_WATER_BYTES: Final = MAX_UNSENT_BYTES // 4
@@ -68,13 +73,15 @@ class CallChannel:
         #: Set when nothing waits to be sent, or nothing can be.
         self._sent = asyncio.Event()
         self.heard_at = self._loop.time()
+        #: Whether nothing more is taken: the peer does not end its messages.
+        self._endless = False
         peer.on("datachannel", self._on_channel)
         peer.on("connectionstatechange", self._on_state)
 
     @property
     def is_open(self) -> bool:
         """Whether what is written now is sent."""
-        return self._channel is not None and self._channel.readyState == "open"
+        return not self._endless and self._channel is not None and self._channel.readyState == "open"
 
     @property
     def is_reading(self) -> bool:
@@ -170,6 +177,36 @@ class CallChannel:
             data, is_text = self._unread.popleft()
             self._unread_share.resize(self._unread_share.size - len(data) - MESSAGE_OVERHEAD_BYTES)
             self._give(data, is_text)
+
+    def bound_fragments(self) -> None:
+        """End the call where the fragments of a message become too many, whatever stream they are on.
+
+        The library bounds neither one message nor all of them. To be called once the peer's offer is known.
+        """
+        sctp = self._peer.sctp
+        if sctp is None:
+            return
+        take, come = sctp._receive_data_chunk, 0
+
+        async def receive(chunk: DataChunk) -> None:
+            nonlocal come
+            if self._endless:
+                return
+            await take(chunk)
+            come += 1
+            if come % _FRAGMENTS_PER_LOOK == 0:
+                waiting = [stream.reassembly for stream in sctp._inbound_streams.values() if stream.reassembly]
+                if sum(map(len, waiting)) > MAX_FRAGMENTS or any(map(_too_long, waiting)):
+                    self._end_input()
+
+        sctp._receive_data_chunk = receive  # type: ignore[method-assign]
+
+    def _end_input(self) -> None:
+        self._endless = True
+        if self._receiver is None:
+            self._gone()
+        else:
+            self._refuse(PayloadTooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes"))
 
     def _on_channel(self, channel: RTCDataChannel) -> None:
         if channel.label != LABEL or self._channel is not None:
@@ -272,3 +309,14 @@ class CallChannel:
         for protocol in {one for each in transports for one in each.transport._connection._protocols}:
             if (release := getattr(protocol.transport, _RELEASE, None)) is not None:
                 release.cancel()
+
+
+def _too_long(fragments: Sequence[DataChunk]) -> bool:
+    """Whether a message whose fragments wait is longer than any may be."""
+    size, expected = 0, None
+    for fragment in fragments:
+        size = size + len(fragment.user_data) if fragment.tsn == expected else len(fragment.user_data)
+        if size > MAX_MESSAGE_BYTES:
+            return True
+        expected = None if fragment.flags & SCTP_DATA_LAST_FRAG else tsn_plus_one(fragment.tsn)
+    return False

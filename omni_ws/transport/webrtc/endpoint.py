@@ -81,7 +81,7 @@ class WebrtcCalls(LiveFrontEnd):
         negotiation = await asyncio.to_thread(importlib.import_module, "omni_ws.transport.webrtc.negotiation")
         offer = negotiation.check_offer(offer)
         bound = merged_session(caller.bound, given)
-        session = self._live.open(caller.key, client=caller.address)
+        session = await self._live.admit(caller.key, client=caller.address)
         try:
             call, answer = await self._answer(negotiation, session, caller, bound, offer)
         except BaseException:
@@ -129,6 +129,7 @@ class WebrtcCalls(LiveFrontEnd):
             await peer.close()
             call.release()
             raise
+        channel.bound_fragments()
         session.attach(call)
         return call, answer
 

@@ -9,7 +9,7 @@ import pytest
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import EngineOverloaded, RateLimited, ShuttingDown
-from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.sessions.admission import EMPTY_SEC, Admission
 
 
 def key(name: str, max_sessions: int | None) -> ApiKey:
@@ -145,7 +145,6 @@ def test_a_lent_slot_that_was_taken_back_is_not_given_back_twice() -> None:
 def test_a_refused_request_costs_no_other_its_slot() -> None:
     admission = Admission(max_sessions=1)
     limited = ApiKey(name="limited", key_sha256=digest("limited"), requests_per_sec=1)
-    admission.oldest_empty = lambda: None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("omni_ws.service.sessions.admission._now", lambda: 0.0)
         admission.request(limited)
@@ -153,3 +152,83 @@ def test_a_refused_request_costs_no_other_its_slot() -> None:
             with pytest.raises(RateLimited), admission.session(limited):
                 pass
             assert lent in admission._taken
+
+
+# sessions without content
+
+
+class Empty:
+    """A session that has had no content, on a slot."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.slot = admission.take(None, many_requests=True)
+        self.has_content = False
+        self.evicted = False
+        admission.opened_empty(self)
+
+    def evict(self) -> None:
+        self.evicted = True
+        self.slot.release()
+
+
+@pytest.mark.virtual_clock
+async def test_only_the_oldest_session_without_content_goes_and_only_once_it_is_old() -> None:
+    admission = Admission(max_sessions=3)
+    used, oldest = Empty(admission), Empty(admission)
+    used.has_content = True
+    await asyncio.sleep(1)
+    younger = Empty(admission)
+    await asyncio.sleep(EMPTY_SEC - 1.5)
+    with pytest.raises(EngineOverloaded):
+        admission.take(None)
+    await asyncio.sleep(0.5)
+    with admission.session(None), pytest.raises(EngineOverloaded):
+        admission.take(None)
+    assert (used.evicted, oldest.evicted, younger.evicted) == (False, True, False)
+
+
+@pytest.mark.virtual_clock
+async def test_as_many_wait_as_sessions_are_about_to_go() -> None:
+    admission = Admission(max_sessions=2)
+    slot = admission.take(None)
+    empty = Empty(admission)
+    now = asyncio.get_running_loop().time
+    first = asyncio.create_task(admission.room(None))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineOverloaded):  # at once
+        await admission.room(None)
+    assert (now(), first.done()) == (0, False)
+    await first
+    assert now() == EMPTY_SEC
+    with admission.session(None):
+        assert empty.evicted
+    with admission.session(None), pytest.raises(EngineOverloaded):  # nobody else is about to go
+        await admission.room(None)
+    slot.release()
+
+
+@pytest.mark.virtual_clock
+async def test_who_waits_takes_a_slot_that_is_given_back_and_hears_of_the_end() -> None:
+    admission = Admission(max_sessions=3)
+    slots = [admission.take(None), admission.take(None)]
+    Empty(admission)
+    admission.opened_empty(_Going())
+    admission.opened_empty(_Going())
+    gone, next_one, last = waiting = [asyncio.create_task(admission.room(None)) for _ in range(3)]
+    await asyncio.sleep(0)
+    slots[0].release()  # which wakes the first
+    gone.cancel()  # and it leaves in the same moment
+    await asyncio.wait([next_one])
+    assert (next_one.exception(), last.done()) == (None, False)
+    admission.draining = True
+    with pytest.raises(ShuttingDown):
+        await last
+    assert asyncio.get_running_loop().time() == 0
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _Going:
+    has_content = False
+
+    def evict(self) -> None:
+        raise AssertionError("it has no slot")

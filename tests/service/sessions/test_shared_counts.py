@@ -121,7 +121,7 @@ async def test_the_pace_of_input_is_that_of_the_server(file: IO[bytes]) -> None:
 
 def test_the_amounts_of_a_day_are_those_of_the_server(file: IO[bytes]) -> None:
     a, b = Side(file, 1), Side(file, 2)
-    uses = [SharedDailyUse({"one": DailyLimits(tokens=10)}, side.counts) for side in (a, b)]
+    uses = [SharedDailyUse({"one": DailyLimits(tokens=10)}, side.counts, side.row) for side in (a, b)]
     now = 20_000.5 * DAY_SEC
     uses[0].add("one", tokens=4, audio_ms=70, now=now)
     uses[1].add("one", tokens=5, audio_ms=0, now=now)
@@ -136,6 +136,39 @@ def test_the_amounts_of_a_day_are_those_of_the_server(file: IO[bytes]) -> None:
 def test_what_was_used_before_counts(file: IO[bytes]) -> None:
     side = Side(file, 1)
     side.counts.set_daily(7, {"one": UsedToday(10, 0), "gone": UsedToday(1, 1)})
-    use = SharedDailyUse({"one": DailyLimits(tokens=10)}, side.counts)
+    use = SharedDailyUse({"one": DailyLimits(tokens=10)}, side.counts, side.row)
     assert use.refusal("one", 7.5 * DAY_SEC) is not None
     assert use.refusal("two", 7.5 * DAY_SEC) is None
+
+
+def test_what_runs_anywhere_is_reserved_and_what_a_dead_worker_used_stays(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    mine, other = (SharedDailyUse({"one": DailyLimits(tokens=1500)}, side.counts, side.row) for side in (a, b))
+    now = 20_000.5 * DAY_SEC
+    mine.reserve("one", now)
+    other.reserve("one", now)
+    for use in (mine, other):
+        with pytest.raises(RateLimited, match="reserved"):
+            use.reserve("one", now)
+    mine.add("one", tokens=100, audio_ms=5, now=now, reserved=True)
+    mine.reserve("one", now)
+    b.counts.free(a.row)  # with what it had reserved
+    other.reserve("one", now)
+    with pytest.raises(RateLimited, match="reserved"):
+        other.reserve("one", now)
+    assert b.counts.daily() == (20_000, {"one": UsedToday(100, 5)})
+
+
+def test_two_that_take_the_last_slot_at_once_have_at_most_one(file: IO[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process locks another out: each counts first, and looks then."""
+    a, b = Side(file, 1, max_sessions=1), Side(file, 2, max_sessions=1)
+    evict = a.admission._evict
+
+    def meanwhile() -> None:
+        take(b)
+        evict()
+
+    monkeypatch.setattr(a.admission, "_evict", meanwhile)
+    with pytest.raises(EngineOverloaded):
+        take(a)
+    assert (a.admission.sessions, b.admission.all_sessions) == (0, 1)

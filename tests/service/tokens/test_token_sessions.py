@@ -13,20 +13,20 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.token_session import TOKEN_BYTES, TokenImage
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
-from omni_ws.errors import InvalidValue, OffsetMismatch, SessionNotFound
-from omni_ws.service.sessions.admission import Admission
+from omni_ws.errors import EngineOverloaded, InvalidValue, OffsetMismatch, SessionNotFound
+from omni_ws.service.sessions.admission import EMPTY_SEC, Admission
 from omni_ws.service.tokens.sessions import IMAGE_OVERHEAD_BYTES, TokenCall, TokensDone, TokenSessions
 
 TTL_SEC = 1800
 LONG = 200_000
 
 
-def sessions(engine: TokenEngine) -> TokenSessions:
+def sessions(engine: TokenEngine, *, max_sessions: int = 100) -> TokenSessions:
     return TokenSessions(
         engine,
         ttl_sec=TTL_SEC,
         budget=ByteBudget(1 << 30),
-        admission=Admission(max_sessions=100),
+        admission=Admission(max_sessions=max_sessions),
         check_ready=lambda: None,
     )
 
@@ -34,6 +34,26 @@ def sessions(engine: TokenEngine) -> TokenSessions:
 async def append(made: TokenSessions, session_id: str, *tokens: int, offset: int = 0, max_tokens: int = 0) -> None:
     async for _ in made.generate(session_id, None, TokenCall(tokens=tokens, offset=offset, max_tokens=max_tokens)):
         pass
+
+
+@pytest.mark.virtual_clock
+async def test_a_session_without_tokens_makes_room_once_it_is_old() -> None:
+    made = sessions(TokenEngine(), max_sessions=2)
+    empty, used = made.open(None), made.open(None)
+    await append(made, used, 1, 2)
+    await append(made, empty)  # a call that does nothing is no content
+    await asyncio.sleep(EMPTY_SEC - 1)
+    with pytest.raises(EngineOverloaded):
+        made.open(None)
+    await asyncio.sleep(1)
+    fork = made.fork(used, None, at=1)
+    with pytest.raises(SessionNotFound):
+        made.dump(empty, None)
+    await asyncio.sleep(EMPTY_SEC)
+    with pytest.raises(EngineOverloaded):  # tokens that a session begins with are content
+        made.open(None)
+    assert list(made.dump(fork, None)) == [1]
+    made.close_all()
 
 
 @pytest.mark.virtual_clock

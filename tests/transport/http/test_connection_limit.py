@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+from pathlib import Path
 
 import pytest
-from support.http_server import RoutedApplication, serving
+from support.http_server import RoutedApplication, serving, tls_contexts
 from support.live_server import live_server
 from support.native_client import native_client
 from support.raw_http import RawClient, raw_client, request
+from support.until import until
 
+from omni_ws.transport.http.application import HttpLimits
 from omni_ws.transport.http.connections import MAX_TURNED_AWAY
 from omni_ws.transport.http.exchange import HttpExchange
 
@@ -70,3 +74,72 @@ async def test_a_flood_is_dropped_and_takes_no_place() -> None:
             assert await get(two) == 200
         await asyncio.sleep(6)  # longer than a connection lingers
         assert len(door.connections) == 0
+
+
+#: A record that announces 512 bytes of a handshake, and has two.
+HALF_A_RECORD = b"\x16\x03\x01\x02\x00\x01\x00"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_RECORD])
+async def test_a_connection_counts_from_the_moment_it_is_accepted_whatever_becomes_of_its_tls(
+    tmp_path: Path, sent: bytes
+) -> None:
+    server_side, client_side = tls_contexts(tmp_path)
+    async with serving(APPLICATION, max_connections=1, ssl=server_side) as door:
+        async with contextlib.AsyncExitStack() as flood:
+            for _ in range(MAX_TURNED_AWAY + 10):
+                silent = await flood.enter_async_context(raw_client(door.port))
+                with contextlib.suppress(ConnectionError):
+                    await silent.send(sent)
+            await until(lambda: len(door.connections) == 1 + MAX_TURNED_AWAY)
+            assert await silent.rest() == b""  # dropped, while those before it wait
+        await until(lambda: not len(door.connections))
+        async with raw_client(door.port, tls=client_side) as one:
+            assert await get(one) == 200
+            async with raw_client(door.port) as silent:
+                await until(lambda: len(door.connections) == 2)
+                async with raw_client(door.port, tls=client_side) as refused:
+                    assert (await refused.response()).status == 503
+                assert await get(one) == 200
+
+
+@pytest.mark.virtual_clock
+async def test_a_handshake_that_fails_or_takes_too_long_gives_its_place_back(tmp_path: Path) -> None:
+    server_side, client_side = tls_contexts(tmp_path)
+    async with serving(
+        APPLICATION, max_connections=1, ssl=server_side, limits=HttpLimits(header_timeout_sec=10)
+    ) as door:
+        async with raw_client(door.port) as plain:
+            await plain.send(request("GET", "/"))
+            with contextlib.suppress(ConnectionError):
+                await plain.rest()
+        async with raw_client(door.port) as slow:
+            await slow.send(HALF_A_RECORD)
+            assert await slow.rest() == b""
+            assert asyncio.get_running_loop().time() >= 10
+        async with raw_client(door.port, tls=client_side) as one:
+            assert await get(one) == 200
+
+
+async def test_a_request_in_the_same_packet_as_the_end_of_the_handshake_is_served(tmp_path: Path) -> None:
+    server_side, client_side = tls_contexts(tmp_path)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_side.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    async with serving(APPLICATION, ssl=server_side) as door, raw_client(door.port) as wire:
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        while True:
+            await wire.send(outgoing.read())
+            incoming.write(await wire.reader.read(65536))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                break
+        client.write(request("GET", "/", "Connection: close"))
+        await wire.send(outgoing.read())  # both
+        incoming.write(await wire.rest())
+        answer = b""
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            while piece := client.read(65536):
+                answer += piece
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"hello")

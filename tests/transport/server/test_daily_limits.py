@@ -21,7 +21,7 @@ from support.realtime_client import realtime_client
 from omni_ws.config import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import AuthConfig, ServerConfig
-from omni_ws.core.daily_use import DailyLimits, DailyUse
+from omni_ws.core.daily_use import RESERVED_TOKENS, DailyLimits, DailyUse
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.server import create_app
@@ -149,6 +149,29 @@ async def test_audio_heard_and_spoken(serve: Callable[..., Any], limit: float, a
             body = {"input": "sing", "response_format": "pcm"}
             found.append((await post(server.port, "/v1/audio/speech", body, "Authorization: Bearer ann")).status)
         assert found == answers
+
+
+async def test_requests_at_once_share_what_is_left(serve: Callable[..., Any]) -> None:
+    """Each reserves when it begins, over HTTP and over a WebSocket, and gives back when it ends or is cancelled."""
+    limit = 2 * RESERVED_TOKENS
+    async with serve(tokens_per_day=limit) as server, native_client(server, additional_headers=ANN) as one:
+        async with native_client(server, additional_headers=ANN) as two:
+            for client in (one, two):
+                await client.chunk("an answer that begins early", number=0)
+                await client.until("response_started")
+            late = await chat(server)
+            assert (late.status, late.error["code"], late.headers["retry-after"]) == (429, "rate_limited", "1")
+            async with native_client(server, additional_headers=ANN) as three:
+                await three.say("hello")
+                assert [error["code"] for error in (await three.answer()).errors] == ["rate_limited"]
+            await one.send("cancel")
+            assert (await one.answer()).reason == "cancelled"
+            assert (await chat(server)).status == 200
+        await server.until(lambda: server.sessions == 1)  # the other has left in the middle of its answer
+        assert (await chat(server)).status == 200
+        daily = server.app.sessions.daily_use_file
+        assert daily is not None
+        assert not daily.use.running["ann"]
 
 
 async def test_every_request_of_a_websocket(serve: Callable[..., Any]) -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 import pytest
-from support.live_server import live_server
+from support.audiosocket import asterisk_call
+from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, SESSIONS, create, text
 from support.native_client import native_client
+from support.phone_gateway import phone_gateway
 from support.raw_http import call, chunked, post, raw_client, request
+from support.realtime_client import realtime_client
 from support.slot_attacks import CHAT, Attack, empty_sessions, innocent, trickled_bodies
 from support.worker_server import server_process
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import ShuttingDown
+from omni_ws.service.sessions import admission
+from omni_ws.service.sessions.admission import EMPTY_SEC
 
 BODY = b'{"messages":[{"role":"user","content":"hello"}]}'
 STREAMING = "X-Streaming-Input: true"
@@ -85,6 +93,123 @@ async def test_who_reads_a_session_that_makes_room_hears_of_it() -> None:
             assert await attached.closed() == 4408
 
 
+# sessions of every other kind without content, while places are short
+
+Holder = Callable[[LiveServer], AbstractAsyncContextManager[Callable[[], Awaitable[None]]]]
+
+
+@contextlib.asynccontextmanager
+async def _native(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with native_client(server) as client:
+        await client.configure(voice=None)  # which is no content
+
+        async def told() -> None:
+            assert (await client.until("session_closing"))["reason"] == "session_timeout"
+            assert await client.closed() == 4408
+
+        yield told
+
+
+@contextlib.asynccontextmanager
+async def _reset(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Its connection is gone, and nobody comes back."""
+    async with native_client(server) as client:
+        client.connection.transport.abort()
+        await server.until(lambda: server.native.sessions_away == 1)
+
+        async def told() -> None:
+            pass
+
+        yield told
+
+
+@contextlib.asynccontextmanager
+async def _realtime(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with realtime_client(server) as client:
+        await client.update(instructions="Be brief.")
+
+        async def told() -> None:
+            assert (await client.close_of_server())[0] == 4408
+
+        yield told
+
+
+@contextlib.asynccontextmanager
+async def _stream(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with phone_gateway(server) as gateway:
+        await gateway.start()
+
+        async def told() -> None:
+            assert (await gateway.close_of_server())[0] == 4408
+
+        yield told
+
+
+@contextlib.asynccontextmanager
+async def _asterisk(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with asterisk_call(server) as call_:
+        await call_.identify()
+        yield call_.hung_up
+
+
+@contextlib.asynccontextmanager
+async def _streamed_body(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with raw_client(server.port) as live:
+        await live.send(request("POST", CHAT, STREAMING, "Transfer-Encoding: chunked"), chunked(b"{", end=False))
+
+        async def told() -> None:
+            answer = await live.response()
+            assert (answer.status, answer.error["code"]) == (408, "session_timeout")
+
+        yield told
+
+
+@contextlib.asynccontextmanager
+async def _parameters_alone(server: LiveServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with raw_client(server.port) as live:
+        await live.send(request("POST", CHAT, STREAMING, "Transfer-Encoding: chunked"))
+        await live.send(chunked(b'{"stream": false}\n', end=False))
+
+        async def told() -> None:
+            answer = await live.response()
+            assert (answer.status, answer.error["code"]) == (408, "session_timeout")
+
+        yield told
+
+
+@pytest.mark.parametrize("holder", [_native, _reset, _realtime, _stream, _asterisk, _streamed_body, _parameters_alone])
+async def test_a_session_of_any_kind_that_sent_nothing_makes_room(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telephony = {"enabled": True, "audiosocket_port": 0}
+    streaming = {"resume_grace_sec": 30}
+    limits = {"max_sessions": 1}
+    async with (
+        live_server(limits=limits, telephony=telephony, streaming_input=streaming) as server,
+        holder(server) as told,
+    ):
+        await server.until(lambda: server.sessions == 1)
+        later = asyncio.get_running_loop().time() + EMPTY_SEC
+        monkeypatch.setattr(admission, "_now", lambda: later)
+        assert (await post(server.port, CHAT, BODY)).status == 200
+        await told()
+
+
+@pytest.mark.virtual_clock
+async def test_who_comes_meanwhile_waits_until_such_a_session_may_go() -> None:
+    now = asyncio.get_running_loop().time
+    async with live_server(limits={"max_sessions": 2}) as server, native_client(server) as oldest:
+        begun = now()
+        await asyncio.sleep(1)
+        async with native_client(server) as younger:
+            await younger.say("hello")  # and keeps its place
+            await younger.answer()
+            async with native_client(server, greeted=False) as waiting:
+                assert (await waiting.receive())["type"] == "session_created"
+                assert now() >= begun + EMPTY_SEC
+                assert await oldest.closed() == 4408
+
+
 # bodies
 
 
@@ -96,13 +221,15 @@ async def test_a_head_takes_no_place() -> None:
             assert server.sessions == 1
 
 
-@pytest.mark.parametrize("content_type", ["application/x-ndjson", "audio/pcm"])
-async def test_a_streamed_body_has_its_place_from_its_first_byte(content_type: str) -> None:
+@pytest.mark.parametrize(
+    ("content_type", "content"), [("application/x-ndjson", b'{"text": "hello"}\n'), ("audio/pcm", b"{")]
+)
+async def test_a_streamed_body_has_its_place_from_its_first_byte(content_type: str, content: bytes) -> None:
     async with live_server(limits={"max_sessions": 1}) as server, raw_client(server.port) as live:
         await live.send(request("POST", CHAT, STREAMING, "Transfer-Encoding: chunked", f"Content-Type: {content_type}"))
         await server.until(lambda: server.running._connections.busy == 1)
         assert server.sessions == 0
-        await live.send(chunked(b"{", end=False))
+        await live.send(chunked(content, end=False))
         await server.until(lambda: server.sessions == 1)
         assert (await post(server.port, CHAT, BODY)).status == 503
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from aiortc.rtcsctptransport import SCTP_DATA_FIRST_FRAG, SCTP_DATA_UNORDERED, DataChunk, tsn_plus_one
 from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
@@ -22,7 +23,7 @@ from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.pause import Pause
-from omni_ws.transport.webrtc.channel import MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
+from omni_ws.transport.webrtc.channel import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
@@ -238,3 +239,30 @@ async def test_random_disconnects_leave_nothing(monkeypatch: pytest.MonkeyPatch)
         with contextlib.suppress(AssertionError):
             await server.until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         assert all(now <= then for now, then in zip(left(), before, strict=True)), (left(), before)
+
+
+@pytest.mark.parametrize(
+    ("stream_id", "flags", "protocol", "size"),
+    [(0, 0, 51, 1150), (7, 0, 53, 1150), (5, SCTP_DATA_UNORDERED, 99, 1150), (0, 0, 51, 1), (9, 0, 50, 1150)],
+    ids=["text", "binary on a stream of its own", "unordered, of an unknown kind", "tiny", "control"],
+)
+async def test_a_message_without_end_ends_the_call(stream_id: int, flags: int, protocol: int, size: int) -> None:
+    """Fragments of any stream and payload protocol; the server holds no more of them than a whole message has."""
+    async with live_server() as server, webrtc_call(server) as caller:
+        sctp = caller.peer.sctp
+        assert sctp is not None
+        most = MAX_FRAGMENTS if size == 1 else MAX_MESSAGE_BYTES // size
+        over = asyncio.create_task(caller.ended())
+        for number in range(2 * most):
+            chunk = DataChunk(flags=flags | (0 if number else SCTP_DATA_FIRST_FRAG))
+            chunk.tsn, chunk.stream_id, chunk.protocol = sctp._local_tsn, stream_id, protocol
+            chunk.stream_seq = sctp._outbound_stream_seq.get(stream_id, 0)
+            chunk.user_data = b"a" * size
+            sctp._local_tsn = tsn_plus_one(sctp._local_tsn)
+            if over.done():
+                break
+            await sctp._send_chunk(chunk)
+            if number % 16 == 0:
+                await asyncio.sleep(0.002)  # a socket has room for so many
+        await over
+        await server.until(lambda: not server.sessions)
