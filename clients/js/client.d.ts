@@ -70,6 +70,8 @@ export interface Turn {
     error: string;
     finishReason: string | null;
     usage: Record<string, number> | null;
+    /* What was done otherwise than asked. */
+    warnings: { code: string; message: string; param: string | null }[];
     calls: ToolCall[];
   };
   requestId: string | null;

@@ -76,7 +76,8 @@ def llm_of(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.local_llm import LocalServerLlm
 
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
-    settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
+    thoughts = config.llm.opens_thoughts
+    settings = RemoteLlmSettings(**_upstream(config, config.llm), opens_thoughts=thoughts, **fields)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
 
 

@@ -82,7 +82,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       kind,
       startedAt: new Date(),
       user: { text, interim: "", images, done },
-      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, calls: [] },
+      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, warnings: [], calls: [] },
       requestId: null,
       unwanted: false,
       interrupts: false,
@@ -336,6 +336,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     if (frame.final) {
       answer.finishReason = frame.finish_reason;
       answer.usage = frame.usage ?? null;
+      answer.warnings = frame.warnings ?? [];
       this.#wakeSettled();
       user.done = true;
       turn.certain = user.text;

@@ -57,6 +57,8 @@ class RemoteLlmSettings(UpstreamSettings):
     sampling: tuple[str, ...] | None = None
     stage_params: tuple[str, ...] = ()
     stage_sampling: tuple[str, ...] = ()
+    #: Whether the model's template opens thoughts that its answers close; None: as the upstreams show.
+    opens_thoughts: bool | None = None
     #: Of a model that speaks by itself.
     voices: tuple[str, ...] = ()
     audio_format: str = "pcm16"

@@ -30,6 +30,7 @@ from omni_ws.engine.remote.dialect import (
     context_in_show,
     context_listed,
     listed_models,
+    opens_thoughts_in_props,
 )
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
 from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
@@ -46,6 +47,8 @@ _MAX_ERROR_BYTES: Final = 64 * 1024
 _ERROR_BODY_SEC: Final = 5.0
 #: How long the end of an answer that has said all may still take: after it the connection can be used again.
 _LAST_BYTES_SEC: Final = 0.25
+#: After so many answers without a thought, one is not waited for any more.
+_WAITS_IN_VAIN: Final = 3
 #: How the loss of a connection shows before the first byte of an answer.
 _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 #: What may be sent again, because no work was done on it.
@@ -113,6 +116,10 @@ class Upstream:
         self.context: int | None = None
         #: Whether it sends what it heard along with its answers, as those of our own kind can.
         self.transcribes = False
+        #: Whether its template opens thoughts, so that its answers only close them.
+        self.opens_thoughts = False
+        self._template_opens_thoughts = False
+        self._waited_in_vain = 0
         self._timeouts = timeouts
         self._health: bool = True
         self._listed: list[Mapping[str, Any]] = []
@@ -206,7 +213,10 @@ class Upstream:
         listed = next((context_listed(entry) for entry in self._listed if entry["id"] == model), None)
         match self.dialect:
             case Dialect.LLAMA_CPP:
-                return context_in_props(_json(await self._client.get(self._root + "/props"))) or listed
+                props = _json(await self._client.get(self._root + "/props"))
+                self._template_opens_thoughts = opens_thoughts_in_props(props)
+                self.opens_thoughts = self.opens_thoughts or self._template_opens_thoughts
+                return context_in_props(props) or listed
             case Dialect.LM_STUDIO:
                 return context_in_lm_studio(_json(await self._client.get(f"{self._root}/api/v0/models/{model}")))
             case Dialect.OLLAMA:
@@ -216,6 +226,18 @@ class Upstream:
                 show = await self._client.post(self._root + "/api/show", json={"model": model})
                 return context_in_show(_json(show)) or OLLAMA_CONTEXT
         return listed
+
+    def note_thoughts(self, unopened: bool, *, waited: bool) -> None:
+        """Note after an answer whether it closed a thought that it had not opened, and whether that was waited for.
+
+        A model that leaves such thoughts out for some answers is taken for one that has none.
+        """
+        if unopened:
+            self.opens_thoughts, self._waited_in_vain = True, 0
+        elif waited and self.opens_thoughts and not self._template_opens_thoughts:
+            self._waited_in_vain += 1
+            if self._waited_in_vain == _WAITS_IN_VAIN:
+                self.opens_thoughts, self._waited_in_vain = False, 0
 
     @property
     def _root(self) -> str:
@@ -233,7 +255,7 @@ class Upstream:
         while (response := await self._send(path, body, headers, deadline=deadline)) is None:
             logger.info("upstream %s: it closed a connection that was used again", self.name)
         if response.status_code == 200:
-            return UpstreamAnswer(response, self.name, deadline=deadline, idle=self._timeouts.idle)
+            return UpstreamAnswer(response, self, deadline=deadline, idle=self._timeouts.idle)
         raise await self._refusal(response)
 
     async def _send(
@@ -284,8 +306,9 @@ class Upstream:
 class UpstreamAnswer:
     """A body on its way; ``aclose`` drops the connection if it is not whole yet."""
 
-    def __init__(self, response: httpx.Response, upstream: str, *, deadline: float, idle: float) -> None:
-        self.upstream = upstream
+    def __init__(self, response: httpx.Response, server: Upstream, *, deadline: float, idle: float) -> None:
+        self.server = server
+        self.upstream = server.name
         #: Whether the bytes so far show work. The reader clears it while they do not: a server that only says that it
         #: has the request has no more time than one that says nothing.
         self.begun = True
