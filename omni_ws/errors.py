@@ -343,10 +343,13 @@ class EngineFailed(EngineError):
         request_id: str | None = None,
         fatal: bool = False,
         error_id: str | None = None,
+        private: str = "",
     ) -> None:
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
+        #: What the operator may read besides, and a client on this machine.
+        self.private = private
         self.error_id = error_id
 
     def identify(self, error_id: str) -> None:

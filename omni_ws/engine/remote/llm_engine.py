@@ -77,6 +77,10 @@ class RemoteLlmEngine(UpstreamEngine):
                 async with aclosing(self._fitted_answer(request, prompt)) as outputs:
                     async for output in outputs:
                         yield output
+        except EngineFailed as error:
+            if request.near and error.private:
+                error.message, error.private = f"{error.message}: {error.private}", ""
+            raise
         finally:
             self.active_requests -= 1
 

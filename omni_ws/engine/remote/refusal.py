@@ -1,12 +1,13 @@
 """What an upstream's refusals and failures are to our own client.
 
-A client hears what is wrong with its own request, in the upstream's words. Everything else that an upstream says is
-nobody's business but the operator's: it goes to the log.
+A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
+said of the key of this server, and of failures, is nobody's business but the operator's.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,17 @@ from omni_ws.wire.session_config import SamplingConfig
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE: Final = 300
+_MASK: Final = "***"
+#: What looks like a key: behind its name, in a URL, by its prefix, or by its looks.
+_NAMED_KEY: Final = re.compile(
+    r"(?i)(\bbearer\s+|\b(?:x-)?api[-_ ]?key(?: provided)?\W{1,4}|\b(?:token|secret|password)\s*[:=]\W{0,2})"
+    r"[^\s\"',;)]+"
+)
+_PASSWORD: Final = re.compile(r"(?<=://)[^/\s@]+@")
+_KEY: Final = re.compile(r"[A-Za-z0-9*][A-Za-z0-9_*-]{6,}")
+_PREFIXED_KEY: Final = re.compile(
+    r"(?i)(?:sk|pk|rk|gsk|xai|hf|nvapi|pplx|csk|ghp|github_pat|glpat|tgp|fw|r8|eyj)[-_*]|AIza|eyJ"
+)
 _MAX_PARAM: Final = 128
 _MAX_RETRY_AFTER_SEC: Final = 3600.0
 _DEFAULT_RETRY_AFTER_MS: Final = 1000
@@ -180,7 +192,7 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
         case 400 | 415 | 422:
             return _clients_fault(status, error)
         case 401 | 403:
-            return EngineFailed("the upstream does not accept the key of this server")
+            return EngineFailed("the upstream does not accept the key of this server", private=_line(error.message))
         case 404 if error.param == "model" or error.code == "model_not_found" or "model" in error.message.lower():
             return ModelNotFound(_line(error.message) or "the upstream does not serve the model", param="model")
         case 413:
@@ -188,7 +200,10 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
         case 429 | 503:
             seconds = retry_after_seconds(retry_after)
             milliseconds = _DEFAULT_RETRY_AFTER_MS if seconds is None else round(seconds * 1000)
-            return EngineOverloaded("the upstream has no capacity at the moment", retry_after_ms=milliseconds)
+            message = _line(error.message) or "the upstream has no capacity at the moment"
+            return EngineOverloaded(message, retry_after_ms=milliseconds)
+        case _ if 400 <= status < 500 and error.message:
+            return EngineFailed(_line(error.message))
     return EngineFailed(f"the upstream failed (status {status})")
 
 
@@ -229,6 +244,20 @@ def _text(value: object) -> str:
 
 
 def _line(text: str) -> str:
-    """One printable line of bounded length."""
+    """One printable line of bounded length, without anything that looks like a key."""
+    text = text[: 2 * _MAX_MESSAGE]
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "…"
+    line = _NAMED_KEY.sub(rf"\1{_MASK}", line)
+    line = _PASSWORD.sub(f"{_MASK}@", line)
+    line = _KEY.sub(lambda found: _MASK if _is_random(found[0]) else found[0], line)
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 1] + "…"
+
+
+def _is_random(word: str) -> bool:
+    """Whether a word has a key's prefix, or is too long and mixed for one that people read."""
+    if _PREFIXED_KEY.match(word):
+        return True
+    longest = max(word.replace("_", "-").split("-"), key=len)
+    digits = sum(map(str.isdigit, word))
+    is_uuid = len(word) == 36 and word.count("-") == 4
+    return is_uuid or (len(longest) >= 20 and digits > 0)

@@ -496,6 +496,7 @@ class Conversation:
             self._media_room,
             options=self.options,
             owner=self._owner,
+            near=self.observed.identity.near,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
         )

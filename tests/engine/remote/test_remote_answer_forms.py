@@ -23,7 +23,7 @@ from omni_ws.engine.remote.dialect import opens_thoughts_in_props
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
 from omni_ws.engine.remote.thought import ThoughtFilter
-from omni_ws.errors import EngineFailed, UpstreamInvalid
+from omni_ws.errors import EngineFailed, EngineOverloaded, UpstreamInvalid
 
 
 def read(*events: Any) -> list[EngineOutput]:
@@ -366,3 +366,33 @@ async def test_a_whole_answer_has_no_thought_that_was_not_opened() -> None:
         assert (message["content"], message["reasoning_content"]) == ("Hello.", "I greet.\n")
         deltas = [event.json()["choices"][0]["delta"] for event in events_of(await chat(server, stream=True))[:-1]]
         assert deltas[1:] == [{"reasoning_content": "I greet.\n"}, {"content": "Hello."}, {}]
+
+
+# refusals
+
+
+async def test_a_refused_request_leaves_the_session_and_its_history() -> None:
+    full = refuses(429, {"error": {"message": "Rate limit reached for key sk-1234567890.", "type": "tokens"}})
+    async with upstream(says("One."), full, says("Three.")) as there:
+        config = RemoteConfig(upstreams=(there.url,), start_timeout_sec=0)
+        async with live_server(RemoteEngine(config), remote=config) as server, connect(server.websocket_url) as session:
+            await session.ask_text("first")
+            with pytest.raises(EngineOverloaded, match=r"^Rate limit reached for key \*\*\*\.$"):
+                await session.ask_text("second")
+            assert (await session.ask_text("third")).text == "Three."
+        contents = [message["content"] for message in there.requests[-1]["messages"]]
+        assert contents[:2] == ["first", "One."]
+        assert "third" in contents[-1]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_what_is_said_of_the_key_is_for_this_machine(status: int) -> None:
+    async with served(refuses(status, {"error": {"message": "Your plan has ended."}})) as server:
+        near = (await chat(server)).json()["error"]["message"]
+        assert "the upstream does not accept the key of this server: Your plan has ended.;" in near
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        far = await post(server.port, "/v1/chat/completions", body, "X-Forwarded-For: 192.0.2.7")
+        assert "the upstream does not accept the key of this server; error id" in far.json()["error"]["message"]
+        async with connect(server.websocket_url) as session:
+            with pytest.raises(EngineFailed, match="Your plan has ended"):
+                await session.ask_text("hi")
