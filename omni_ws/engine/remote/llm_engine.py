@@ -160,10 +160,12 @@ class RemoteLlmEngine(UpstreamEngine):
         upstream.begun = False
         async with aclosing(upstream.chunks()) as chunks:
             async for chunk in chunks:
+                said = False
                 for event in reader.feed(chunk):
                     for output in await self._read(answer, event):
+                        said = True
                         yield output
-                upstream.begun = answer.begun
+                upstream.begun, upstream.shows_work = answer.begun, said or reader.grows
                 if answer.done:
                     await upstream.finish(chunks)
                     return

@@ -38,6 +38,8 @@ class EventReader:
         self._after_carriage_return = False
         self._at_start = True
         self._is_whole = False
+        #: Whether the newest bytes began or went on with data that is not a whole event yet.
+        self.grows = False
         self._name = b""
         #: The lines of data so far, each with its end.
         self._data = bytearray()
@@ -46,8 +48,19 @@ class EventReader:
         """The events that ``data`` completes. Raises EngineFailed for one that does not end."""
         if self._is_whole:
             self._data += data
+            self.grows = True
             self._check_size()
             return []
+        before, events = self._pending, self._read(data)
+        self.grows = self._pending > (0 if events else before)
+        self._check_size()
+        return events
+
+    @property
+    def _pending(self) -> int:
+        return len(self._data) + (len(self._line) if self._line.startswith(b"data:") else 0)
+
+    def _read(self, data: bytes) -> list[ServerSentEvent]:
         if self._after_carriage_return and data.startswith(b"\n"):
             data = data[1:]
             self._after_carriage_return = False
@@ -63,7 +76,6 @@ class EventReader:
         for following in others:
             self._end_line(events)
             self._line += following
-        self._check_size()
         return events
 
     def finish(self) -> list[ServerSentEvent]:

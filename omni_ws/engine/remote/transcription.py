@@ -155,8 +155,9 @@ async def _events(answer: UpstreamAnswer) -> AsyncGenerator[TranscriptText, None
             if transcript.done:
                 await answer.finish(chunks)
                 break
+            answer.shows_work = reader.grows
             if (text := transcript.text) and text != shown:
-                shown = text
+                shown, answer.shows_work = text, True
                 yield TranscriptText(Recognised(text), settled=False)
         else:
             for event in reader.finish():

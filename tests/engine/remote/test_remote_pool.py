@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from contextlib import aclosing
 
 import orjson
@@ -441,6 +442,43 @@ async def test_signs_of_life_are_enough() -> None:
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.parametrize(
+    "sign",
+    [
+        b": keep-alive\n\n",
+        b":",
+        b"\n",
+        b"event: ping\ndata: {}\n\n",
+        b'data: {"choices":[{"delta":{}}]}\n\n',
+        b"id: 1\n",
+    ],
+)
+async def test_nothing_keeps_an_answer_alive_but_more_of_it(sign: bytes) -> None:
+    async def forever(exchange: HttpExchange) -> None:
+        while True:
+            await exchange.write(sign)
+            await asyncio.sleep(5)
+
+    there_answers = streams(delta(content="x"), forever)
+    async with upstream(there_answers) as there, remote(there, idle_timeout_sec=20) as engine:
+        began = now()
+        with pytest.raises(EngineFailed, match="fell silent"):
+            await answer(engine)
+        assert now() - began == pytest.approx(20, abs=0.1)
+
+
+@pytest.mark.virtual_clock
+async def test_a_long_event_in_pieces_is_no_silence() -> None:
+    async def slowly(exchange: HttpExchange) -> None:
+        for piece in (b'data: {"choices":[{"del', b'ta":{"content":', b'"y"}}]}\n', b"\n"):
+            await asyncio.sleep(15)
+            await exchange.write(piece)
+
+    async with upstream(streams(delta(content="x"), slowly)) as there, remote(there, idle_timeout_sec=20) as engine:
+        assert said(await answer(engine)) == "xy"
+
+
+@pytest.mark.virtual_clock
 async def test_a_reader_that_takes_its_time_is_no_silence() -> None:
     async with upstream(says("a", "b")) as there, remote(there, idle_timeout_sec=1, first_byte_timeout_sec=1) as engine:
         async with aclosing(engine.generate(asking("x"))) as outputs:
@@ -521,3 +559,59 @@ def test_making_an_engine_touches_nothing() -> None:
 
     engine = RemoteEngine(RemoteConfig(upstreams=("http://127.0.0.1:1",)))
     assert (engine.state, engine.model, engine.active_requests) == (EngineState.STARTING, "remote", 0)
+
+
+# sizes
+
+
+async def endless(exchange: HttpExchange) -> None:
+    await exchange.start(200, [("Content-Type", "application/json")])
+    while True:
+        await exchange.write(b" " * 65536)
+
+
+def compressed(body: bytes, coding: str) -> Answer:
+    window = {"gzip": 31, "deflate": 15, "raw": -15, "br": 15}[coding]
+    stream = zlib.compressobj(wbits=window)
+    data = stream.compress(body) + stream.flush()
+
+    async def reply(exchange: HttpExchange) -> None:
+        await exchange.respond(200, [("Content-Encoding", "deflate" if coding == "raw" else coding)], data)
+
+    return reply
+
+
+async def test_answers_about_the_upstream_have_an_end() -> None:
+    bomb = compressed(b" " * (9 << 20), "gzip")
+    for long in (endless, bomb):
+        async with upstream(models_answer=long) as there:
+            assert "its answer to /v1/models has more than 8 MiB" in await start_error(there.url)
+    scripted = ScriptedUpstream()
+    scripted._health = endless  # type: ignore[method-assign]
+    async with scripted.serve() as there:
+        assert "its answer to /health has more than 8 MiB" in await start_error(there.url)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "raw"])
+async def test_answers_that_come_compressed_are_inflated(coding: str) -> None:
+    events = b'data: {"choices":[{"delta":{"content":"' + b"x" * 200_000 + b'"},"finish_reason":"stop"}]}\n\n'
+    async with upstream(compressed(events, coding)) as there, remote(there) as engine:
+        assert said(await answer(engine)) == "x" * 200_000
+
+
+async def test_answers_that_come_compressed_in_another_way_are_refused() -> None:
+    for coding, data in (("br", b"x"), ("gzip, gzip", b"x"), ("gzip", b"????")):
+
+        async def reply(exchange: HttpExchange, coding: str = coding, data: bytes = data) -> None:
+            await exchange.respond(200, [("Content-Encoding", coding)], data)
+
+        async with upstream(reply) as there, remote(there) as engine:
+            with pytest.raises(EngineFailed, match=r"compressed|inflated"):
+                await answer(engine)
+
+
+async def test_a_bomb_is_inflated_in_pieces() -> None:
+    """Before it is whole, an event without end is noticed."""
+    async with upstream(compressed(b"data: " + b" " * (70 << 20), "gzip")) as there, remote(there) as engine:
+        with pytest.raises(EngineFailed, match="event without an end"):
+            await answer(engine)
