@@ -5,12 +5,13 @@ Each is imported only when it is named, since engines have heavy dependencies.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import LOCAL_PORTS, SERVER
+from omni_ws.config.parts import LOCAL_PORTS, OPENAI_KEY, SERVER
 from omni_ws.engine.base import Engine
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
@@ -169,4 +170,7 @@ def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
             model += ":latest"  # as Ollama itself completes and lists names
     if part is config.llm and "first_byte_timeout_sec" in part.changed:
         fields["first_byte_timeout"] = config.llm.first_byte_timeout_sec
-    return {"urls": (url,), "model": model, "api_key": key_of(part.api_key), "section": part.part, **fields}
+    key = key_of(part.api_key)
+    if choice.name == "openai" and key is None:
+        key, fields["key_variable"] = os.environ.get(OPENAI_KEY), OPENAI_KEY
+    return {"urls": (url,), "model": model, "api_key": key, "section": part.part, **fields}

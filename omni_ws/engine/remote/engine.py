@@ -61,6 +61,7 @@ def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
         urls=(url,),
         model=config.speech_model,
         api_key=key,
+        key_variable="OMNI_WS_REMOTE__SPEECH_API_KEY",
         voices=config.voices,
         audio_sample_rate=config.audio_sample_rate,
         **patience(config),

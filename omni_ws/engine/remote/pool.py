@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +25,9 @@ RETRY_DELAY: Final = 0.2
 LONGEST_WAIT: Final = 5.0
 #: Checks in a row that may come back too late before an upstream counts as lost: it may only be busy.
 SLOW_CHECKS: Final = 2
+#: Of a model's name in messages, and of models among which one is looked for that was meant.
+_MOST_CHARACTERS: Final = 100
+_MOST_MODELS: Final = 1000
 
 
 class Pool:
@@ -74,12 +78,14 @@ class Pool:
     async def start(self) -> None:
         """Returns when at least one upstream can be used. Raises EngineFailed when none can, or none in time."""
         deadline = asyncio.get_running_loop().time() + self._start_timeout
-        backoff = FIRST_BACKOFF
+        backoff, told = FIRST_BACKOFF, ""
         while not await self._look_at_all():
             now = asyncio.get_running_loop().time()
             if now >= deadline:
                 raise EngineFailed(f"no upstream can be used: {'; '.join(self._problems())}", fatal=True)
-            logger.info("waiting for an upstream: %s", "; ".join(self._problems()))
+            if (problems := "; ".join(self._problems())) != told:
+                logger.info("waiting for an upstream: %s", problems)
+                told = problems
             await asyncio.sleep(min(backoff, deadline - now))
             backoff = min(2 * backoff, LONGEST_BACKOFF)
         for upstream in self.upstreams:
@@ -152,8 +158,11 @@ class Pool:
         """A server that lists models must list ours; one that lists none is believed."""
         if not _is_up(upstream) or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
-        known = ", ".join(upstream.models[:8])
-        problem = Unusable(f"it does not serve {self.model}; it serves {known}", lasting=True)
+        listed = [name[:_MOST_CHARACTERS] for name in upstream.models[:_MOST_MODELS]]
+        near = difflib.get_close_matches(self.model[:_MOST_CHARACTERS], listed, n=3)
+        known = ", ".join(near or listed[:8])
+        meant = f"did you mean {known}?" if near else f"it serves {known}"
+        problem = Unusable(f"it does not serve {self.model}; {meant}", lasting=True)
         self._lose(upstream, str(problem))
         return problem
 

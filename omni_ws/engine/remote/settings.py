@@ -30,6 +30,8 @@ class UpstreamSettings:
     api_key: str | None = field(default=None, repr=False)
     #: The section of the configuration that made these, for messages to the operator.
     section: str = "remote"
+    #: The variable of the environment that the key may come from; None: that of the section.
+    key_variable: str | None = None
     retries: int = 2
     connect_timeout: float = 5
     #: From the request to the first output; not just to the first byte, which some servers send before any work.

@@ -108,7 +108,15 @@ def normalised(url: str) -> str:
 class Upstream:
     """``name`` is for people and logs: the address without credentials. ``active`` counts its requests under way."""
 
-    def __init__(self, url: str, *, key: str | None, timeouts: Timeouts, ca_file: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None,
+        timeouts: Timeouts,
+        ca_file: str | None = None,
+        key_variable: str = "OMNI_WS_REMOTE__API_KEY",
+    ) -> None:
         self.url = normalised(url)
         parts = urlsplit(self.url)
         self.name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
@@ -127,6 +135,7 @@ class Upstream:
         self._template_opens_thoughts = False
         self._waited_in_vain = 0
         self._timeouts = timeouts
+        self._where_key = f"{'set' if key is None else 'look at'} {key_variable}"
         self._health: bool = True
         self._listed: list[Mapping[str, Any]] = []
         #: What no owner tells: whether it is Ollama. None until it was asked.
@@ -195,7 +204,7 @@ class Upstream:
         if response.status == 404 and await self._asks_ollama():
             response = await self._ask("GET", self._root + "/api/tags")
         if response.status in (401, 403):
-            raise Unusable(f"it does not accept the key (status {response.status})", lasting=True)
+            raise Unusable(f"it does not accept the key (status {response.status}): {self._where_key}", lasting=True)
         if not response.is_success:
             raise Unusable(f"its list of models is {response.status}", lasting=response.status == 404)
         listed = listed_models(response.json())
@@ -315,6 +324,8 @@ class Upstream:
         finally:
             await response.aclose()
         error = refusal(status, body, retry_after=retry_after, upstream=self.name)
+        if status in (401, 403) and isinstance(error, EngineFailed):
+            error.private = f"{error.private} ({self._where_key})".lstrip()
         if status not in _RETRYABLE:
             return error
         return NotTaken(error, delay=retry_after_seconds(retry_after), unreachable=False, status=status)

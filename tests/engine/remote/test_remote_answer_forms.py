@@ -389,7 +389,10 @@ async def test_a_refused_request_leaves_the_session_and_its_history() -> None:
 async def test_what_is_said_of_the_key_is_for_this_machine(status: int) -> None:
     async with served(refuses(status, {"error": {"message": "Your plan has ended."}})) as server:
         near = (await chat(server)).json()["error"]["message"]
-        assert "the upstream does not accept the key of this server: Your plan has ended.;" in near
+        assert (
+            "the upstream does not accept the key of this server: Your plan has ended. (set OMNI_WS_REMOTE__API_KEY);"
+            in near
+        )
         body = {"messages": [{"role": "user", "content": "hi"}]}
         far = await post(server.port, "/v1/chat/completions", body, "X-Forwarded-For: 192.0.2.7")
         assert "the upstream does not accept the key of this server; error id" in far.json()["error"]["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from contextlib import aclosing
 
@@ -335,22 +336,35 @@ async def test_the_start_waits_for_an_upstream() -> None:
 
 
 @pytest.mark.virtual_clock
-async def test_the_start_does_not_wait_for_ever() -> None:
+async def test_the_start_does_not_wait_for_ever_and_says_once_why_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     began = now()
-    assert "ConnectError" in await start_error(f"http://127.0.0.1:{free_port()}/v1", start_timeout_sec=60)
+    with caplog.at_level(logging.INFO, "omni_ws.engine.remote.pool"):
+        assert "ConnectError" in await start_error(f"http://127.0.0.1:{free_port()}/v1", start_timeout_sec=60)
     assert now() - began == pytest.approx(60, abs=1)
+    assert sum("waiting for an upstream" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.virtual_clock
 @pytest.mark.parametrize(
     ("fields", "settings", "problem"),
     [
-        ({"models_answer": refuses(401)}, {}, "it does not accept the key (status 401)"),
+        ({"models_answer": refuses(401)}, {}, "it does not accept the key (status 401): set OMNI_WS_REMOTE__API_KEY"),
+        (
+            {"models_answer": refuses(401)},
+            {"api_key": "hush"},
+            "it does not accept the key (status 401): look at OMNI_WS_REMOTE__API_KEY",
+        ),
         ({"models_answer": refuses(403)}, {}, "it does not accept the key (status 403)"),
         ({"models_answer": refuses(404)}, {}, "its list of models is 404"),
         ({"models_answer": refuses(200, b"<html>")}, {}, "is this an OpenAI-compatible server?"),
         ({"models_answer": refuses(200, ["tiny"])}, {}, "is this an OpenAI-compatible server?"),
         ({}, {"model": "large"}, "it does not serve large; it serves tiny"),
+        ({}, {"model": "tinny"}, "it does not serve tinny; did you mean tiny?"),
+        (
+            {"models": ("x" * 500, "llama3.2:3b", "qwen2.5:7b")},
+            {"model": "llama3.3:3b"},
+            "it does not serve llama3.3:3b; did you mean llama3.2:3b?",
+        ),
         ({"models": ()}, {}, "name one with remote.model"),
     ],
 )
