@@ -143,10 +143,11 @@ class Pool:
                 self._lose(upstream, str(problem))
             return problem
         self._slow_checks[upstream] = 0
-        if not _is_up(upstream) and upstream.state is not UpstreamState.UNKNOWN:
-            logger.info("upstream %s is back", upstream.name)
+        was_up, was = _is_up(upstream), upstream.state
         upstream.state, upstream.problem = UpstreamState.UP, ""
-        wrong_model = self._judge_model(upstream)
+        wrong_model = self._judge_model(upstream, tell=was_up)
+        if not was_up and wrong_model is None and was is not UpstreamState.UNKNOWN:
+            logger.info("upstream %s is back", upstream.name)
         await self._read_context(upstream)
         return wrong_model
 
@@ -154,8 +155,11 @@ class Pool:
         if self._reads_context and _is_up(upstream) and self.model is not None:
             await upstream.read_context(self.model)
 
-    def _judge_model(self, upstream: Upstream) -> Unusable | None:
-        """A server that lists models must list ours; one that lists none is believed."""
+    def _judge_model(self, upstream: Upstream, *, tell: bool = True) -> Unusable | None:
+        """A server that lists models must list ours; one that lists none is believed.
+
+        ``tell``: whether the loss of one with other models is news.
+        """
         if not _is_up(upstream) or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
         listed = [name[:_MOST_CHARACTERS] for name in upstream.models[:_MOST_MODELS]]
@@ -163,11 +167,11 @@ class Pool:
         known = ", ".join(near or listed[:8])
         meant = f"did you mean {known}?" if near else f"it serves {known}"
         problem = Unusable(f"it does not serve {self.model}; {meant}", lasting=True)
-        self._lose(upstream, str(problem))
+        self._lose(upstream, str(problem), tell=tell)
         return problem
 
-    def _lose(self, upstream: Upstream, problem: str) -> None:
-        if _is_up(upstream):
+    def _lose(self, upstream: Upstream, problem: str, *, tell: bool = True) -> None:
+        if tell and _is_up(upstream):
             logger.warning("upstream %s is lost: %s", upstream.name, problem)
         upstream.state, upstream.problem = UpstreamState.DOWN, problem
 

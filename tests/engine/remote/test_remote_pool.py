@@ -369,12 +369,13 @@ async def test_the_start_does_not_wait_for_ever_and_says_once_why_it_waits(caplo
     ],
 )
 async def test_what_waiting_does_not_mend_is_told_at_once(
-    fields: dict[str, object], settings: dict[str, object], problem: str
+    fields: dict[str, object], settings: dict[str, object], problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with upstream(says("x"), **fields) as there:
         began = now()
         assert problem in await start_error(there, start_timeout_sec=60, **settings)
         assert now() - began < 30
+        assert not [record for record in caplog.records if "is lost" in record.getMessage()]  # once is enough
 
 
 async def test_the_model_is_found_out() -> None:
