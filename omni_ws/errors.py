@@ -344,12 +344,15 @@ class EngineFailed(EngineError):
         fatal: bool = False,
         error_id: str | None = None,
         private: str = "",
+        logged: str | None = None,
     ) -> None:
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
         #: What the operator may read besides, and a client on this machine.
         self.private = private
+        #: What the log has in place of the message, where that may quote a client.
+        self.logged = logged
         self.error_id = error_id
 
     def identify(self, error_id: str) -> None:

@@ -161,6 +161,7 @@ def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
     from omni_ws.engine.remote.settings import key_of, patience
 
     choice, fields = part.choice, patience(config.remote)
+    fields["log_content"] = config.log_content
     model, url = choice.model, choice.url
     if url is None:
         url = f"http://127.0.0.1:{LOCAL_PORTS[choice.name]}/v1"

@@ -43,7 +43,7 @@ _MOST_NESTED: Final = 4
 _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 
 
-def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
+def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = False) -> dict[str, Any]:
     """The JSON object of an event. Raises what an error event means, EngineFailed for anything that is no object."""
     try:
         check_values(event.data, MAX_BODY_VALUES if event.name == WHOLE_BODY else MAX_MESSAGE_VALUES)
@@ -52,12 +52,13 @@ def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
         raise EngineFailed(f"the upstream sent an event that is not read: {error.message}") from None
     except orjson.JSONDecodeError:
         if event.name == "error":
-            raise stream_error({"message": event.data.decode("utf-8", "replace")}, upstream=upstream) from None
+            message = event.data.decode("utf-8", "replace")
+            raise stream_error({"message": message}, upstream=upstream, log_content=log_content) from None
         content = _with_halves(event.data)
     if not isinstance(content, dict):
         raise EngineFailed("the upstream sent an event that is not an object")
     if event.name == "error" or content.get("error") is not None:
-        raise stream_error(content, upstream=upstream)
+        raise stream_error(content, upstream=upstream, log_content=log_content)
     return content
 
 
@@ -133,6 +134,7 @@ class ChatAnswer:
         self.audio = UpstreamAudio(sample_rate=sample_rate)
         #: For the log.
         self.upstream = upstream
+        self.log_content = False
         self._choices = [_Choice(index, ThoughtFilter()) for index in range(choices)]
         self._usage: Mapping[str, Any] = {}
         self._text_kind: _Kind | None = None
@@ -162,7 +164,7 @@ class ChatAnswer:
         self._read = True
         if event.data.strip() == DONE:
             return self._end()
-        content = event_content(event, upstream=self.upstream)
+        content = event_content(event, upstream=self.upstream, log_content=self.log_content)
         if isinstance(usage := content.get("usage"), dict):
             self._usage = usage
             self.prompt_tokens = self._count("prompt_tokens", 0) or None

@@ -134,7 +134,7 @@ class RemoteLlmEngine(UpstreamEngine):
         if dialect in CLOSE_AFTER_STREAM:
             headers["Connection"] = "close"
         async with pool.post("chat/completions", body, headers=headers) as upstream:
-            answer.upstream = upstream.upstream
+            answer.upstream, answer.log_content = upstream.upstream, settings.log_content
             self._expect_thoughts(request, answer, upstream.server, named=CLOSING_TAG.encode() in body)
             async with aclosing(self._events(upstream, answer)) as outputs:
                 async for output in outputs:

@@ -136,8 +136,14 @@ def read_error(content: object) -> UpstreamError:
     return UpstreamError()
 
 
-def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str) -> OmniError:
-    """The error that an answer with ``status`` means. ``upstream`` names the server in the log."""
+def refusal(
+    status: int, body: bytes, *, retry_after: str | None, upstream: str, log_content: bool = False
+) -> OmniError:
+    """The error that an answer with ``status`` means. ``upstream`` names the server in the log.
+
+    What an upstream says may quote what a client said: the log has it only with ``log_content``, or where it is about
+    the key.
+    """
     try:
         check_values(body)
         error = read_error(orjson.loads(body))
@@ -149,20 +155,20 @@ def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str)
         "upstream %s answered %d: %s",
         upstream,
         status,
-        _line(error.message) or "(no message)",
+        _logged(error, log_content or status in (401, 403)),
     )
     return mapped
 
 
-def stream_error(content: object, *, upstream: str) -> OmniError:
-    """The error that an error event in a stream means."""
+def stream_error(content: object, *, upstream: str, log_content: bool = False) -> OmniError:
+    """The error that an error event in a stream means; see ``refusal``."""
     error = read_error(content)
     status = _STATUS_BY_KIND.get(error.code.lower()) or _STATUS_BY_KIND.get(error.kind.lower())
     if error.code.isdecimal() and len(error.code) == 3:
         status = int(error.code)
     if error.code in _BY_CODE:
         status = 400
-    logger.warning("upstream %s broke off: %s", upstream, _line(error.message) or "(no message)")
+    logger.warning("upstream %s broke off: %s", upstream, _logged(error, log_content))
     return _mapped(status or 500, error, None)
 
 
@@ -203,7 +209,7 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
             message = _line(error.message) or "the upstream has no capacity at the moment"
             return EngineOverloaded(message, retry_after_ms=milliseconds)
         case _ if 400 <= status < 500 and error.message:
-            return EngineFailed(_line(error.message))
+            return EngineFailed(_line(error.message), logged=f"the upstream refused the request (status {status})")
     return EngineFailed(f"the upstream failed (status {status})")
 
 
@@ -241,6 +247,11 @@ def _from_validation(fields: Mapping[str, Any]) -> UpstreamError:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _logged(error: UpstreamError, whole: bool) -> str:
+    """What the log has of an error: its message, or what kind it is."""
+    return (_line(error.message) if whole else _line(error.code or error.kind)[:_MAX_PARAM]) or "(not said)"
 
 
 def _line(text: str) -> str:

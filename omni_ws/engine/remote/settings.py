@@ -43,6 +43,8 @@ class UpstreamSettings:
     #: The largest body, including audio and images in base64.
     max_request_bytes: int = 64 * MIB
     ca_file: Path | None = None
+    #: Whether the log may have what upstreams say of requests.
+    log_content: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

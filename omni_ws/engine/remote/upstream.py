@@ -116,6 +116,7 @@ class Upstream:
         timeouts: Timeouts,
         ca_file: str | None = None,
         key_variable: str = "OMNI_WS_REMOTE__API_KEY",
+        log_content: bool = False,
     ) -> None:
         self.url = normalised(url)
         parts = urlsplit(self.url)
@@ -135,6 +136,7 @@ class Upstream:
         self._template_opens_thoughts = False
         self._waited_in_vain = 0
         self._timeouts = timeouts
+        self._log_content = log_content
         self._where_key = f"{'set' if key is None else 'look at'} {key_variable}"
         self._health: bool = True
         self._listed: list[Mapping[str, Any]] = []
@@ -323,7 +325,7 @@ class Upstream:
             body = await _error_body(response)
         finally:
             await response.aclose()
-        error = refusal(status, body, retry_after=retry_after, upstream=self.name)
+        error = refusal(status, body, retry_after=retry_after, upstream=self.name, log_content=self._log_content)
         if status in (401, 403) and isinstance(error, EngineFailed):
             error.private = f"{error.private} ({self._where_key})".lstrip()
         if status not in _RETRYABLE:

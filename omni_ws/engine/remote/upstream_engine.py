@@ -115,7 +115,14 @@ class UpstreamEngine:
         key = settings.api_key
         return Pool(
             [
-                Upstream(url, key=key, timeouts=timeouts, ca_file=ca_file, key_variable=variable)
+                Upstream(
+                    url,
+                    key=key,
+                    timeouts=timeouts,
+                    ca_file=ca_file,
+                    key_variable=variable,
+                    log_content=settings.log_content,
+                )
                 for url in settings.urls
             ],
             model=settings.model,

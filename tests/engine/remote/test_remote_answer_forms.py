@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -399,3 +400,22 @@ async def test_what_is_said_of_the_key_is_for_this_machine(status: int) -> None:
         async with connect(server.websocket_url) as session:
             with pytest.raises(EngineFailed, match="Your plan has ended"):
                 await session.ask_text("hi")
+
+
+@pytest.mark.parametrize("status", [400, 402, 429, 500])
+async def test_the_log_has_what_an_upstream_says_only_where_it_may(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = refuses(status, {"error": {"message": "You said hush.", "code": "its_code"}})
+    in_stream = streams({"error": {"message": "You said hush.", "code": "its_code"}})
+    for log_content in (False, True):
+        for answers in (said, in_stream):
+            caplog.clear()
+            async with upstream(answers) as there:
+                config = RemoteConfig(upstreams=(there.url,), start_timeout_sec=0)
+                engine = RemoteEngine(config, log_content=log_content)
+                with caplog.at_level(logging.DEBUG, "omni_ws"):
+                    async with live_server(engine, remote=config) as server:
+                        await chat(server)
+            assert "its_code" in caplog.text or log_content
+            assert ("hush" in caplog.text) is log_content
