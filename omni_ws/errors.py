@@ -5,7 +5,7 @@ OmniError
 ├── Refused             unauthenticated, origin_not_allowed, not_found, method_not_allowed, …
 ├── SessionError        session_not_found, session_timeout, sequence_gap, payload_too_large, slow_consumer, …
 ├── Busy                rate_limited, engine_overloaded, shutting_down
-└── EngineError         engine_failed
+└── EngineError         engine_failed, upstream_invalid
 
 Each leaf is one error code, with its WebSocket close code, HTTP status and gRPC status; transports only look them up.
 An exception from outside the tree never reaches a client: the border where it enters raises EngineFailed with an
@@ -343,16 +343,28 @@ class EngineFailed(EngineError):
         request_id: str | None = None,
         fatal: bool = False,
         error_id: str | None = None,
+        private: str = "",
+        logged: str | None = None,
     ) -> None:
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
+        #: What the operator may read besides, and a client on this machine.
+        self.private = private
+        #: What the log has in place of the message, where that may quote a client.
+        self.logged = logged
         self.error_id = error_id
 
     def identify(self, error_id: str) -> None:
         """Adds an error id, under which the log has details, to the error and its message."""
         self.error_id = error_id
         self.message = f"{self.message}; error id {error_id}"
+
+
+class UpstreamInvalid(EngineError):
+    """An upstream's answer has nothing in it that is understood. Retry; tell the operator if it persists."""
+
+    wire = WireMapping("upstream_invalid", None, 502, "INTERNAL", retryable=True, note="an answer that says nothing")
 
 
 def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:

@@ -58,6 +58,8 @@ CLOSE_TIMEOUT_SEC: Final = 5.0
 LAST_WORDS_SEC: Final = 1.0
 #: Both of these after a second signal.
 AT_ONCE_SEC: Final = 0.1
+#: A start that takes longer tells meanwhile where the page is.
+TELL_ADDRESS_SEC: Final = 2.0
 #: After a second signal the process exits within this time in any case. The promise is 1 s, on a busy machine, too.
 LAST_RESORT_SEC: Final = 0.5
 
@@ -302,8 +304,12 @@ async def _serve_until(
         with watching_loop(app.sessions.metrics.loop_lag_seconds.observe):
             # Without a terminal nobody is there to follow a suggestion.
             suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
-            if not await unless(stop, engine.start(), name="engine start"):
-                return
+            waits = asyncio.get_running_loop().call_later(TELL_ADDRESS_SEC, _announce_start, server, worker)
+            try:
+                if not await unless(stop, engine.start(), name="engine start"):
+                    return
+            finally:
+                waits.cancel()
             # Loading takes more than what was loaded.
             await asyncio.to_thread(return_freed_memory)
             app.sessions.advice = advice(engine, app.config, suggested)
@@ -388,6 +394,19 @@ def _announce(
     turns = turn_lines(engine, server.app.sessions.speech_workers.turn_detection_types)
     for line in (*part_lines(engine, config), *turns, *engine.describe(), *suggested):
         logger.info("%s", line)
-    # Last, where it is seen. A server on all addresses is reached on this machine by loopback.
-    here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    logger.info("to try it, open %s://%s:%d in a browser", scheme, here, server.port)
+    # Last, where it is seen.
+    logger.info("to try it, open %s in a browser", _page_of(server))
+
+
+def _announce_start(server: RunningServer, worker: Worker | None) -> None:
+    """Say where to go, though what answers there is still being waited for."""
+    if worker is None or worker.serial == 1:
+        logger.info("still starting; to see how it goes, open %s in a browser", _page_of(server))
+
+
+def _page_of(server: RunningServer) -> str:
+    """The address of the page. A server on all addresses is reached on this machine by loopback."""
+    config = server.app.config
+    scheme = "https" if config.ssl_certfile is not None else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"

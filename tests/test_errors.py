@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[int | None, int | None, str | None, bool]] = {
     "rate_limited": (4429, 429, "UNAVAILABLE", True),
     "engine_overloaded": (1013, 503, "UNAVAILABLE", True),
     "engine_failed": (None, 500, "INTERNAL", True),
+    "upstream_invalid": (None, 502, "INTERNAL", True),
     "shutting_down": (1012, 503, "UNAVAILABLE", True),
     "slow_consumer": (4413, None, None, False),
 }

@@ -90,6 +90,37 @@ def test_what_is_unknown_is_refused_with_what_is_known(part: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "text", "meant"),
+    [
+        ("llm", "localhost:11434", "http://localhost:11434/v1"),
+        ("llm", "127.0.0.1:8000/", "http://127.0.0.1:8000/v1"),
+        ("tts", "[::1]:8880/api/v1", "http://[::1]:8880/api/v1"),
+        ("llm", "olama:llama3.2:1b", "ollama:llama3.2:1b"),
+        ("llm", "OpenAI:gpt-5", "openai:gpt-5"),
+        ("asr", "wisper", "whisper"),
+    ],
+)
+def test_what_was_probably_meant(part: str, text: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load((f"--{part}", text))
+    assert str(caught.value).endswith(f"; did you mean {meant}?")
+
+
+def test_openai_takes_its_key_from_the_usual_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(("--llm", "openai:gpt-5-mini")).config
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert "openai needs a key: set OPENAI_API_KEY" in refused(llm={"use": "openai:gpt-5-mini"})
+    check_available(load(("--llm", "openai:gpt-5-mini", "--llm.api-key", "hush")).config)
+    monkeypatch.setenv("OPENAI_API_KEY", "hush")
+    check_available(config)
+    llm = create_engine(config)._llm  # type: ignore[attr-defined]
+    settings = llm.settings
+    assert (settings.urls, settings.model) == (("https://api.openai.com/v1",), "gpt-5-mini")
+    assert (settings.api_key, settings.key_variable) == ("hush", "OPENAI_API_KEY")
+    assert llm.hosts == ("api.openai.com",)
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (("--llm", "none"), "no engine works without an LLM; rules is one that needs nothing"),
@@ -136,6 +167,8 @@ def refused(**fields: Any) -> str:
         ({"llm": {"use": "ollama:a", "model": "b"}}, "--llm names the model a, and llm.model b"),
         ({"llm": {"use": "rules", "model": "b"}}, "llm.model means nothing beside --llm rules"),
         ({"llm": {"use": "vllm:a", "api_key": "hush"}}, "llm.api_key means nothing beside --llm vllm"),
+        ({"llm": {"use": "openai", "api_key": "hush"}}, "--llm openai needs a model: --llm openai:NAME"),
+        ({"llm": {"use": "rules", "opens_thoughts": True}}, "llm.opens_thoughts means nothing beside --llm rules"),
         ({"asr": {"use": "none", "model": "m"}}, "asr.model means nothing beside --asr none"),
         ({"tts": {"use": "none", "voice": "slt"}}, "tts.voice means nothing beside --tts none"),
         ({"tts": {"voice": "slt"}}, "tts.voice means nothing without --tts"),

@@ -68,8 +68,12 @@ export interface Turn {
     state: "none" | "thinking" | "speaking" | "held" | "done" | "stopped" | "failed";
     /* A code of the protocol, or a sentence. */
     error: string;
+    /* What the server says about it. */
+    reason: string;
     finishReason: string | null;
     usage: Record<string, number> | null;
+    /* What was done otherwise than asked. */
+    warnings: { code: string; message: string; param: string | null }[];
     calls: ToolCall[];
   };
   requestId: string | null;

@@ -16,11 +16,14 @@ const MICROPHONE = {
     "Open this page over https (docs/browser.md tells how), or write.",
 };
 
+const OF_OTHERS = ["engine_overloaded", "engine_failed", "upstream_invalid", "model_not_found"];
+
 const SERVER = {
   engine_overloaded: "The server is busy. Try again in a moment.",
   rate_limited: "Too many requests or sessions with this key at once. Try again in a moment.",
   shutting_down: "The server is being shut down.",
   engine_failed: "The server could not work this out. Its log has the reason.",
+  upstream_invalid: "What the model's server answered could not be understood.",
   empty_input: "Nothing was heard.",
   context_length_exceeded: "The conversation has become too long for the model. Begin a new one.",
   payload_too_large: "That was too much at once.",
@@ -62,7 +65,8 @@ export function ofServer({ code, message, param }) {
   return SERVER[code] ?? (message ? `The server says: ${message}` : code);
 }
 
-/* An answer's error is kept by its code. */
-export function ofAnswer(code) {
-  return SERVER[code] ?? code;
+/* An answer's error is kept by its code; the reason says more where another server was asked. */
+export function ofAnswer(code, reason) {
+  const said = SERVER[code] ?? code;
+  return reason && OF_OTHERS.includes(code) ? `${said} It says: ${reason}` : said;
 }

@@ -27,10 +27,12 @@ from omni_ws.client.events import (
 from omni_ws.client.failures import ConnectionFailed, ConnectionLost, ServerError
 from omni_ws.client.link import ClientLimits
 from omni_ws.client.session import ClientSession, connect
+from omni_ws.core.output import AnswerWarning
 
 __all__ = [
     "DEFAULT_URL",
     "Answer",
+    "AnswerWarning",
     "AudioChunk",
     "ClientLimits",
     "ClientSession",

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 from msgspec import UNSET, UnsetType
 
 from omni_ws.core.chunks import FinishReason, OutputModality, ToolCall, ToolCallFragment, Usage, Word
+from omni_ws.core.output import AnswerWarning
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
 
@@ -101,6 +102,8 @@ class Final:
     usage: Usage | None
     ref: str | None = None
     turn_id: str | None = None
+    #: What was done otherwise than asked.
+    warnings: tuple[AnswerWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +257,15 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
             finish_reason = FinishReason(reason)
         except ValueError:
             raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
+        told = () if isinstance(frame.warnings, UnsetType) else frame.warnings
         return Final(
-            frame.request_id, number, finish_reason, usage, ref=optional(frame.ref), turn_id=optional(frame.turn_id)
+            frame.request_id,
+            number,
+            finish_reason,
+            usage,
+            ref=optional(frame.ref),
+            turn_id=optional(frame.turn_id),
+            warnings=tuple(AnswerWarning(one.code, one.message, one.param) for one in told),
         )
     start_ms = None if isinstance(frame.start_ms, UnsetType) else frame.start_ms
     timed = () if isinstance(frame.words, UnsetType) else frame.words
@@ -361,6 +371,8 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    #: What was done otherwise than asked.
+    warnings: tuple[AnswerWarning, ...] = ()
     #: Errors reported before the Final.
     errors: tuple[OmniError, ...] = ()
 
@@ -429,6 +441,7 @@ class AnswerBuilder:
             tool_calls=tuple(self._calls.values()),
             finish_reason=self._final.finish_reason if self._final else None,
             usage=self._final.usage if self._final else None,
+            warnings=self._final.warnings if self._final else (),
             errors=tuple(self._errors),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Final
@@ -9,7 +10,16 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import FORMS, GGUF_PARTS, LOCAL_PORTS, REMOTE_PARTS, VLLM_PARTS, needs_model, takes_model
+from omni_ws.config.parts import (
+    FORMS,
+    GGUF_PARTS,
+    LOCAL_PORTS,
+    OPENAI_KEY,
+    REMOTE_PARTS,
+    VLLM_PARTS,
+    needs_model,
+    takes_model,
+)
 from omni_ws.installing import INSTALL_VLLM, install_command
 
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -35,7 +45,10 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
 #: Settings of an LLM in a GGUF file.
 _OF_GGUF: Final = frozenset({"context", "threads", "parallel", "think", "chat_template"})
 #: Settings of a part that say more about what ``use`` names.
-_BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice"}) | _OF_GGUF
+_BESIDE_USE: Final = (
+    frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice", "opens_thoughts"})
+    | _OF_GGUF
+)
 #: Settings of the remote engine that a part has of its own.
 _REMOTE_ALONE: Final = frozenset(
     {"upstreams", "model", "api_key", "modalities", "speech_upstream", "speech_model", "speech_api_key"}
@@ -79,6 +92,8 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
         yield f"{part.part}.{name} means nothing {f'beside {flag} {choice.name}' if part.use else f'without {flag}'}"
     if part.use is None:
         return
+    if choice.name == "openai" and part.api_key is None and not os.environ.get(OPENAI_KEY):
+        yield f"{flag} openai needs a key: set {OPENAI_KEY} in the environment, or {part.part}.api_key"
     if choice.name in VLLM_PARTS and find_spec("vllm") is None:
         yield f"{flag} {choice.name} needs vLLM: {INSTALL_VLLM}"
     package, extra = _PACKAGES.get((part.part, choice.name), (None, ""))
@@ -92,7 +107,7 @@ def _settings_of(part: PartConfig) -> frozenset[str]:
     # A Talker's voices are those of its profile, in that order.
     used = {"voice"} if name not in ("none", "talker") and part.use is not None else set()
     if name in REMOTE_PARTS:
-        used |= {"model", "api_key", "languages", "word_times", "speculate"}
+        used |= {"model", "api_key", "languages", "word_times", "speculate", "opens_thoughts"}
     elif takes_model(part.part, name):
         used |= {"model"}
     if part.part == "llm":

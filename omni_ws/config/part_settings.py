@@ -128,6 +128,11 @@ class LlmConfig(PartConfig):
         default=False,
         description="Whether a GGUF model that can think does so before it answers: speech begins late then.",
     )
+    opens_thoughts: bool | None = Field(
+        default=None,
+        description="Whether the chat template of a server's model opens a thought that its answers only close: "
+        "streams are then held back until it is closed; unset: as llama.cpp tells, or an answer has shown.",
+    )
     chat_template: Path | None = Field(
         default=None, description="Chat template (Jinja file) of a GGUF model; unset: that of the file."
     )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
 from omni_ws.errors import OmniError
+
+#: OpenAI's finish reason of an answer that was cut because of what it says.
+CONTENT_FILTER: Final = "content_filter"
+#: The code of the warning for a finish reason that FinishReason lacks.
+FINISH_REASON_WARNING: Final = "finish_reason"
 
 
 class OutputChunk(Struct, frozen=True):
@@ -41,6 +46,16 @@ class OutputChunk(Struct, frozen=True):
     failed: bool = False
     #: Of a transcript: the speech turn.
     turn_id: str | None = None
+    #: Of text: whether it says that the model does not answer.
+    refusal: bool = False
+
+
+class AnswerWarning(Struct, frozen=True):
+    """What was done otherwise than asked in an answer that has not failed."""
+
+    code: str
+    message: str
+    param: str | None = None
 
 
 class WordsKnown(Enum):
@@ -64,8 +79,10 @@ class FinalChunk:
     usage: Usage
     #: The finish reason of each choice, for requests that ask for several answers.
     finish_reasons: tuple[FinishReason, ...] = ()
-    #: Failures of parts of the engine that the answer had to do without.
-    warnings: tuple[OmniError, ...] = ()
+    #: Of each choice: the reason by a name that FinishReason lacks, None where it has it. Empty where it has all.
+    foreign_reasons: tuple[str | None, ...] = ()
+    #: What the answer had to do without, such as a part of the engine, and what was done otherwise than asked.
+    warnings: tuple[OmniError | AnswerWarning, ...] = ()
     #: NOT_YET: a late transcript will follow.
     words: WordsKnown = WordsKnown.ALL
     #: The client's name for the request, and the speech turn that opened or joined it.
@@ -124,7 +141,8 @@ class OutputSequencer:
         usage: Usage,
         *,
         finish_reasons: tuple[FinishReason, ...] = (),
-        warnings: tuple[OmniError, ...] = (),
+        foreign_reasons: tuple[str | None, ...] = (),
+        warnings: tuple[OmniError | AnswerWarning, ...] = (),
         words: WordsKnown = WordsKnown.ALL,
         ref: str | None = None,
         turn_id: str | None = None,
@@ -140,6 +158,7 @@ class OutputSequencer:
             finish_reason=finish_reason,
             usage=usage,
             finish_reasons=finish_reasons,
+            foreign_reasons=foreign_reasons,
             warnings=warnings,
             words=words,
             ref=ref,

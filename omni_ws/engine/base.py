@@ -41,6 +41,7 @@ from omni_ws.core.chunks import (
     Word,
 )
 from omni_ws.core.messages import Message
+from omni_ws.core.output import AnswerWarning
 from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
@@ -159,6 +160,8 @@ class AnswerOptions:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Whether to report what the model thinks, see ThoughtOutput.
     thought: bool = False
+    #: Whether nothing of the answer is read before its end.
+    read_whole: bool = False
     #: Whether an ASR tells at a pause what it would settle on, see TranscriptGuess.
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
@@ -283,6 +286,7 @@ class GenerationRequest:
     options: AnswerOptions = AnswerOptions()
     #: The name of the client's API key. Caches must not be shared between owners, lest timing reveal their prompts.
     owner: str | None = None
+    near: bool = False  #: Whether the client is on this machine, and may hear what is for the operator.
     conversation: str | None = None  #: The id of the session; None for a request by itself, as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: Says when the answer is wanted no more.
@@ -306,11 +310,13 @@ class TextOutput(Struct, frozen=True):
     """A piece of the answer's text, which extends the pieces before it.
 
     ``logprobs`` are those of the tokens in ``text``; ``choice`` is the index of the answer, if there are several.
+    A ``refusal`` says that the model does not answer; it is said and remembered like any text.
     """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+    refusal: bool = False
 
 
 class ToolCallOutput(Struct, frozen=True):
@@ -378,12 +384,15 @@ class Finished:
     """The last output of an answer; the server closes the generator after it.
 
     ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. CANCELLED and ERROR are
-    for the server to report.
+    for the server to report. ``foreign_reasons`` are names of reasons that FinishReason lacks, in the same order; the
+    reason is STOP there. ``warnings`` is what was done otherwise than asked.
     """
 
     reason: FinishReason
     usage: Usage
     reasons: tuple[FinishReason, ...] = ()
+    foreign_reasons: tuple[str | None, ...] = ()
+    warnings: tuple[AnswerWarning, ...] = ()
 
 
 EngineOutput: TypeAlias = (

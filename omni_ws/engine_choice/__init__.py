@@ -29,7 +29,7 @@ def create_engine(config: ServerConfig) -> Engine:
             remote = config.remote
             if "first_byte_timeout_sec" in config.llm.changed:
                 remote = remote.model_copy(update={"first_byte_timeout_sec": config.llm.first_byte_timeout_sec})
-            return RemoteEngine(remote)
+            return RemoteEngine(remote, log_content=config.log_content)
         case EngineName.VLLM:
             return _whole_vllm(config)
     from omni_ws.engine.composed.engine import ComposedEngine

@@ -5,12 +5,13 @@ Each is imported only when it is named, since engines have heavy dependencies.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import LOCAL_PORTS, SERVER
+from omni_ws.config.parts import LOCAL_PORTS, OPENAI_KEY, SERVER
 from omni_ws.engine.base import Engine
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
@@ -76,7 +77,8 @@ def llm_of(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.local_llm import LocalServerLlm
 
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
-    settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
+    thoughts = config.llm.opens_thoughts
+    settings = RemoteLlmSettings(**_upstream(config, config.llm), opens_thoughts=thoughts, **fields)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
 
 
@@ -159,6 +161,7 @@ def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
     from omni_ws.engine.remote.settings import key_of, patience
 
     choice, fields = part.choice, patience(config.remote)
+    fields["log_content"] = config.log_content
     model, url = choice.model, choice.url
     if url is None:
         url = f"http://127.0.0.1:{LOCAL_PORTS[choice.name]}/v1"
@@ -168,4 +171,7 @@ def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
             model += ":latest"  # as Ollama itself completes and lists names
     if part is config.llm and "first_byte_timeout_sec" in part.changed:
         fields["first_byte_timeout"] = config.llm.first_byte_timeout_sec
-    return {"urls": (url,), "model": model, "api_key": key_of(part.api_key), "section": part.part, **fields}
+    key = key_of(part.api_key)
+    if choice.name == "openai" and key is None:
+        key, fields["key_variable"] = os.environ.get(OPENAI_KEY), OPENAI_KEY
+    return {"urls": (url,), "model": model, "api_key": key, "section": part.part, **fields}

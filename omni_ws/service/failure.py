@@ -24,7 +24,7 @@ def identified(error: OmniError, *, where: str) -> OmniError:
     if isinstance(error, EngineFailed) and error.error_id is None:
         error_id = new_id("err_")
         cause = error if error.__cause__ is not None else None
-        logger.warning("%s failed (%s): %s", where, error_id, error.message, exc_info=cause)
+        logger.warning("%s failed (%s): %s", where, error_id, error.logged or error.message, exc_info=cause)
         error.identify(error_id)
     return error
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCall, ToolCallFragment, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import FINISH_REASON_WARNING, FinalChunk, OutputChunk
 
 #: OpenAI's value for the log-probability of a token with negligible probability.
 MIN_LOGPROB: Final = -9999.0
@@ -60,8 +60,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return the failures that an answer had to do without; ``param`` is the part of the engine."""
-    return [{"code": one.code, "message": one.message, "param": one.param} for one in final.warnings]
+    """Return what was done otherwise than asked; ``param`` of a failure is the part of the engine."""
+    return [
+        {"code": one.code, "message": one.message, "param": one.param}
+        for one in final.warnings
+        if one.code != FINISH_REASON_WARNING  # the reason itself is said
+    ]
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
@@ -87,7 +91,8 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
     """Return the finish reason of each choice; an answer that ended early has one for all."""
     reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
-    return tuple(reason.value for reason in reasons)
+    foreign = final.foreign_reasons if len(final.foreign_reasons) == choices else (None,) * choices
+    return tuple(name or reason.value for name, reason in zip(foreign, reasons, strict=True))
 
 
 class ChatStream:
@@ -145,8 +150,8 @@ class ChatStream:
         for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
             last = index == self._options.choices - 1
             extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
-            if last and chunk.warnings:
-                extra["warnings"] = warning_objects(chunk)
+            if last and (warnings := warning_objects(chunk)):
+                extra["warnings"] = warnings
             yield self._delta({}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
             yield self._chunk([], usage=usage)
@@ -158,9 +163,10 @@ class ChatStream:
                 yield self._delta({"role": "assistant"}, index=index)
 
     def _content(self, chunk: OutputChunk) -> dict[str, Any] | bytes:
-        if chunk.choice == 0 and not self._options.logprobs:
+        if chunk.choice == 0 and not self._options.logprobs and not chunk.refusal:
             return b"%b%b%b" % (self._before_text, orjson.dumps(chunk.text), self._behind_text)
-        choice = {"index": chunk.choice, "delta": {"content": chunk.text}, "finish_reason": None}
+        field = "refusal" if chunk.refusal else "content"
+        choice = {"index": chunk.choice, "delta": {field: chunk.text}, "finish_reason": None}
         if self._options.logprobs:
             choice["logprobs"] = logprobs_object(chunk.logprobs)
         return self._chunk([choice])
@@ -208,6 +214,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._refusal: list[str] = []
         self._thought: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._calls: dict[int, ToolCall] = {}
@@ -217,8 +224,12 @@ class _Choice:
     def text(self) -> str:
         return "".join(self._text)
 
+    @property
+    def spoken(self) -> str:
+        return self.text + "".join(self._refusal)
+
     def add_text(self, chunk: OutputChunk) -> None:
-        self._text.append(chunk.text)
+        (self._refusal if chunk.refusal else self._text).append(chunk.text)
         self._logprobs += chunk.logprobs
 
     def add_thought(self, text: str) -> None:
@@ -230,9 +241,13 @@ class _Choice:
         self._arguments.setdefault(fragment.index, []).append(fragment.arguments)
 
     def message(self, *, wants_text: bool) -> dict[str, Any]:
-        text = self.text
-        has_text = wants_text and not (self._calls and not text)
-        message: dict[str, Any] = {"role": "assistant", "content": text if has_text else None, "refusal": None}
+        text, refusal = self.text, "".join(self._refusal)
+        has_text = wants_text and not ((self._calls or refusal) and not text)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if has_text else None,
+            "refusal": refusal if wants_text and refusal else None,
+        }
         if self._thought:
             message["reasoning_content"] = "".join(self._thought)
         if self._calls:
@@ -284,7 +299,7 @@ class ChatCompletion:
                 "id": _audio_id(options),
                 "data": base64.b64encode(data).decode(),
                 "expires_at": options.created + AUDIO_EXPIRES_SEC,
-                "transcript": self._choices[0].text,
+                "transcript": self._choices[0].spoken,
             }
         completion: dict[str, Any] = {
             "id": options.completion_id,
@@ -296,8 +311,8 @@ class ChatCompletion:
         }
         if self._transcript and options.input_transcript:
             completion["input_transcript"] = {"text": " ".join(self._transcript)}
-        if chunk.warnings:
-            completion["warnings"] = warning_objects(chunk)
+        if warnings := warning_objects(chunk):
+            completion["warnings"] = warnings
         return completion
 
     def _choice(self, index: int, reason: str) -> dict[str, Any]:

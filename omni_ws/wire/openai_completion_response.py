@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_ws.core.chunks import OutputModality, TokenLogprob
 from omni_ws.core.output import FinalChunk, OutputChunk
-from omni_ws.wire.openai_chat_response import finish_reasons, finite_logprob, usage_object
+from omni_ws.wire.openai_chat_response import finish_reasons, finite_logprob, usage_object, warning_objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,9 @@ class CompletionStream(_Choices):
         usage = usage_object(chunk.usage)
         for index, reason in enumerate(finish_reasons(chunk, options.choices)):
             last = index == options.choices - 1
-            extra = {"usage": usage} if last and options.usage_on_final_chunk else {}
+            extra: dict[str, Any] = {"usage": usage} if last and options.usage_on_final_chunk else {}
+            if last and (warnings := warning_objects(chunk)):
+                extra["warnings"] = warnings
             yield self._object([self._choice(index, reason)], **extra)
         if options.include_usage and not options.usage_on_final_chunk:
             yield self._object([], usage=usage)
@@ -128,4 +130,6 @@ class Completion(_Choices):
         """Return the response."""
         reasons = finish_reasons(chunk, self._options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
-        return self._object(choices, usage=usage_object(chunk.usage))
+        warnings = warning_objects(chunk)
+        extra = {"warnings": warnings} if warnings else {}
+        return self._object(choices, usage=usage_object(chunk.usage), **extra)

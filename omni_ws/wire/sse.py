@@ -7,8 +7,11 @@ from typing import Any, Final
 import orjson
 
 DONE: Final = b"data: [DONE]\n\n"
-#: A comment, which clients ignore while it keeps proxies from timing out.
-HEARTBEAT: Final = b": keep-alive\n\n"
+#: A comment, which clients ignore while it keeps proxies from timing out. Between events with ids it stands before the
+#: next one, as a line: readers that take an id for a part of every later event take an empty line for one without data.
+HEARTBEAT: Final = b": keep-alive\n"
+#: The same by itself, for readers that look at what is between empty lines.
+HEARTBEAT_BLOCK: Final = HEARTBEAT + b"\n"
 
 
 def event(data: Any, *, name: str | None = None) -> bytes:

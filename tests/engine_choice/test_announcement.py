@@ -79,3 +79,20 @@ async def test_servers_of_models_are_suggested_to_people_only(
     parts = said.index("ASR: words")
     assert said[parts : parts + 3] == ["ASR: words", "LLM: retort", "TTS: none, as --tts says"]
     assert said[-1].startswith("to try it, open http://")
+
+
+@pytest.mark.virtual_clock
+async def test_a_start_that_waits_says_where_the_page_is(caplog: pytest.LogCaptureFixture) -> None:
+    class AbsentEngine(EchoEngine):
+        async def start(self) -> None:
+            await asyncio.Event().wait()
+
+    stop = asyncio.Event()
+    app = server_module.create_app(AbsentEngine(), load(("--port", "0")).config)
+    with caplog.at_level(logging.INFO, "omni_ws.server"):
+        serving = asyncio.create_task(server_module._serve_until(stop, asyncio.Event(), AbsentEngine(), app))
+        await asyncio.sleep(60)
+        stop.set()
+        await serving
+    (line,) = [record.getMessage() for record in caplog.records if "open http://" in record.getMessage()]
+    assert line.startswith("still starting; ")

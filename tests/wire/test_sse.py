@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.wire.sse import DONE, HEARTBEAT, event
+from omni_ws.wire.sse import DONE, HEARTBEAT, HEARTBEAT_BLOCK, event
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), lambda inner: st.lists(inner, max_size=3)
@@ -31,5 +31,6 @@ def test_line_breaks_in_the_data_never_end_the_event(data: object) -> None:
 def test_fixed_events() -> None:
     assert DONE == b"data: [DONE]\n\n"
     # A comment: begins with a colon, ends like an event.
-    assert HEARTBEAT.startswith(b":")
-    assert HEARTBEAT.endswith(b"\n\n")
+    assert HEARTBEAT_BLOCK.startswith(b":")
+    assert HEARTBEAT_BLOCK.endswith(b"\n\n")
+    assert HEARTBEAT_BLOCK == HEARTBEAT + b"\n"

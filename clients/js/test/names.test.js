@@ -179,6 +179,20 @@ test("of two texts that are written quickly, the one that is refused fails and t
   await client.conversation.settled();
 });
 
+test("an answer says why it failed, or what was done otherwise", async () => {
+  const { client, hear } = conversation();
+  const failed = await client.write("one");
+  hear(started("r1", { ref: "turn-0" }));
+  hear({ type: "error", error: { code: "engine_overloaded", message: "Your quota is used up.", request_id: "r1", ref: "turn-0" } });
+  hear(final("r1", "error"));
+  assert.deepEqual([failed.answer.error, failed.answer.reason], ["engine_overloaded", "Your quota is used up."]);
+  const cut = await client.write("two");
+  hear(started("r2", { ref: "turn-1" }));
+  hear(text("r2", "TWO"));
+  hear(final("r2", "stop", { warnings: [{ code: "finish_reason", message: "content_filter", param: null }] }));
+  assert.deepEqual([cut.answer.state, cut.answer.reason, cut.answer.warnings[0].code], ["done", "", "finish_reason"]);
+});
+
 test("a turn is over when its end is refused, and what the server has of it is ended and stopped", async () => {
   const { client, hear, sockets } = conversation({ mode: "hold" });
   client.addEventListener("turnstart", () => client.show("image", new Uint8Array(4)));

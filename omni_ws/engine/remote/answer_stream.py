@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 import orjson
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
-from omni_ws.core.json_values import check_values
+from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
+from omni_ws.core.output import CONTENT_FILTER, FINISH_REASON_WARNING, AnswerWarning
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
-from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
+from omni_ws.engine.remote.answer_fields import Halves, UpstreamToolCallReader, logprobs_of, whole_text
 from omni_ws.engine.remote.refusal import stream_error
-from omni_ws.engine.remote.server_sent_events import ServerSentEvent
+from omni_ws.engine.remote.server_sent_events import WHOLE_BODY, ServerSentEvent
 from omni_ws.engine.remote.thought import ThoughtFilter
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
-from omni_ws.errors import EngineFailed, InvalidFrame
+from omni_ws.errors import EngineFailed, InvalidFrame, UpstreamInvalid
 
 DONE: Final = b"[DONE]"
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
 }
+#: The longest name of another reason, in characters.
+_MAX_REASON: Final = 64
 #: Where servers put what a model thinks: vLLM, llama.cpp and LM Studio; Ollama and newer vLLM.
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
-#: The texts that come in pieces.
-_CUT_TEXTS: Final = frozenset({"content", *_THOUGHTS})
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+#: The texts that come in pieces, and their names in lists of parts.
+_CUT_TEXTS: Final = frozenset({"content", *_THOUGHTS, "refusal", "arguments", "transcript", "text", "thinking"})
+#: How deep parts of content may lie in one another.
+_MOST_NESTED: Final = 4
 #: Ends that are no end of an answer: the upstream gave it up.
 _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 
 
-def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
+def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = False) -> dict[str, Any]:
     """The JSON object of an event. Raises what an error event means, EngineFailed for anything that is no object."""
     try:
-        check_values(event.data)
+        check_values(event.data, MAX_BODY_VALUES if event.name == WHOLE_BODY else MAX_MESSAGE_VALUES)
         content = orjson.loads(event.data)
     except InvalidFrame as error:
         raise EngineFailed(f"the upstream sent an event that is not read: {error.message}") from None
     except orjson.JSONDecodeError:
         if event.name == "error":
-            raise stream_error({"message": event.data.decode("utf-8", "replace")}, upstream=upstream) from None
+            message = event.data.decode("utf-8", "replace")
+            raise stream_error({"message": message}, upstream=upstream, log_content=log_content) from None
         content = _with_halves(event.data)
     if not isinstance(content, dict):
         raise EngineFailed("the upstream sent an event that is not an object")
     if event.name == "error" or content.get("error") is not None:
-        raise stream_error(content, upstream=upstream)
+        raise stream_error(content, upstream=upstream, log_content=log_content)
     return content
 
 
@@ -69,38 +76,46 @@ def _with_halves(data: bytes) -> Any:
 
 def _mended(value: Any, *, keeps: bool) -> Any:
     if isinstance(value, str):
-        return value if keeps else _whole_text(value)
+        return value if keeps else whole_text(value)
     if isinstance(value, list):
         return [_mended(one, keeps=keeps) for one in value]
     if isinstance(value, dict):
-        return {_whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
+        return {whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
     return value
 
 
-def _whole_text(text: str) -> str:
-    """The text with its surrogates joined, and those without the other half replaced."""
-    if _SURROGATE.search(text) is None:
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+class _Kind(StrEnum):
+    """What a piece of text is."""
+
+    CONTENT = "content"
+    REFUSAL = "refusal"
+    THOUGHT = "thought"
+    #: Of the audio.
+    SPOKEN = "transcript"
 
 
-class _Halves:
-    """Joins the pieces of a text where a character is cut in two."""
+@dataclass(slots=True)
+class _Choice:
+    """One answer on its way."""
 
-    def __init__(self) -> None:
-        self._half = ""
-
-    def feed(self, text: str) -> str:
-        """Return what is whole of the text so far."""
-        text, self._half = self._half + text, ""
-        if text and "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return _whole_text(text)
-
-    def finish(self) -> str:
-        """Return what is in place of a half whose other one has not come."""
-        half, self._half = self._half, ""
-        return _whole_text(half)
+    index: int
+    thoughts: ThoughtFilter
+    calls: UpstreamToolCallReader = field(default_factory=UpstreamToolCallReader)
+    halves: defaultdict[_Kind, Halves] = field(default_factory=lambda: defaultdict(Halves))
+    #: Why it ended, as the upstream says.
+    reason: str | None = None
+    #: Whether there is anything in it: text, a refusal, a call, a thought or sound.
+    says: bool = False
+    #: Whether something in it could not be read.
+    unread: bool = False
+    #: The texts so far, and whether any of them came in a delta.
+    texts: defaultdict[_Kind, list[str]] = field(default_factory=lambda: defaultdict(list))
+    has_deltas: bool = False
+    #: Text that the filter of thoughts has and has not given, in characters, and its tokens.
+    filtered: int = 0
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    #: Whether text was held back because it might have been a thought.
+    waited: bool = False
 
 
 class ChatAnswer:
@@ -119,41 +134,67 @@ class ChatAnswer:
         self.audio = UpstreamAudio(sample_rate=sample_rate)
         #: For the log.
         self.upstream = upstream
-        self._reasons = [FinishReason.STOP] * choices
-        self._calls = [UpstreamToolCallReader() for _ in range(choices)]
-        self._thoughts = [ThoughtFilter() for _ in range(choices)]
-        #: Whether each has told why it ended.
-        self._told_reason = [False] * choices
-        self._halves: defaultdict[tuple[int, str], _Halves] = defaultdict(_Halves)
+        self.log_content = False
+        self._choices = [_Choice(index, ThoughtFilter()) for index in range(choices)]
         self._usage: Mapping[str, Any] = {}
-        self._text_field: str | None = None
+        self._text_kind: _Kind | None = None
         self._said: list[str] = []
+        #: Whether any event was read.
+        self._read = False
+
+    def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
+        """Before the first event: thoughts may lack their opening tag, see ThoughtFilter."""
+        for choice in self._choices:
+            choice.thoughts = ThoughtFilter(holds=holds, watches=watches)
+
+    @property
+    def unopened_thought(self) -> bool:
+        """Whether a thought lacked its opening tag."""
+        return any(choice.thoughts.unopened for choice in self._choices)
+
+    @property
+    def waited(self) -> bool:
+        """Whether text was held back because it might have been a thought."""
+        return any(choice.waited for choice in self._choices)
 
     def read(self, event: ServerSentEvent) -> list[EngineOutput]:
-        """Raises what an error event means, and EngineFailed for garbage."""
+        """Raises what an error event means, EngineFailed for garbage, and UpstreamInvalid for what says nothing."""
         if self.done:
             return []
+        self._read = True
         if event.data.strip() == DONE:
             return self._end()
-        content = event_content(event, upstream=self.upstream)
+        content = event_content(event, upstream=self.upstream, log_content=self.log_content)
         if isinstance(usage := content.get("usage"), dict):
             self._usage = usage
             self.prompt_tokens = self._count("prompt_tokens", 0) or None
-        outputs = [*self._transcript(content), *self._choices(content)]
+        is_whole = event.name == WHOLE_BODY
+        outputs = [*self._transcript(content), *self._read_choices(content, is_whole=is_whole)]
         self.begun = self.begun or bool(outputs)
-        return outputs
+        return outputs + self._end() if is_whole else outputs
 
-    def end(self) -> list[EngineOutput]:
-        """The stream has ended, some without ``[DONE]``. Raises EngineFailed where the answer was not over."""
+    def end(self, *, is_stream: bool = True) -> list[EngineOutput]:
+        """The stream has ended, some without ``[DONE]``.
+
+        Raises EngineFailed where the answer was not over, UpstreamInvalid where it is no stream and no answer.
+        """
         if self.done:
             return []
-        if not all(self._told_reason):
+        if not is_stream and not self._read:
+            raise UpstreamInvalid("the upstream's answer is neither events nor JSON")
+        if any(choice.reason is None for choice in self._choices):
             raise EngineFailed("the upstream's answer ended before its end")
         return self._end()
 
     def _end(self) -> list[EngineOutput]:
         self.done = True
-        return [*self._rest(), *self.audio.flush()]
+        outputs = [*self._rest(), *self.audio.flush()]
+        for choice in self._choices:
+            known = choice.reason in (*_FINISH_REASONS, CONTENT_FILTER)
+            unread = choice.unread or choice.calls.unread
+            if not (choice.says or choice.calls.count) and (unread or not known):
+                raise UpstreamInvalid("the upstream's answer has nothing in it that is understood")
+        return outputs
 
     def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
         """``input_words`` and ``input_audio_ms`` count where the upstream says nothing of it."""
@@ -164,7 +205,23 @@ class ChatAnswer:
             output_audio_ms=round(self.audio.output_ms),
             cached_tokens=self._cached_tokens(),
         )
-        return Finished(self._reasons[0], usage, tuple(self._reasons) if len(self._reasons) > 1 else ())
+        reasons = tuple(map(_finish_reason, self._choices))
+        foreign = tuple(None if one.reason in (None, *_FINISH_REASONS) else one.reason for one in self._choices)
+        warnings = [
+            AnswerWarning(FINISH_REASON_WARNING, f"the upstream's reason for the end is {reason}")
+            for reason in dict.fromkeys(foreign)
+            if reason is not None
+        ]
+        if any(choice.unread or choice.calls.unread for choice in self._choices):
+            code = UpstreamInvalid.wire.code
+            warnings.append(AnswerWarning(code, "something in the upstream's answer is not understood"))
+        return Finished(
+            reasons[0],
+            usage,
+            reasons if len(reasons) > 1 else (),
+            foreign_reasons=foreign if any(foreign) else (),
+            warnings=tuple(warnings),
+        )
 
     def _count(self, name: str, otherwise: int) -> int:
         value = self._usage.get(name)
@@ -179,77 +236,161 @@ class ChatAnswer:
         heard = content.get("input_transcript")
         if isinstance(heard, dict) and isinstance(text := heard.get("text"), str):
             start_ms = heard.get("start_ms")
-            yield TranscriptOutput(
-                text, interim=heard.get("interim") is True, start_ms=start_ms if type(start_ms) is int else None
-            )
+            interim, start_ms = heard.get("interim") is True, start_ms if type(start_ms) is int else None
+            yield TranscriptOutput(whole_text(text), interim=interim, start_ms=start_ms)
 
-    def _choices(self, content: Mapping[str, Any]) -> Iterator[EngineOutput]:
-        choices = content.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict) or (index := choice.get("index", 0)) not in range(len(self._reasons)):
+    def _read_choices(self, content: Mapping[str, Any], *, is_whole: bool) -> Iterator[EngineOutput]:
+        told = content.get("choices")
+        for position, one in enumerate(told if isinstance(told, list) else ()):
+            index = one.get("index") if isinstance(one, dict) else None
+            index = position if index is None else index
+            if not isinstance(one, dict) or type(index) is not int or not 0 <= index < len(self._choices):
+                self._choices[0].unread = True
                 continue
-            delta = choice.get("delta")
-            if isinstance(delta, dict):
-                yield from self._delta(delta, content.get("modality"), index, logprobs_of(choice))
-                for call in self._calls[index].read(delta.get("tool_calls")):
-                    yield ToolCallOutput(call, index)
-            self._finish(choice.get("finish_reason"), index)
+            choice, delta, message = self._choices[index], one.get("delta"), one.get("message")
+            reason = one.get("finish_reason")
+            reason = reason if isinstance(reason, str) else ""  # which some say before the end
+            if delta and isinstance(delta, dict):
+                choice.has_deltas = True
+                yield from self._fields(choice, delta, content.get("modality"), logprobs_of(one))
+            elif message is None and (text := one.get("text")) is not None:
+                yield from self._fields(choice, {"content": text}, None, ())  # as of a completion
+            if message and isinstance(message, dict) and (not delta or reason):
+                logprobs = () if choice.texts[_Kind.CONTENT] else logprobs_of(one)
+                message = self._unsaid(choice, message) if reason or is_whole else message
+                yield from self._fields(choice, message, content.get("modality"), logprobs)
+            choice.unread |= any(value and not isinstance(value, dict) for value in (delta, message))
+            if reason:
+                choice.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())
+                if reason in _BROKEN:
+                    raise EngineFailed("the upstream gave up the answer")
 
-    def _rest(self) -> Iterator[EngineOutput]:
-        """What the filters of thoughts held back."""
-        for (index, name), halves in tuple(self._halves.items()):
-            if name == "content" and (text := halves.finish()):
-                yield from self._text("content", text, index)
-        for index, thoughts in enumerate(self._thoughts):
-            thought, answered = thoughts.finish()
-            if thought:
-                yield ThoughtOutput(thought, index)
-            yield from self._said_text(answered, index, ())
+    def _unsaid(self, choice: _Choice, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message at the end of an answer, without what deltas or messages before it have said."""
+        kinds: defaultdict[_Kind, list[str]] = defaultdict(list)
+        for kind, text in self._texts(choice, message):
+            kinds[kind].append(text)
+        fields: dict[str, Any] = {"audio": message.get("audio")}
+        for kind, texts in kinds.items():
+            text, before = "".join(texts), "".join(choice.texts[kind])
+            if text.startswith(before):
+                fields[kind] = text[len(before) :]
+            elif not choice.has_deltas:
+                fields[kind] = text
+        if not choice.calls.begun:
+            fields |= {name: message.get(name) for name in ("tool_calls", "function_call")}
+        return {"reasoning_content" if name is _Kind.THOUGHT else name: value for name, value in fields.items()}
 
-    def _finish(self, reason: object, index: int) -> None:
-        if not isinstance(reason, str):
-            return
-        self._told_reason[index] = True
-        if reason in _BROKEN:
-            raise EngineFailed("the upstream gave up the answer")
-        called = bool(self._calls[index].count)  # some servers say stop, also after a call
-        self._reasons[index] = _FINISH_REASONS.get(reason, FinishReason.TOOL_CALLS if called else FinishReason.STOP)
-
-    def _delta(
-        self, delta: Mapping[str, Any], modality: object, index: int, logprobs: tuple[TokenLogprob, ...]
+    def _fields(
+        self, choice: _Choice, fields: Mapping[str, Any], modality: object, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
-        said = delta.get("content")
-        thought = next((text for name in _THOUGHTS if isinstance(text := delta.get(name), str) and text), "")
-        if thought and (thought := self._halves[index, "thought"].feed(thought)):
-            yield ThoughtOutput(thought, index)
+        """What a delta or a message says."""
         # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
         if modality == "audio":
-            if isinstance(said, str):
+            choice.says = True
+            if isinstance(said := fields.get("content"), str):
                 yield from self.audio.feed_base64(said)
-        elif isinstance(said, str):
-            yield from self._text("content", self._halves[index, "content"].feed(said), index, logprobs)
-        audio = delta.get("audio")
-        if isinstance(audio, dict):
-            if isinstance(spoken := audio.get("transcript"), str):
-                yield from self._text("transcript", spoken)
-            if isinstance(data := audio.get("data"), str):
-                yield from self.audio.feed_base64(data)
+            fields = {name: value for name, value in fields.items() if name != "content"}
+        for kind, text in self._texts(choice, fields):
+            choice.texts[kind].append(text)
+            text = choice.halves[kind].feed(text)
+            match kind:
+                case _Kind.THOUGHT if text:
+                    choice.says, choice.thoughts.holds = True, False  # the upstream takes them out itself
+                    yield ThoughtOutput(text, choice.index)
+                case _Kind.REFUSAL if text:
+                    choice.says = True
+                    self._said.append(text)
+                    yield TextOutput(text, (), choice.index, refusal=True)
+                case _Kind.CONTENT:
+                    yield from self._text(choice, kind, text, logprobs)
+                    logprobs = ()
+        yield from self._audio(choice, fields.get("audio"))
+        for call in choice.calls.read(fields.get("tool_calls")):
+            yield ToolCallOutput(call, choice.index)
+        for call in choice.calls.read_legacy(fields.get("function_call")):
+            yield ToolCallOutput(call, choice.index)
+        if choice.calls.begun:
+            self.begun = True
+
+    def _texts(self, choice: _Choice, fields: Mapping[str, Any]) -> Iterator[tuple[_Kind, str]]:
+        """The texts of a delta or a message, in any of their forms."""
+        for name in _THOUGHTS:
+            if value := fields.get(name):
+                yield from self._parts(choice, value, _Kind.THOUGHT)
+                break
+        yield from self._parts(choice, fields.get("content"), _Kind.CONTENT)
+        yield from self._parts(choice, fields.get("refusal"), _Kind.REFUSAL)
+
+    def _parts(self, choice: _Choice, value: object, kind: _Kind, depth: int = 0) -> Iterator[tuple[_Kind, str]]:
+        """Content as text, as a part, or as a list of parts: of OpenAI and of Mistral."""
+        match value:
+            case None | {"type": "reference"}:
+                pass
+            case str():
+                yield kind, value
+            case list() if depth < _MOST_NESTED:
+                for part in value:
+                    yield from self._parts(choice, part, kind, depth + 1)
+            case {"thinking": inner} | {"reasoning": inner} if depth < _MOST_NESTED:
+                yield from self._parts(choice, inner, _Kind.THOUGHT, depth + 1)
+            case {"type": "refusal", "refusal": str(text)}:
+                yield _Kind.REFUSAL, text
+            case {"text": str(text)} | {"text": {"value": str(text)}}:
+                yield kind, text
+            case _:
+                choice.unread = True
+
+    def _audio(self, choice: _Choice, audio: object) -> Iterator[EngineOutput]:
+        if not isinstance(audio, dict):
+            return
+        if isinstance(spoken := audio.get("transcript"), str):
+            yield from self._text(choice, _Kind.SPOKEN, choice.halves[_Kind.SPOKEN].feed(spoken), ())
+        if isinstance(data := audio.get("data"), str) and data:
+            choice.says = True
+            yield from self.audio.feed_base64(data)
+
+    def _rest(self) -> Iterator[EngineOutput]:
+        """What was held back."""
+        for choice in self._choices:
+            for kind, halves in tuple(choice.halves.items()):
+                if kind in (_Kind.CONTENT, _Kind.SPOKEN) and (text := halves.finish()):
+                    yield from self._text(choice, kind, text, ())
+            yield from self._filtered(choice, *choice.thoughts.finish())
+            for call in choice.calls.finish():
+                yield ToolCallOutput(call, choice.index)
 
     def _text(
-        self, field: str, text: str, index: int = 0, logprobs: tuple[TokenLogprob, ...] = ()
+        self, choice: _Choice, kind: _Kind, text: str, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
         if not text and not logprobs:
             return
         self.begun = True  # also by a thought that is held back
-        self._text_field = self._text_field or field
-        if self._text_field == field:
-            thought, answered = self._thoughts[index].feed(text)
-            if thought:
-                yield ThoughtOutput(thought, index)
-            # The tokens of a piece that is cut are not those of its text.
-            yield from self._said_text(answered, index, logprobs if answered == text else ())
+        choice.says = choice.says or bool(text)
+        self._text_kind = self._text_kind or kind
+        if self._text_kind is kind:
+            choice.filtered += len(text)
+            choice.tokens += logprobs
+            yield from self._filtered(choice, *choice.thoughts.feed(text))
 
-    def _said_text(self, text: str, index: int, logprobs: tuple[TokenLogprob, ...]) -> Iterator[EngineOutput]:
-        if text or logprobs:
-            self._said.append(text)
-            yield TextOutput(text, logprobs, index)
+    def _filtered(self, choice: _Choice, thought: str, answered: str) -> Iterator[EngineOutput]:
+        if thought:
+            yield ThoughtOutput(thought, choice.index)
+        if choice.thoughts.waits:
+            choice.waited = True
+            yield TextOutput("")  # it is at work
+            return
+        # The tokens of a piece that is cut are not those of its text.
+        logprobs = tuple(choice.tokens) if len(answered) == choice.filtered else ()
+        choice.filtered, choice.tokens = 0, []
+        if answered or logprobs:
+            self._said.append(answered)
+            yield TextOutput(answered, logprobs, choice.index)
+
+
+def _finish_reason(choice: _Choice) -> FinishReason:
+    called = bool(choice.calls.count)  # some servers say stop, also after a call
+    reason = _FINISH_REASONS.get(choice.reason or "", FinishReason.STOP)
+    if reason is FinishReason.LENGTH or choice.reason == CONTENT_FILTER:
+        return reason
+    return FinishReason.TOOL_CALLS if called else FinishReason.STOP

@@ -87,6 +87,15 @@ def context_in_props(content: object) -> int | None:
     return _count(settings.get("n_ctx")) if isinstance(settings, dict) else None
 
 
+def opens_thoughts_in_props(content: object) -> bool:
+    """Whether the chat template of llama.cpp (``/props``) opens a thought where the answer begins, in every case."""
+    template = content.get("chat_template") if isinstance(content, dict) else None
+    if not isinstance(template, str):
+        return False
+    prompt = template.rpartition("add_generation_prompt")[2]
+    return "<think>" in prompt and "</think>" not in prompt
+
+
 def context_in_lm_studio(content: object) -> int | None:
     """The context with which a model is loaded (``/api/v0/models/{id}``)."""
     return _count(content.get("loaded_context_length")) if isinstance(content, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import OutputModality, Task
@@ -21,11 +22,13 @@ class RemoteEngine(ComposedEngine):
     A model that speaks by itself speaks its answers also beside a speech upstream, which then only reads aloud.
     """
 
-    def __init__(self, config: RemoteConfig) -> None:
+    def __init__(self, config: RemoteConfig, *, log_content: bool = False) -> None:
         self.config = config
-        self.llm = RemoteLlmEngine(_llm_settings(config))
+        self.llm = RemoteLlmEngine(replace(_llm_settings(config), log_content=log_content))
         self._speaks_itself = OutputModality.AUDIO.value in config.modalities
-        tts = None if config.speech_upstream is None else RemoteTtsEngine(_tts_settings(config, config.speech_upstream))
+        tts = None
+        if config.speech_upstream is not None:
+            tts = RemoteTtsEngine(replace(_tts_settings(config, config.speech_upstream), log_content=log_content))
         super().__init__(self.llm, tts=tts, name="remote", first_byte_timeout_sec=None)
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
@@ -61,6 +64,7 @@ def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
         urls=(url,),
         model=config.speech_model,
         api_key=key,
+        key_variable="OMNI_WS_REMOTE__SPEECH_API_KEY",
         voices=config.voices,
         audio_sample_rate=config.audio_sample_rate,
         **patience(config),

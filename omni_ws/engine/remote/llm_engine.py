@@ -20,6 +20,7 @@ from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
 from omni_ws.engine.remote.settings import DEFAULT_SAMPLING, RemoteLlmSettings
+from omni_ws.engine.remote.thought import CLOSING_TAG
 from omni_ws.engine.remote.upstream import Upstream, UpstreamAnswer
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
@@ -28,6 +29,8 @@ from omni_ws.wire.openai_options import UPSTREAM_FIELDS
 
 #: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
 _MESSAGE_BYTES: Final = 16
+#: Arguments of chat templates that turn thinking off.
+_THINKING: Final = ("enable_thinking", "thinking")
 
 
 class RemoteLlmEngine(UpstreamEngine):
@@ -74,6 +77,10 @@ class RemoteLlmEngine(UpstreamEngine):
                 async with aclosing(self._fitted_answer(request, prompt)) as outputs:
                     async for output in outputs:
                         yield output
+        except EngineFailed as error:
+            if request.near and error.private:
+                error.message, error.private = f"{error.message}: {error.private}", ""
+            raise
         finally:
             self.active_requests -= 1
 
@@ -127,32 +134,45 @@ class RemoteLlmEngine(UpstreamEngine):
         if dialect in CLOSE_AFTER_STREAM:
             headers["Connection"] = "close"
         async with pool.post("chat/completions", body, headers=headers) as upstream:
-            if not upstream.content_type.startswith("text/event-stream"):
-                raise EngineFailed("the upstream does not stream its answer")
-            answer.upstream = upstream.upstream
+            answer.upstream, answer.log_content = upstream.upstream, settings.log_content
+            self._expect_thoughts(request, answer, upstream.server, named=CLOSING_TAG.encode() in body)
             async with aclosing(self._events(upstream, answer)) as outputs:
                 async for output in outputs:
                     if not request.sink.offer(output):
                         yield output
+            upstream.server.note_thoughts(answer.unopened_thought, waited=answer.waited)
         history = sum(count_words(message.text) for message in request.history)
         yield answer.finished(input_words=prompt.words + history, input_audio_ms=prompt.audio_ms)
+
+    def _expect_thoughts(
+        self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, named: bool
+    ) -> None:
+        """Say whether the answer may begin inside of a thought. ``named``: the prompt speaks of the tag itself."""
+        thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING)
+        opens = self.settings.opens_thoughts
+        opens = server.opens_thoughts if opens is None else opens
+        answer.expect_thoughts(
+            holds=thinks and (opens or (request.options.read_whole and not named)), watches=not named
+        )
 
     async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
         reader = EventReader()
         upstream.begun = False
         async with aclosing(upstream.chunks()) as chunks:
             async for chunk in chunks:
+                said = False
                 for event in reader.feed(chunk):
                     for output in await self._read(answer, event):
+                        said = True
                         yield output
-                upstream.begun = answer.begun
+                upstream.begun, upstream.shows_work = answer.begun, said or reader.grows
                 if answer.done:
                     await upstream.finish(chunks)
                     return
             for event in reader.finish():
                 for output in await self._read(answer, event):
                     yield output
-        for output in answer.end():
+        for output in answer.end(is_stream=upstream.content_type.startswith("text/event-stream")):
             yield output
 
     async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:

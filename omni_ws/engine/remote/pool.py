@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +25,9 @@ RETRY_DELAY: Final = 0.2
 LONGEST_WAIT: Final = 5.0
 #: Checks in a row that may come back too late before an upstream counts as lost: it may only be busy.
 SLOW_CHECKS: Final = 2
+#: Of a model's name in messages, and of models among which one is looked for that was meant.
+_MOST_CHARACTERS: Final = 100
+_MOST_MODELS: Final = 1000
 
 
 class Pool:
@@ -74,12 +78,14 @@ class Pool:
     async def start(self) -> None:
         """Returns when at least one upstream can be used. Raises EngineFailed when none can, or none in time."""
         deadline = asyncio.get_running_loop().time() + self._start_timeout
-        backoff = FIRST_BACKOFF
+        backoff, told = FIRST_BACKOFF, ""
         while not await self._look_at_all():
             now = asyncio.get_running_loop().time()
             if now >= deadline:
                 raise EngineFailed(f"no upstream can be used: {'; '.join(self._problems())}", fatal=True)
-            logger.info("waiting for an upstream: %s", "; ".join(self._problems()))
+            if (problems := "; ".join(self._problems())) != told:
+                logger.info("waiting for an upstream: %s", problems)
+                told = problems
             await asyncio.sleep(min(backoff, deadline - now))
             backoff = min(2 * backoff, LONGEST_BACKOFF)
         for upstream in self.upstreams:
@@ -137,10 +143,11 @@ class Pool:
                 self._lose(upstream, str(problem))
             return problem
         self._slow_checks[upstream] = 0
-        if not _is_up(upstream) and upstream.state is not UpstreamState.UNKNOWN:
-            logger.info("upstream %s is back", upstream.name)
+        was_up, was = _is_up(upstream), upstream.state
         upstream.state, upstream.problem = UpstreamState.UP, ""
-        wrong_model = self._judge_model(upstream)
+        wrong_model = self._judge_model(upstream, tell=was_up)
+        if not was_up and wrong_model is None and was is not UpstreamState.UNKNOWN:
+            logger.info("upstream %s is back", upstream.name)
         await self._read_context(upstream)
         return wrong_model
 
@@ -148,17 +155,23 @@ class Pool:
         if self._reads_context and _is_up(upstream) and self.model is not None:
             await upstream.read_context(self.model)
 
-    def _judge_model(self, upstream: Upstream) -> Unusable | None:
-        """A server that lists models must list ours; one that lists none is believed."""
+    def _judge_model(self, upstream: Upstream, *, tell: bool = True) -> Unusable | None:
+        """A server that lists models must list ours; one that lists none is believed.
+
+        ``tell``: whether the loss of one with other models is news.
+        """
         if not _is_up(upstream) or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
-        known = ", ".join(upstream.models[:8])
-        problem = Unusable(f"it does not serve {self.model}; it serves {known}", lasting=True)
-        self._lose(upstream, str(problem))
+        listed = [name[:_MOST_CHARACTERS] for name in upstream.models[:_MOST_MODELS]]
+        near = difflib.get_close_matches(self.model[:_MOST_CHARACTERS], listed, n=3)
+        known = ", ".join(near or listed[:8])
+        meant = f"did you mean {known}?" if near else f"it serves {known}"
+        problem = Unusable(f"it does not serve {self.model}; {meant}", lasting=True)
+        self._lose(upstream, str(problem), tell=tell)
         return problem
 
-    def _lose(self, upstream: Upstream, problem: str) -> None:
-        if _is_up(upstream):
+    def _lose(self, upstream: Upstream, problem: str, *, tell: bool = True) -> None:
+        if tell and _is_up(upstream):
             logger.warning("upstream %s is lost: %s", upstream.name, problem)
         upstream.state, upstream.problem = UpstreamState.DOWN, problem
 

@@ -1,12 +1,13 @@
 """What an upstream's refusals and failures are to our own client.
 
-A client hears what is wrong with its own request, in the upstream's words. Everything else that an upstream says is
-nobody's business but the operator's: it goes to the log.
+A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
+said of the key of this server, and of failures, is nobody's business but the operator's.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,17 @@ from omni_ws.wire.session_config import SamplingConfig
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE: Final = 300
+_MASK: Final = "***"
+#: What looks like a key: behind its name, in a URL, by its prefix, or by its looks.
+_NAMED_KEY: Final = re.compile(
+    r"(?i)(\bbearer\s+|\b(?:x-)?api[-_ ]?key(?: provided)?\W{1,4}|\b(?:token|secret|password)\s*[:=]\W{0,2})"
+    r"[^\s\"',;)]+"
+)
+_PASSWORD: Final = re.compile(r"(?<=://)[^/\s@]+@")
+_KEY: Final = re.compile(r"[A-Za-z0-9*][A-Za-z0-9_*-]{6,}")
+_PREFIXED_KEY: Final = re.compile(
+    r"(?i)(?:sk|pk|rk|gsk|xai|hf|nvapi|pplx|csk|ghp|github_pat|glpat|tgp|fw|r8|eyj)[-_*]|AIza|eyJ"
+)
 _MAX_PARAM: Final = 128
 _MAX_RETRY_AFTER_SEC: Final = 3600.0
 _DEFAULT_RETRY_AFTER_MS: Final = 1000
@@ -124,8 +136,14 @@ def read_error(content: object) -> UpstreamError:
     return UpstreamError()
 
 
-def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str) -> OmniError:
-    """The error that an answer with ``status`` means. ``upstream`` names the server in the log."""
+def refusal(
+    status: int, body: bytes, *, retry_after: str | None, upstream: str, log_content: bool = False
+) -> OmniError:
+    """The error that an answer with ``status`` means. ``upstream`` names the server in the log.
+
+    What an upstream says may quote what a client said: the log has it only with ``log_content``, or where it is about
+    the key.
+    """
     try:
         check_values(body)
         error = read_error(orjson.loads(body))
@@ -137,20 +155,20 @@ def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str)
         "upstream %s answered %d: %s",
         upstream,
         status,
-        _line(error.message) or "(no message)",
+        _logged(error, log_content or status in (401, 403)),
     )
     return mapped
 
 
-def stream_error(content: object, *, upstream: str) -> OmniError:
-    """The error that an error event in a stream means."""
+def stream_error(content: object, *, upstream: str, log_content: bool = False) -> OmniError:
+    """The error that an error event in a stream means; see ``refusal``."""
     error = read_error(content)
     status = _STATUS_BY_KIND.get(error.code.lower()) or _STATUS_BY_KIND.get(error.kind.lower())
     if error.code.isdecimal() and len(error.code) == 3:
         status = int(error.code)
     if error.code in _BY_CODE:
         status = 400
-    logger.warning("upstream %s broke off: %s", upstream, _line(error.message) or "(no message)")
+    logger.warning("upstream %s broke off: %s", upstream, _logged(error, log_content))
     return _mapped(status or 500, error, None)
 
 
@@ -180,7 +198,7 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
         case 400 | 415 | 422:
             return _clients_fault(status, error)
         case 401 | 403:
-            return EngineFailed("the upstream does not accept the key of this server")
+            return EngineFailed("the upstream does not accept the key of this server", private=_line(error.message))
         case 404 if error.param == "model" or error.code == "model_not_found" or "model" in error.message.lower():
             return ModelNotFound(_line(error.message) or "the upstream does not serve the model", param="model")
         case 413:
@@ -188,7 +206,10 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
         case 429 | 503:
             seconds = retry_after_seconds(retry_after)
             milliseconds = _DEFAULT_RETRY_AFTER_MS if seconds is None else round(seconds * 1000)
-            return EngineOverloaded("the upstream has no capacity at the moment", retry_after_ms=milliseconds)
+            message = _line(error.message) or "the upstream has no capacity at the moment"
+            return EngineOverloaded(message, retry_after_ms=milliseconds)
+        case _ if 400 <= status < 500 and error.message:
+            return EngineFailed(_line(error.message), logged=f"the upstream refused the request (status {status})")
     return EngineFailed(f"the upstream failed (status {status})")
 
 
@@ -228,7 +249,26 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _logged(error: UpstreamError, whole: bool) -> str:
+    """What the log has of an error: its message, or what kind it is."""
+    return (_line(error.message) if whole else _line(error.code or error.kind)[:_MAX_PARAM]) or "(not said)"
+
+
 def _line(text: str) -> str:
-    """One printable line of bounded length."""
+    """One printable line of bounded length, without anything that looks like a key."""
+    text = text[: 2 * _MAX_MESSAGE]
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "…"
+    line = _NAMED_KEY.sub(rf"\1{_MASK}", line)
+    line = _PASSWORD.sub(f"{_MASK}@", line)
+    line = _KEY.sub(lambda found: _MASK if _is_random(found[0]) else found[0], line)
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 1] + "…"
+
+
+def _is_random(word: str) -> bool:
+    """Whether a word has a key's prefix, or is too long and mixed for one that people read."""
+    if _PREFIXED_KEY.match(word):
+        return True
+    longest = max(word.replace("_", "-").split("-"), key=len)
+    digits = sum(map(str.isdigit, word))
+    is_uuid = len(word) == 36 and word.count("-") == 4
+    return is_uuid or (len(longest) >= 20 and digits > 0)

@@ -30,6 +30,8 @@ class UpstreamSettings:
     api_key: str | None = field(default=None, repr=False)
     #: The section of the configuration that made these, for messages to the operator.
     section: str = "remote"
+    #: The variable of the environment that the key may come from; None: that of the section.
+    key_variable: str | None = None
     retries: int = 2
     connect_timeout: float = 5
     #: From the request to the first output; not just to the first byte, which some servers send before any work.
@@ -41,6 +43,8 @@ class UpstreamSettings:
     #: The largest body, including audio and images in base64.
     max_request_bytes: int = 64 * MIB
     ca_file: Path | None = None
+    #: Whether the log may have what upstreams say of requests.
+    log_content: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class RemoteLlmSettings(UpstreamSettings):
     sampling: tuple[str, ...] | None = None
     stage_params: tuple[str, ...] = ()
     stage_sampling: tuple[str, ...] = ()
+    #: Whether the model's template opens thoughts that its answers close; None: as the upstreams show.
+    opens_thoughts: bool | None = None
     #: Of a model that speaks by itself.
     voices: tuple[str, ...] = ()
     audio_format: str = "pcm16"

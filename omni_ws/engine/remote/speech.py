@@ -85,13 +85,16 @@ class RemoteVoice:
         done = False
         async with aclosing(answer.chunks()) as chunks:
             async for chunk in chunks:
+                said = False
                 for event in reader.feed(chunk):
                     outputs, done = self._read_event(event, answer.upstream)
                     for output in outputs:
+                        said = True
                         yield output
                     if done:
                         await answer.finish(chunks)
                         return
+                answer.shows_work = said or reader.grows
             for event in reader.finish():
                 outputs, done = self._read_event(event, answer.upstream)
                 for output in outputs:

@@ -17,6 +17,7 @@ from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import MAX_BODY_VALUES, check_values
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
+from omni_ws.engine.remote.answer_fields import whole_text
 from omni_ws.engine.remote.answer_stream import DONE, event_content
 from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
@@ -154,8 +155,9 @@ async def _events(answer: UpstreamAnswer) -> AsyncGenerator[TranscriptText, None
             if transcript.done:
                 await answer.finish(chunks)
                 break
+            answer.shows_work = reader.grows
             if (text := transcript.text) and text != shown:
-                shown = text
+                shown, answer.shows_work = text, True
                 yield TranscriptText(Recognised(text), settled=False)
         else:
             for event in reader.finish():
@@ -183,7 +185,7 @@ class _StreamedTranscript:
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces).strip()
+        return whole_text("".join(self._pieces)).strip()
 
     def read(self, event: ServerSentEvent) -> None:
         """Raises what an error event means, and EngineFailed for garbage."""

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import struct
+import zlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from omni_ws.engine.remote.dialect import (
     context_in_show,
     context_listed,
     listed_models,
+    opens_thoughts_in_props,
 )
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
 from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
@@ -46,6 +48,13 @@ _MAX_ERROR_BYTES: Final = 64 * 1024
 _ERROR_BODY_SEC: Final = 5.0
 #: How long the end of an answer that has said all may still take: after it the connection can be used again.
 _LAST_BYTES_SEC: Final = 0.25
+#: After so many answers without a thought, one is not waited for any more.
+_WAITS_IN_VAIN: Final = 3
+#: Of an answer to a question about the upstream itself: lists of models are long.
+_MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
+#: What is inflated at a time, and the window that reads gzip and zlib.
+_INFLATED_BYTES: Final = 64 * 1024
+_ANY_WINDOW: Final = 32 + zlib.MAX_WBITS
 #: How the loss of a connection shows before the first byte of an answer.
 _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 #: What may be sent again, because no work was done on it.
@@ -99,7 +108,16 @@ def normalised(url: str) -> str:
 class Upstream:
     """``name`` is for people and logs: the address without credentials. ``active`` counts its requests under way."""
 
-    def __init__(self, url: str, *, key: str | None, timeouts: Timeouts, ca_file: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None,
+        timeouts: Timeouts,
+        ca_file: str | None = None,
+        key_variable: str = "OMNI_WS_REMOTE__API_KEY",
+        log_content: bool = False,
+    ) -> None:
         self.url = normalised(url)
         parts = urlsplit(self.url)
         self.name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
@@ -113,7 +131,13 @@ class Upstream:
         self.context: int | None = None
         #: Whether it sends what it heard along with its answers, as those of our own kind can.
         self.transcribes = False
+        #: Whether its template opens thoughts, so that its answers only close them.
+        self.opens_thoughts = False
+        self._template_opens_thoughts = False
+        self._waited_in_vain = 0
         self._timeouts = timeouts
+        self._log_content = log_content
+        self._where_key = f"{'set' if key is None else 'look at'} {key_variable}"
         self._health: bool = True
         self._listed: list[Mapping[str, Any]] = []
         #: What no owner tells: whether it is Ollama. None until it was asked.
@@ -157,24 +181,35 @@ class Upstream:
         except httpx.HTTPError as error:
             raise Unusable(_reason(error)) from None
 
+    async def _ask(self, method: str, url: str, json: object = None) -> _Reply:
+        """Ask about the upstream itself. Raises Unusable for an answer without end, and what httpx raises."""
+        async with self._client.stream(method, url, json=json) as response:
+            try:
+                body = await _bounded_body(response, _MAX_REPLY_BYTES)
+            except EngineFailed as error:
+                raise Unusable(error.message) from None
+        if body is None:
+            raise Unusable(f"its answer to {urlsplit(url).path} has more than {_MAX_REPLY_BYTES >> 20} MiB")
+        return _Reply(response.status_code, body)
+
     async def _check_health(self) -> None:
         if not self._health:
             return
-        response = await self._client.get(self._root + "/health")
-        if response.status_code >= 500:
-            raise Unusable(f"its health is {response.status_code}")
+        response = await self._ask("GET", self._root + "/health")
+        if response.status >= 500:
+            raise Unusable(f"its health is {response.status}")
         # A server that has no such route is judged by its models alone from now on.
         self._health = response.is_success
 
     async def _read_models(self) -> None:
-        response = await self._client.get(self.url + "/models")
-        if response.status_code == 404 and await self._asks_ollama():
-            response = await self._client.get(self._root + "/api/tags")
-        if response.status_code in (401, 403):
-            raise Unusable(f"it does not accept the key (status {response.status_code})", lasting=True)
+        response = await self._ask("GET", self.url + "/models")
+        if response.status == 404 and await self._asks_ollama():
+            response = await self._ask("GET", self._root + "/api/tags")
+        if response.status in (401, 403):
+            raise Unusable(f"it does not accept the key (status {response.status}): {self._where_key}", lasting=True)
         if not response.is_success:
-            raise Unusable(f"its list of models is {response.status_code}", lasting=response.status_code == 404)
-        listed = listed_models(_json(response))
+            raise Unusable(f"its list of models is {response.status}", lasting=response.status == 404)
+        listed = listed_models(response.json())
         if listed is None:
             raise Unusable("its list of models cannot be read: is this an OpenAI-compatible server?", lasting=True)
         self._listed = listed
@@ -188,7 +223,7 @@ class Upstream:
     async def _asks_ollama(self) -> bool:
         """Whether it is Ollama; asked once."""
         if self._is_ollama is None:
-            content = _json(await self._client.get(self._root + "/api/version"))
+            content = (await self._ask("GET", self._root + "/api/version")).json()
             self._is_ollama = isinstance(content, dict) and isinstance(content.get("version"), str)
         return self._is_ollama
 
@@ -198,7 +233,7 @@ class Upstream:
 
     async def read_context(self, model: str) -> None:
         """Ask for the context of ``model``, where the server tells it. What cannot be read changes nothing."""
-        with suppress(TimeoutError, httpx.HTTPError):
+        with suppress(TimeoutError, httpx.HTTPError, Unusable):
             async with asyncio.timeout(self._timeouts.connect):
                 self.context = await self._context(model)
 
@@ -206,16 +241,31 @@ class Upstream:
         listed = next((context_listed(entry) for entry in self._listed if entry["id"] == model), None)
         match self.dialect:
             case Dialect.LLAMA_CPP:
-                return context_in_props(_json(await self._client.get(self._root + "/props"))) or listed
+                props = (await self._ask("GET", self._root + "/props")).json()
+                self._template_opens_thoughts = opens_thoughts_in_props(props)
+                self.opens_thoughts = self.opens_thoughts or self._template_opens_thoughts
+                return context_in_props(props) or listed
             case Dialect.LM_STUDIO:
-                return context_in_lm_studio(_json(await self._client.get(f"{self._root}/api/v0/models/{model}")))
+                return context_in_lm_studio((await self._ask("GET", f"{self._root}/api/v0/models/{model}")).json())
             case Dialect.OLLAMA:
-                running = context_in_ps(_json(await self._client.get(self._root + "/api/ps")), model)
+                running = context_in_ps((await self._ask("GET", self._root + "/api/ps")).json(), model)
                 if running is not None:
                     return running
-                show = await self._client.post(self._root + "/api/show", json={"model": model})
-                return context_in_show(_json(show)) or OLLAMA_CONTEXT
+                show = await self._ask("POST", self._root + "/api/show", json={"model": model})
+                return context_in_show(show.json()) or OLLAMA_CONTEXT
         return listed
+
+    def note_thoughts(self, unopened: bool, *, waited: bool) -> None:
+        """Note after an answer whether it closed a thought that it had not opened, and whether that was waited for.
+
+        A model that leaves such thoughts out for some answers is taken for one that has none.
+        """
+        if unopened:
+            self.opens_thoughts, self._waited_in_vain = True, 0
+        elif waited and self.opens_thoughts and not self._template_opens_thoughts:
+            self._waited_in_vain += 1
+            if self._waited_in_vain == _WAITS_IN_VAIN:
+                self.opens_thoughts, self._waited_in_vain = False, 0
 
     @property
     def _root(self) -> str:
@@ -233,7 +283,7 @@ class Upstream:
         while (response := await self._send(path, body, headers, deadline=deadline)) is None:
             logger.info("upstream %s: it closed a connection that was used again", self.name)
         if response.status_code == 200:
-            return UpstreamAnswer(response, self.name, deadline=deadline, idle=self._timeouts.idle)
+            return UpstreamAnswer(response, self, deadline=deadline, idle=self._timeouts.idle)
         raise await self._refusal(response)
 
     async def _send(
@@ -275,7 +325,9 @@ class Upstream:
             body = await _error_body(response)
         finally:
             await response.aclose()
-        error = refusal(status, body, retry_after=retry_after, upstream=self.name)
+        error = refusal(status, body, retry_after=retry_after, upstream=self.name, log_content=self._log_content)
+        if status in (401, 403) and isinstance(error, EngineFailed):
+            error.private = f"{error.private} ({self._where_key})".lstrip()
         if status not in _RETRYABLE:
             return error
         return NotTaken(error, delay=retry_after_seconds(retry_after), unreachable=False, status=status)
@@ -284,11 +336,14 @@ class Upstream:
 class UpstreamAnswer:
     """A body on its way; ``aclose`` drops the connection if it is not whole yet."""
 
-    def __init__(self, response: httpx.Response, upstream: str, *, deadline: float, idle: float) -> None:
-        self.upstream = upstream
+    def __init__(self, response: httpx.Response, server: Upstream, *, deadline: float, idle: float) -> None:
+        self.server = server
+        self.upstream = server.name
         #: Whether the bytes so far show work. The reader clears it while they do not: a server that only says that it
         #: has the request has no more time than one that says nothing.
         self.begun = True
+        #: Whether the newest bytes belong to an answer, and do more than keep the connection: those give it more time.
+        self.shows_work = True
         self.content_type: str = response.headers.get("content-type", "")
         self._response = response
         self._deadline = deadline
@@ -297,7 +352,7 @@ class UpstreamAnswer:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Raises EngineFailed when it is cut off, or when nothing comes for too long."""
         loop = asyncio.get_running_loop()
-        pieces = self._response.aiter_bytes()
+        pieces = inflated(self._response)
         deadline = self._deadline
         while True:
             try:
@@ -313,7 +368,7 @@ class UpstreamAnswer:
                 logger.warning("upstream %s: %s", self.upstream, _reason(error))
                 raise EngineFailed("the upstream broke off in the middle of its answer") from None
             yield piece
-            if self.begun:
+            if self.begun and self.shows_work:
                 deadline = loop.time() + self._idle
 
     async def finish(self, chunks: AsyncGenerator[bytes, None]) -> None:
@@ -327,23 +382,75 @@ class UpstreamAnswer:
         await self._response.aclose()
 
 
-def _json(response: httpx.Response) -> object:
-    """The content of a small answer; None for one that failed or is no JSON."""
-    if not response.is_success:
-        return None
-    try:
-        check_values(response.content)
-        content: object = orjson.loads(response.content)
-    except (InvalidFrame, ValueError):
-        return None
-    return content
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """An answer to a question about the upstream itself."""
+
+    status: int
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    def json(self) -> object:
+        """What it says; None where it says nothing that can be read."""
+        if not self.is_success:
+            return None
+        try:
+            check_values(self.body)
+            content: object = orjson.loads(self.body)
+        except (InvalidFrame, ValueError):
+            return None
+        return content
+
+
+async def _bounded_body(response: httpx.Response, most: int) -> bytes | None:
+    """The body of a response; None for one that is longer than ``most`` bytes."""
+    body = bytearray()
+    async for piece in inflated(response):
+        body += piece
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+async def inflated(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """A body in pieces of bounded size, also where it comes compressed, which nobody asked for.
+
+    A kilobyte may stand for a megabyte. Raises EngineFailed for what cannot be inflated.
+    """
+    coding = response.headers.get("content-encoding", "identity").strip().lower()
+    if coding in ("identity", ""):
+        async for piece in response.aiter_raw():
+            yield piece
+        return
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise EngineFailed("the upstream's answer is compressed in a way that is not read")
+    stream, is_first = zlib.decompressobj(_ANY_WINDOW), True
+    async for piece in response.aiter_raw():
+        while piece:
+            try:
+                out = stream.decompress(piece, _INFLATED_BYTES)
+            except zlib.error:
+                if not is_first:
+                    raise EngineFailed("the upstream's answer cannot be inflated") from None
+                stream, is_first = zlib.decompressobj(-zlib.MAX_WBITS), False  # "deflate" without its header
+                continue
+            is_first = False
+            piece = stream.unconsumed_tail
+            if stream.eof and (piece := stream.unused_data):
+                stream = zlib.decompressobj(_ANY_WINDOW)
+            if out:
+                yield out
+                await asyncio.sleep(0)
 
 
 async def _error_body(response: httpx.Response) -> bytes:
     body = bytearray()
-    with suppress(TimeoutError, httpx.HTTPError):
+    with suppress(TimeoutError, httpx.HTTPError, EngineFailed):
         async with asyncio.timeout(_ERROR_BODY_SEC):
-            async for piece in response.aiter_bytes():
+            async for piece in inflated(response):
                 body += piece
                 if len(body) > _MAX_ERROR_BYTES:
                     break

@@ -111,8 +111,20 @@ class UpstreamEngine:
             connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
         )
         ca_file = None if settings.ca_file is None else str(settings.ca_file)
+        variable = settings.key_variable or f"OMNI_WS_{settings.section.upper()}__API_KEY"
+        key = settings.api_key
         return Pool(
-            [Upstream(url, key=settings.api_key, timeouts=timeouts, ca_file=ca_file) for url in settings.urls],
+            [
+                Upstream(
+                    url,
+                    key=key,
+                    timeouts=timeouts,
+                    ca_file=ca_file,
+                    key_variable=variable,
+                    log_content=settings.log_content,
+                )
+                for url in settings.urls
+            ],
             model=settings.model,
             retries=settings.retries,
             health_interval=settings.health_interval,

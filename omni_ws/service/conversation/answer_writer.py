@@ -265,7 +265,15 @@ class AnswerWriter:
         if self._writes and (text or output.logprobs):
             request_id = request.request_id
             number = self._sequencer.take_number(request_id)
-            chunk = OutputChunk(request_id, number, _TEXT, text, logprobs=output.logprobs, choice=output.choice)
+            chunk = OutputChunk(
+                request_id,
+                number,
+                _TEXT,
+                text,
+                logprobs=output.logprobs,
+                choice=output.choice,
+                refusal=output.refusal,
+            )
             self._put(chunk)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
@@ -364,7 +372,8 @@ def final_chunk(
         reason,
         request.usage(finished.usage),
         finish_reasons=finished.reasons,
-        warnings=tuple(request.warnings),
+        foreign_reasons=finished.foreign_reasons,
+        warnings=(*request.warnings, *finished.warnings),
         ref=request.ref,
         turn_id=request.turn_id,
     )

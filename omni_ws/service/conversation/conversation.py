@@ -517,6 +517,7 @@ class Conversation:
             lane=self._flow.lane,
             options=self.options,
             owner=self._owner,
+            near=self.observed.identity.near,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
         )

@@ -59,9 +59,10 @@ def ended_on_error(conversation: Conversation) -> Iterator[None]:
         raise
 
 
-def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
+def prepare_answer(conversation: Conversation, request: ChatRequest, *, read_whole: bool = False) -> None:
     """Adds the earlier messages to the history, and sets the options of the answer.
 
+    ``read_whole``: nothing of it is sent before its end.
     Raises an InvalidRequest for what the engine does not support.
     """
     capabilities = conversation.engine.capabilities
@@ -69,7 +70,12 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
         raise UnsupportedParameter("tools are not supported by this engine", param=request.tools_at)
     if request.role not in capabilities.input_roles:
         raise InvalidValue("the last message must have role user or tool", param=request.role_at)
-    conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role, thought=True)
+    conversation.options = replace(
+        checked_options(conversation, request.answer),
+        input_role=request.role,
+        thought=True,
+        read_whole=read_whole,
+    )
     conversation.ledger.place(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
     )

@@ -88,6 +88,8 @@ class Request:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     #: The name of the API key that the session was opened with.
     owner: str | None = None
+    #: Whether its client is on this machine.
+    near: bool = False
     #: The session's id; None where it has this request alone.
     conversation: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
@@ -478,6 +480,7 @@ class Request:
             tool_choice=config.tool_choice,
             options=self.options,
             owner=self.owner,
+            near=self.near,
             conversation=self.conversation,
             meter=self.meter,
             cut=self.cut,

@@ -45,6 +45,8 @@ class SessionIdentity:
     session_id: str
     origin: str
     owner: str | None = None
+    #: Whether its client is on this machine.
+    near: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from omni_ws.service.observing.accounts import Accounts
 from omni_ws.service.observing.log_lines import write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.observing.session_log import SessionLog
+from omni_ws.service.observing.trace_context import near_client
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.daily_use_file import DailyUseFile, daily_limits
 from omni_ws.service.sessions.daily_use_observer import DailyUseObserver
@@ -203,7 +204,7 @@ class SessionFactory:
             budget=account,
             journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
-        identity = SessionIdentity(self._new_id(), origin, owner)
+        identity = SessionIdentity(self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
         conversation = Conversation(

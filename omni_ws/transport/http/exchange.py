@@ -22,7 +22,7 @@ import orjson
 from omni_ws.core.quota import Share
 from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat, http_status
 from omni_ws.service.failure import unexpected
-from omni_ws.service.observing.trace_context import take_trace
+from omni_ws.service.observing.trace_context import take_place, take_trace
 from omni_ws.transport.http import cors
 from omni_ws.transport.http.access_log import AccessRecord, LogAccess
 from omni_ws.transport.http.connections import Connections
@@ -398,6 +398,7 @@ async def serve_exchange(
     begin = loop.time()
     error: OmniError | None = None
     take_trace(exchange.request.headers.get)
+    take_place(exchange.request.client, exchange.request.headers.get)
     try:
         error = await _respond(exchange, handle)
     finally:

@@ -24,7 +24,7 @@ from omni_ws.errors import (
 )
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import Origin
-from omni_ws.service.observing.trace_context import take_trace
+from omni_ws.service.observing.trace_context import take_place, take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
@@ -162,6 +162,7 @@ class StreamingInput(LiveFrontEnd):
         """Serve one connection, from the end of its handshake to its close."""
         if connection.request is not None:  # which it has once it is open
             take_trace(connection.request.headers.get)
+            take_place(handshake.client, connection.request.headers.get)
         try:
             if handshake.refusal is not None:
                 raise handshake.refusal

@@ -8,7 +8,7 @@ from sys import getsizeof
 from typing import Any, Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, ToolCallFragment
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import CONTENT_FILTER, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError
 from omni_ws.service.identifiers import new_id
@@ -175,7 +175,9 @@ class RealtimeResponse:
 
     def finish(self, final: FinalChunk) -> Iterator[Event]:
         """The events with which it ends: those of its open items, then ``response.done``."""
-        status = _STATUS[final.finish_reason]
+        status, reason = _STATUS[final.finish_reason], "max_output_tokens"
+        if CONTENT_FILTER in final.foreign_reasons:
+            status, reason = "incomplete", CONTENT_FILTER
         for output in self._outputs:
             output.item.status = "completed" if status == "completed" else "incomplete"
             yield from self._end_message(output) if output is self._message else self._end_call(output)
@@ -191,7 +193,7 @@ class RealtimeResponse:
             "type": "response.done",
             "response": {
                 **self._shown(status),
-                "status_details": self._details(status),
+                "status_details": self._details(status, reason),
                 "usage": usage_fields(final.usage),
             },
         }
@@ -219,12 +221,12 @@ class RealtimeResponse:
             "arguments": item.text,
         }
 
-    def _details(self, status: str) -> dict[str, Any] | None:
+    def _details(self, status: str, reason: str) -> dict[str, Any] | None:
         match status:
             case "cancelled":
                 return {"type": "cancelled", "reason": self.cancel_reason}
             case "incomplete":
-                return {"type": "incomplete", "reason": "max_output_tokens"}
+                return {"type": "incomplete", "reason": reason}
             case "failed" if self.error is not None:
                 fields = error_fields(self.error)
                 return {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}

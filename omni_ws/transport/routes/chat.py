@@ -59,7 +59,7 @@ class ChatRoutes(GenerationRoutes):
             owner=owner,
             samples=not streamed,
             streaming_input=streaming_input,
-            prepare=partial(prepare_answer, request=request),
+            prepare=partial(prepare_answer, request=request, read_whole=not streamed),
         )
         options = chat_options(request, model=self.sessions.model.names[0])
         if streamed:

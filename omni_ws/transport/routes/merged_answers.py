@@ -80,7 +80,14 @@ class MergedAnswers:
             input_tokens=sum(final.usage.input_tokens for final in finals),
             output_tokens=sum(final.usage.output_tokens for final in finals),
         )
-        return dataclasses.replace(last, finish_reasons=tuple(reasons), usage=usage)
+        foreign = [reason for final in finals for reason in final.foreign_reasons or (None,) * self._choices]
+        return dataclasses.replace(
+            last,
+            finish_reasons=tuple(reasons),
+            foreign_reasons=tuple(foreign),
+            warnings=tuple(warning for final in finals for warning in final.warnings),
+            usage=usage,
+        )
 
     def _reasons(self, final: FinalChunk) -> Sequence[FinishReason]:
         """The finish reason of each choice."""

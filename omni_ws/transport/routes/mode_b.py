@@ -109,7 +109,7 @@ class ModeBRoutes(FrontEnd):
         )
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
-            prepare_answer(conversation, request)
+            prepare_answer(conversation, request, read_whole=request.stream is False)
         options = chat_options(request, model=self._sessions.model.names[0])
         form = ResultForm(options, audio, events=request.stream is True)
         return self._registry.add(conversation, form, key=key, slot=slot.pop_all())

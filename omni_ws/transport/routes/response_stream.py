@@ -157,7 +157,7 @@ async def write_events(
                 if head_by_heartbeat and not sink.head_sent:
                     await events.write()
                 if sink.head_sent:
-                    await sink.write(sse.HEARTBEAT)
+                    await sink.write(sse.HEARTBEAT_BLOCK)
         if done:
             events.waiting.append(sse.DONE)
     except OmniError as error:
@@ -228,7 +228,7 @@ class _EventBatch:
         if self._sink.head_sent:
             self._sink.write_now(data)
         else:
-            self._sink.start_now(200, SSE_HEADERS, filler=sse.HEARTBEAT, content=data)
+            self._sink.start_now(200, SSE_HEADERS, filler=sse.HEARTBEAT_BLOCK, content=data)
 
     async def write(self) -> None:
         """Write the batch, behind the head where that has not been sent."""
@@ -241,7 +241,7 @@ class _EventBatch:
 
 
 async def _start(sink: EventSink) -> None:
-    await sink.start(200, SSE_HEADERS, filler=sse.HEARTBEAT)
+    await sink.start(200, SSE_HEADERS, filler=sse.HEARTBEAT_BLOCK)
 
 
 async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:

@@ -104,6 +104,8 @@ class NumberedEvents:
         self._exchange = exchange
         self._last_event_id = last_event_id
         self._number = 0
+        #: Whether an event was written to this connection.
+        self._written = False
         self._started = False
 
     @property
@@ -145,13 +147,16 @@ class NumberedEvents:
 
     async def write(self, data: bytes) -> None:
         """Write an event with its number, behind the head, unless the client has it; heartbeats have none."""
-        if data != sse.HEARTBEAT:
+        if data != sse.HEARTBEAT_BLOCK:
             self._number += 1
             if self._number <= self._last_event_id:
                 if self._number % _SKIPPED_AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
                 return
+            self._written = True
             data = b"id: %d\n%b" % (self._number, data)
+        elif self._written:
+            data = sse.HEARTBEAT
         await self._send_head()
         await self._exchange.write(data)
 
@@ -172,7 +177,7 @@ class NumberedEvents:
 
     async def _send_head(self) -> None:
         if not self._exchange.head_sent:
-            await self._exchange.start(200, SSE_HEADERS, filler=sse.HEARTBEAT)
+            await self._exchange.start(200, SSE_HEADERS, filler=sse.HEARTBEAT_BLOCK)
 
     def _check_number(self) -> None:
         """Raise InvalidValue for a ``Last-Event-ID`` beyond the events that exist."""

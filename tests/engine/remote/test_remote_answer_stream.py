@@ -14,6 +14,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scripted_upstream import finish
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
@@ -92,12 +93,24 @@ def test_usage_is_counted_where_none_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "expected"),
-    [("stop", "stop"), ("length", "length"), ("tool_calls", "tool_calls"), ("content_filter", "stop"), (None, "stop")],
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("tool_calls", "stop"),  # nobody is to wait for the result of none
+        ("content_filter", "stop"),
+        ("content_filter\n", "stop"),
+        ("insufficient_system_resource", "stop"),
+        ("", "stop"),
+        (None, "stop"),
+    ],
 )
 def test_finish_reasons(reason: str | None, expected: str) -> None:
     answer = reader()
-    read(answer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+    read(answer, {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": reason}]})
     assert finished(answer).reason == expected
+    foreign = () if reason in ("stop", "length", "tool_calls", "", None) else (reason.strip(),)
+    assert finished(answer).foreign_reasons == foreign
+    assert [one.code for one in finished(answer).warnings] == ["finish_reason"] * len(foreign)
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "cancelled"])
@@ -111,7 +124,7 @@ def test_what_was_heard() -> None:
         {"choices": [], "input_transcript": {"text": "go", "interim": True, "start_ms": 20}},
         {"choices": [], "input_transcript": {"text": "go forward", "interim": False, "start_ms": None}},
     ]
-    assert read(reader(), *heard) == [
+    assert read(reader(), *heard, done=False) == [
         TranscriptOutput("go", interim=True, start_ms=20),
         TranscriptOutput("go forward"),
     ]
@@ -252,7 +265,7 @@ def test_characters_that_are_cut_in_two(text: str, random: Random, thought: bool
         cut = 2 * random.randint(1, 3)
         pieces.append(units[:cut].decode("utf-16-le", "surrogatepass"))
         units = units[cut:]
-    outputs = read(reader(), *(json.dumps(delta({field: piece})).encode() for piece in pieces))
+    outputs = read(reader(), *(json.dumps(delta({field: piece})).encode() for piece in pieces), finish("stop"))
     assert all(output.text for output in outputs if isinstance(output, TextOutput | ThoughtOutput))
     assert "".join(output.text for output in outputs if isinstance(output, TextOutput | ThoughtOutput)) == text
 
@@ -292,5 +305,5 @@ def test_an_error_that_is_null_is_none() -> None:
 
 def test_nothing_follows_the_end() -> None:
     answer = reader()
-    read(answer)
+    read(answer, finish("stop"))
     assert read(answer, delta({"content": "late"}), b"garbage") == []

@@ -149,7 +149,8 @@ def test_what_is_no_call_is_left_out(garbage: object) -> None:
 
 
 def test_a_call_without_an_id_gets_one() -> None:
-    (call,) = UpstreamToolCallReader().read([{"function": {"name": "f"}}])
+    reader = UpstreamToolCallReader()
+    (call,) = (*reader.read([{"function": {"name": "f"}}]), *reader.finish())
     assert call.id is not None
     assert call.id.startswith("call_")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import zlib
 from contextlib import aclosing
 
 import orjson
@@ -334,32 +336,46 @@ async def test_the_start_waits_for_an_upstream() -> None:
 
 
 @pytest.mark.virtual_clock
-async def test_the_start_does_not_wait_for_ever() -> None:
+async def test_the_start_does_not_wait_for_ever_and_says_once_why_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     began = now()
-    assert "ConnectError" in await start_error(f"http://127.0.0.1:{free_port()}/v1", start_timeout_sec=60)
+    with caplog.at_level(logging.INFO, "omni_ws.engine.remote.pool"):
+        assert "ConnectError" in await start_error(f"http://127.0.0.1:{free_port()}/v1", start_timeout_sec=60)
     assert now() - began == pytest.approx(60, abs=1)
+    assert sum("waiting for an upstream" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.virtual_clock
 @pytest.mark.parametrize(
     ("fields", "settings", "problem"),
     [
-        ({"models_answer": refuses(401)}, {}, "it does not accept the key (status 401)"),
+        ({"models_answer": refuses(401)}, {}, "it does not accept the key (status 401): set OMNI_WS_REMOTE__API_KEY"),
+        (
+            {"models_answer": refuses(401)},
+            {"api_key": "hush"},
+            "it does not accept the key (status 401): look at OMNI_WS_REMOTE__API_KEY",
+        ),
         ({"models_answer": refuses(403)}, {}, "it does not accept the key (status 403)"),
         ({"models_answer": refuses(404)}, {}, "its list of models is 404"),
         ({"models_answer": refuses(200, b"<html>")}, {}, "is this an OpenAI-compatible server?"),
         ({"models_answer": refuses(200, ["tiny"])}, {}, "is this an OpenAI-compatible server?"),
         ({}, {"model": "large"}, "it does not serve large; it serves tiny"),
+        ({}, {"model": "tinny"}, "it does not serve tinny; did you mean tiny?"),
+        (
+            {"models": ("x" * 500, "llama3.2:3b", "qwen2.5:7b")},
+            {"model": "llama3.3:3b"},
+            "it does not serve llama3.3:3b; did you mean llama3.2:3b?",
+        ),
         ({"models": ()}, {}, "name one with remote.model"),
     ],
 )
 async def test_what_waiting_does_not_mend_is_told_at_once(
-    fields: dict[str, object], settings: dict[str, object], problem: str
+    fields: dict[str, object], settings: dict[str, object], problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with upstream(says("x"), **fields) as there:
         began = now()
         assert problem in await start_error(there, start_timeout_sec=60, **settings)
         assert now() - began < 30
+        assert not [record for record in caplog.records if "is lost" in record.getMessage()]  # once is enough
 
 
 async def test_the_model_is_found_out() -> None:
@@ -438,6 +454,43 @@ async def test_signs_of_life_are_enough() -> None:
         began = now()
         assert said(await answer(engine)) == "late"
         assert now() - began >= 150
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize(
+    "sign",
+    [
+        b": keep-alive\n\n",
+        b":",
+        b"\n",
+        b"event: ping\ndata: {}\n\n",
+        b'data: {"choices":[{"delta":{}}]}\n\n',
+        b"id: 1\n",
+    ],
+)
+async def test_nothing_keeps_an_answer_alive_but_more_of_it(sign: bytes) -> None:
+    async def forever(exchange: HttpExchange) -> None:
+        while True:
+            await exchange.write(sign)
+            await asyncio.sleep(5)
+
+    there_answers = streams(delta(content="x"), forever)
+    async with upstream(there_answers) as there, remote(there, idle_timeout_sec=20) as engine:
+        began = now()
+        with pytest.raises(EngineFailed, match="fell silent"):
+            await answer(engine)
+        assert now() - began == pytest.approx(20, abs=0.1)
+
+
+@pytest.mark.virtual_clock
+async def test_a_long_event_in_pieces_is_no_silence() -> None:
+    async def slowly(exchange: HttpExchange) -> None:
+        for piece in (b'data: {"choices":[{"del', b'ta":{"content":', b'"y"}}]}\n', b"\n"):
+            await asyncio.sleep(15)
+            await exchange.write(piece)
+
+    async with upstream(streams(delta(content="x"), slowly)) as there, remote(there, idle_timeout_sec=20) as engine:
+        assert said(await answer(engine)) == "xy"
 
 
 @pytest.mark.virtual_clock
@@ -521,3 +574,59 @@ def test_making_an_engine_touches_nothing() -> None:
 
     engine = RemoteEngine(RemoteConfig(upstreams=("http://127.0.0.1:1",)))
     assert (engine.state, engine.model, engine.active_requests) == (EngineState.STARTING, "remote", 0)
+
+
+# sizes
+
+
+async def endless(exchange: HttpExchange) -> None:
+    await exchange.start(200, [("Content-Type", "application/json")])
+    while True:
+        await exchange.write(b" " * 65536)
+
+
+def compressed(body: bytes, coding: str) -> Answer:
+    window = {"gzip": 31, "deflate": 15, "raw": -15, "br": 15}[coding]
+    stream = zlib.compressobj(wbits=window)
+    data = stream.compress(body) + stream.flush()
+
+    async def reply(exchange: HttpExchange) -> None:
+        await exchange.respond(200, [("Content-Encoding", "deflate" if coding == "raw" else coding)], data)
+
+    return reply
+
+
+async def test_answers_about_the_upstream_have_an_end() -> None:
+    bomb = compressed(b" " * (9 << 20), "gzip")
+    for long in (endless, bomb):
+        async with upstream(models_answer=long) as there:
+            assert "its answer to /v1/models has more than 8 MiB" in await start_error(there.url)
+    scripted = ScriptedUpstream()
+    scripted._health = endless  # type: ignore[method-assign]
+    async with scripted.serve() as there:
+        assert "its answer to /health has more than 8 MiB" in await start_error(there.url)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "raw"])
+async def test_answers_that_come_compressed_are_inflated(coding: str) -> None:
+    events = b'data: {"choices":[{"delta":{"content":"' + b"x" * 200_000 + b'"},"finish_reason":"stop"}]}\n\n'
+    async with upstream(compressed(events, coding)) as there, remote(there) as engine:
+        assert said(await answer(engine)) == "x" * 200_000
+
+
+async def test_answers_that_come_compressed_in_another_way_are_refused() -> None:
+    for coding, data in (("br", b"x"), ("gzip, gzip", b"x"), ("gzip", b"????")):
+
+        async def reply(exchange: HttpExchange, coding: str = coding, data: bytes = data) -> None:
+            await exchange.respond(200, [("Content-Encoding", coding)], data)
+
+        async with upstream(reply) as there, remote(there) as engine:
+            with pytest.raises(EngineFailed, match=r"compressed|inflated"):
+                await answer(engine)
+
+
+async def test_a_bomb_is_inflated_in_pieces() -> None:
+    """Before it is whole, an event without end is noticed."""
+    async with upstream(compressed(b"data: " + b" " * (70 << 20), "gzip")) as there, remote(there) as engine:
+        with pytest.raises(EngineFailed, match="event without an end"):
+            await answer(engine)

@@ -87,17 +87,46 @@ def test_the_clients_fault_is_told_in_the_upstreams_words() -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_key_is_no_fault_of_the_client(status: int) -> None:
-    assert refused(status, openai("Incorrect key")).message == "the upstream does not accept the key of this server"
+    error = refused(status, openai("Incorrect key sk-12345678"))
+    assert isinstance(error, EngineFailed)
+    assert error.message == "the upstream does not accept the key of this server"
+    assert error.private == "Incorrect key ***"  # for the operator
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Rate limit reached for gpt-4o in organization org-x on tokens per min.", None),
+        ("Incorrect API key provided: sk-proj-abc***xyz. You can find yours.", "Incorrect API key provided: ***"),
+        ("Bearer abcdefgh is not valid", "Bearer *** is not valid"),
+        ("api_key=hush123 is unknown", "api_key=*** is unknown"),
+        ('{"x-api-key": "hush123"} refused', '{"x-api-key": "***"} refused'),
+        ("AIzaSyA1234567890abcdefghijklmnopqrstuv was leaked", "*** was leaked"),
+        ("user 3f2504e0-4f89-41d3-9a0c-0305e82c3301 has no credit", "user *** has no credit"),
+        ("0123456789abcdef0123456789abcdef has no credit", "*** has no credit"),
+        ("https://me:hush@there.example/v1 is busy", "https://***@there.example/v1 is busy"),
+        ("Meta-Llama-3.1-70B-Instruct-Turbo is overloaded; see https://status.example/incidents", None),
+    ],
+)
+def test_what_looks_like_a_key_is_masked(said: str, told: str | None) -> None:
+    assert refused(429, openai(said)).message.startswith(told or said)
+    assert "hush" not in refused(429, openai(said)).message
 
 
 def test_long_words_are_cut() -> None:
     error = refused(400, openai("x" * 301, param="stop." + "p" * 129))
-    assert error.message == "x" * 300 + "…"
+    assert error.message == "x" * 299 + "…"
     assert error.param == "sampling.stop." + "p" * 123
     assert refused(400, openai("x" * 300)).message == "x" * 300
 
 
-@pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 408, 409, 410, 418, 500, 501, 502, 504, 529])
+@pytest.mark.parametrize("status", [402, 404, 409, 418])
+def test_other_refusals_are_told_in_the_upstreams_words(status: int) -> None:
+    error = refused(status, openai("Insufficient balance"))
+    assert (type(error), error.message) == (EngineFailed, "Insufficient balance")
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 500, 501, 502, 504, 529])
 def test_everything_else_is_ours_to_mend(status: int) -> None:
     """And what the upstream says of it stays here."""
     for content in (openai("Incorrect key hush-123"), {"detail": "hush-123"}, b"Traceback: hush-123"):
@@ -113,10 +142,10 @@ def test_everything_else_is_ours_to_mend(status: int) -> None:
 )
 @pytest.mark.parametrize("status", [429, 503])
 def test_no_capacity(status: int, retry_after: str | None, milliseconds: int) -> None:
-    error = refused(status, openai("hush"), retry_after)
+    error = refused(status, openai("You exceeded your quota"), retry_after)
     assert type(error) is EngineOverloaded
-    assert error.retry_after_ms == milliseconds
-    assert "hush" not in error.message
+    assert (error.retry_after_ms, error.message) == (milliseconds, "You exceeded your quota")
+    assert refused(status, b"<html>").message == "the upstream has no capacity at the moment"
 
 
 def test_a_date_to_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:

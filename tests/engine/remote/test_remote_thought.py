@@ -95,5 +95,5 @@ def test_a_thought_shows_that_the_model_works() -> None:
         read(answer, delta)
         assert answer.begun
     answer = ChatAnswer(sample_rate=24_000, upstream="there")
-    read(answer, {"role": "assistant", "content": ""})
+    answer.read(ServerSentEvent("message", b'{"choices":[{"delta":{"role":"assistant","content":""}}]}'))
     assert not answer.begun

@@ -267,7 +267,7 @@ async def test_whole_choices() -> None:
     engine = CapableEngine([*CHOICES[:-1], *tool_call("f", choice=1), CHOICES[-1]])
     async with live_server(engine) as server:
         first, second = (await ask(server, n=2)).json()["choices"]
-    assert engine.requests[0].options == AnswerOptions(choices=2, thought=True)
+    assert engine.requests[0].options == AnswerOptions(choices=2, thought=True, read_whole=True)
     assert (first["index"], first["message"]["content"], first["finish_reason"]) == (0, "Hello", "stop")
     assert (second["index"], second["message"]["content"], second["finish_reason"]) == (1, "Hi you", "length")
     assert [call["function"]["name"] for call in second["message"]["tool_calls"]] == ["f"]

@@ -198,10 +198,10 @@ async def test_cancelled_answer_is_an_error() -> None:
 async def test_heartbeats_follow_the_head_or_send_it(by_heartbeat: bool) -> None:
     streaming = Streaming(heartbeat_sec=15, head_by_heartbeat=by_heartbeat)
     await asyncio.sleep(31)
-    assert streaming.sink.writes == [sse.HEARTBEAT] * (2 if by_heartbeat else 0)
+    assert streaming.sink.writes == [sse.HEARTBEAT_BLOCK] * (2 if by_heartbeat else 0)
     await streaming.give(text("a"))
     await asyncio.sleep(16)
-    assert streaming.sink.writes[-2:] == [event("a"), sse.HEARTBEAT]
+    assert streaming.sink.writes[-2:] == [event("a"), sse.HEARTBEAT_BLOCK]
     await streaming.give(STOP)
     await streaming.task
 
