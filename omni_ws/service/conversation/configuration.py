@@ -10,6 +10,7 @@ import msgspec
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.languages import language_name
 from omni_ws.core.request_input import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
@@ -293,8 +294,10 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
 def _check_language(audio: InputAudioConfig, known: frozenset[str]) -> None:
     language = spoken_language(audio)
     if language is not None and language not in known:
+        name = language_name(language)
+        called = repr(language) if name == language else f"{language!r} ({name})"
         raise UnsupportedParameter(
-            f"language {language!r} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
+            f"language {called} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
             param="input_audio.language",
         )
 

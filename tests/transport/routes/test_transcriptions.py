@@ -18,6 +18,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
+from omni_ws.wire.openai_transcription import form_fields
 
 PATH = "/v1/audio/transcriptions"
 WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
@@ -241,6 +242,77 @@ async def test_the_language_reaches_the_engine_from_every_front_end() -> None:
     assert [request.language for request in engine.requests] == ["de", None, "en", None]
 
 
+async def test_empty_fields_are_absent() -> None:
+    engine = CapableEngine(SCRIPT)
+    names = (
+        "language",
+        "temperature",
+        "response_format",
+        "stream",
+        "prompt",
+        "chunking_strategy",
+        "known_speaker_names",
+    )
+    lists = ("timestamp_granularities[]", "timestamp_granularities[0]", "include[]", "model")
+    async with live_server(engine) as server:
+        response = await send(server, form(FILE, *(((name, None), b"") for name in (*names, *lists))))
+    assert response.json() == {"text": TEXT, "usage": {"type": "duration", "seconds": 3663.0}}
+    assert (engine.requests[0].language, engine.requests[0].sampling) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "name", ["timestamp_granularities", "timestamp_granularities[]", "timestamp_granularities[{}]"]
+)
+async def test_lists_in_a_form(name: str) -> None:
+    parts: list[Part] = [((name.format(index), None), value) for index, value in ((1, b"segment"), (0, b"word"))]
+    async with live_server(CapableEngine(SCRIPT)) as server:
+        response = await send(server, form(FILE, *parts, response_format="verbose_json"))
+    assert {"words", "segments"} <= response.json().keys()
+
+
+def test_an_indexed_list_is_in_the_order_of_its_indexes() -> None:
+    pairs = [
+        ("include[10]", "c"),
+        ("include[2]", "b"),
+        ("include[0]", "a"),
+        ("a]", "x"),
+        ("chunking_strategy[type]", "y"),
+    ]
+    assert form_fields(pairs) == {"include": ["a", "b", "c"], "a]": "x", "chunking_strategy": {"type": "y"}}
+
+
+async def test_languages_by_their_names() -> None:
+    engine = CapableEngine(SCRIPT)
+    names = ["auto", "AUTO", "English", "gERMAN", "de", " english "]
+    async with live_server(engine) as server:
+        for language in names:
+            assert (await transcribe(server, language=language)).status == 200, language
+        assert [request.language for request in engine.requests] == [None, None, "en", "de", "de", "en"]
+        for language in ("Dutch", "haitian creole", "Old Norse (runic)"):
+            refusal = await transcribe(server, language=language)
+            assert (refusal.status, refusal.error["code"]) == (400, "unsupported_parameter"), language
+            assert refusal.error["param"] == "language"
+            assert language.lower() in refusal.error["message"].lower()
+
+
+@pytest.mark.parametrize("disposition", ['name="file"', "name=file; filename*=UTF-8''%D0%B7%D0%B0.wav"])
+async def test_a_file_larger_than_a_field_may_lack_a_name(disposition: str) -> None:
+    engine = CapableEngine(SCRIPT)
+    data = wav_header(sample_rate=16_000, channels=1, data_bytes=100_000) + bytes(100_000)
+    body = f"--xXx\r\nContent-Disposition: form-data; {disposition}\r\n\r\n".encode() + data + b"\r\n--xXx--\r\n"
+    async with live_server(engine) as server:
+        assert (await send(server, body)).json()["text"] == TEXT
+    assert b"".join(chunk.payload for chunk in engine.inputs[0]) == data
+
+
+def test_an_extended_file_name_is_read() -> None:
+    reader = FormReader("multipart/form-data; boundary=xXx")
+    reader.feed(b"--xXx\r\nContent-Disposition: form-data; name=sound; filename*=utf-8'en'%e2%82%ac%20a.pcmu\r\n\r\n")
+    reader.feed(b"\r\n--xXx--\r\n")
+    (part,) = reader.finish()
+    assert part.filename == "€ a.pcmu"
+
+
 # --- bad input
 
 
@@ -279,7 +351,8 @@ async def test_fields_that_are_refused() -> None:
 
 NO_FILES: list[tuple[tuple[Part, ...], int, str]] = [
     ((), 400, "invalid_value"),
-    (((("file", None), WAV),), 400, "invalid_value"),
+    (((("file", None), b""),), 400, "invalid_value"),
+    (((("file", None), b"hello"),), 415, "unsupported_format"),
     (((("sound", "a.wav"), WAV),), 400, "invalid_value"),
     ((FILE, FILE), 400, "invalid_value"),
     (((("file", "a.wav"), b""),), 400, "invalid_value"),
