@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.file_heads import encoding_by_head
 from omni_ws.core.languages import language_code
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_fields import ConfigurationPatch, refuse_unavailable
@@ -35,17 +36,6 @@ _LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 #: Several words, as in the name of a language, which no tag has.
 _SEVERAL_WORDS: Final = re.compile(r"\s*\w+(?:[ ,()']+\w+)+\)?\s*")
-#: The signatures of audio files.
-_SIGNATURES: Final = (
-    (b"RIFF", AudioEncoding.WAV),
-    (b"fLaC", AudioEncoding.FLAC),
-    (b"OggS", AudioEncoding.OGG),
-    (b"\x1a\x45\xdf\xa3", AudioEncoding.WEBM),
-    (b"ID3", AudioEncoding.MP3),
-    (b"\xff\xfb", AudioEncoding.MP3),
-    (b"\xff\xf3", AudioEncoding.MP3),
-    (b"\xff\xf2", AudioEncoding.MP3),
-)
 #: Formats that need the times of words.
 TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
 
@@ -148,15 +138,14 @@ def _language(wanted: str | None) -> str | None:
 
 
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """Return the chunk for an uploaded file. Its signature decides the format, then its type, then its name.
+    """Return the chunk for an uploaded file. Its head decides the format, then its type, then its name.
 
     Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """
     if not data:
         raise InvalidValue("the file is empty", param="file")
-    for signature, encoding in _SIGNATURES:
-        if data.startswith(signature):
-            return InputChunk(Modality.AUDIO, data, format=encoding.value)
+    if (found := encoding_by_head(data)) is not None:
+        return InputChunk(Modality.AUDIO, data, format=found.value)
     if content_type.lower().startswith("audio/"):
         return InputChunk(Modality.AUDIO, data, format=content_type)
     suffix = PurePath(filename).suffix.removeprefix(".").lower()
@@ -164,6 +153,6 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
         encoding = {"pcm": AudioEncoding.PCM16, "raw": AudioEncoding.PCM16}.get(suffix) or AudioEncoding(suffix)
     except ValueError:
         raise UnsupportedFormat(
-            "unsupported audio file; supported: wav, mp3, flac, ogg, opus, webm", param="file"
+            "unsupported audio file; supported: wav, mp3, m4a, mp4, mov, aac, flac, ogg, opus, webm", param="file"
         ) from None
     return InputChunk(Modality.AUDIO, data, format=encoding.value)

@@ -12,7 +12,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.multipart_form import FormPart, read_form
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource
-from omni_ws.transport.routes.mode_a import is_streaming_input
+from omni_ws.transport.routes.mode_a import is_file, is_streaming_input
 from omni_ws.transport.routes.response_stream import charging, collect_answer
 from omni_ws.wire.openai_transcription import (
     TIMED_FORMATS,
@@ -22,6 +22,7 @@ from omni_ws.wire.openai_transcription import (
     read_transcription,
 )
 from omni_ws.wire.openai_transcription_response import Transcription, TranscriptionEvents
+from omni_ws.wire.streaming_body import FORM_TYPE
 
 _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt; charset=utf-8"}
 
@@ -45,7 +46,8 @@ class TranscriptionRoutes(GenerationRoutes):
 
     async def _transcribe(self, exchange: HttpExchange, options: AnswerOptions) -> None:
         async with self.admitted(exchange) as owner:
-            if is_streaming_input(exchange.request):
+            request_type = exchange.request.content_type
+            if is_streaming_input(exchange.request) or (request_type == FORM_TYPE and await is_file(exchange)):
                 stream = self.streaming_body(exchange)
                 request = read_transcription(await stream.parameters())
                 await self._respond(exchange, request, stream.feed, options=options, owner=owner, streaming_input=True)

@@ -22,6 +22,9 @@ from omni_ws.wire.openai_transcription import form_fields
 
 PATH = "/v1/audio/transcriptions"
 WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
+#: Two frames of MP3 at 8 kHz, and one of AAC.
+MPEG_2_5 = (b"\xff\xe3\x48\xc4" + bytes(284)) * 2
+ADTS = (b"\xff\xf1\x58\x40\x01\x7f\xfc" + bytes(4)) * 2
 FILE = (("file", "a.wav"), WAV)
 SCRIPT: list[Any] = [
     TranscriptOutput("go", interim=True, start_ms=100),
@@ -202,10 +205,16 @@ async def test_audio_that_is_streamed_is_answered_in_events() -> None:
     [
         ("a.bin", None, WAV, "wav"),
         ("a.wav", None, b"fLaC....", "flac"),
-        ("a", None, b"OggS....", "ogg"),
+        ("a", None, b"OggS\0\2..", "ogg"),
         ("a", None, b"\x1a\x45\xdf\xa3....", "webm"),
-        ("a", None, b"ID3.....", "mp3"),
-        ("a", None, b"\xff\xfb......", "mp3"),
+        ("a", None, b"ID3\3\0\0\0\0\0\2..\xff\xfb\x90\0", "mp3"),
+        ("a", None, b"ID3\3\0\0\0\0\0\2..fLaC....", "flac"),
+        ("blob", None, MPEG_2_5, "mp3"),
+        ("blob", "text/plain", b"BW64" + WAV[4:], "wav"),
+        ("a.mp3", "audio/mpeg", WAV, "wav"),
+        ("a.pcm", "audio/pcm", b"\0\0\0\x18ftypM4A ....", "mp4"),
+        ("blob", None, ADTS, "aac"),
+        ("memo.m4a", None, b"\0\0\0\x08moov", "m4a"),
         ("a.mp3", None, b"......", "mp3"),
         ("a.pcm", None, b"......", "pcm16"),
         ("a.PCMU", "application/octet-stream", b"......", "pcmu"),
@@ -357,7 +366,7 @@ NO_FILES: list[tuple[tuple[Part, ...], int, str]] = [
     ((FILE, FILE), 400, "invalid_value"),
     (((("file", "a.wav"), b""),), 400, "invalid_value"),
     (((("file", "a.txt"), b"hello"),), 415, "unsupported_format"),
-    (((("file", "a.m4a"), b"????ftyp"),), 415, "unsupported_format"),
+    (((("file", "a.aiff"), b"FORM...."),), 415, "unsupported_format"),
 ]
 
 
