@@ -189,6 +189,8 @@ class ChatAnswer:
             if not isinstance(choice, dict) or (index := choice.get("index", 0)) not in range(len(self._reasons)):
                 continue
             delta = choice.get("delta")
+            if delta is None:  # a whole answer
+                delta = choice.get("message")
             if isinstance(delta, dict):
                 yield from self._delta(delta, content.get("modality"), index, logprobs_of(choice))
                 for call in self._calls[index].read(delta.get("tool_calls")):

@@ -18,7 +18,7 @@ from omni_ws.engine.remote.context_window import ContextWindow
 from omni_ws.engine.remote.dialect import CLOSE_AFTER_STREAM, IGNORED_SAMPLING, Dialect
 from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
-from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
+from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent, WholeReader, reader_of
 from omni_ws.engine.remote.settings import DEFAULT_SAMPLING, RemoteLlmSettings
 from omni_ws.engine.remote.upstream import Upstream, UpstreamAnswer
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
@@ -127,8 +127,6 @@ class RemoteLlmEngine(UpstreamEngine):
         if dialect in CLOSE_AFTER_STREAM:
             headers["Connection"] = "close"
         async with pool.post("chat/completions", body, headers=headers) as upstream:
-            if not upstream.content_type.startswith("text/event-stream"):
-                raise EngineFailed("the upstream does not stream its answer")
             answer.upstream = upstream.upstream
             async with aclosing(self._events(upstream, answer)) as outputs:
                 async for output in outputs:
@@ -138,10 +136,16 @@ class RemoteLlmEngine(UpstreamEngine):
         yield answer.finished(input_words=prompt.words + history, input_audio_ms=prompt.audio_ms)
 
     async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
-        reader = EventReader()
+        reader: EventReader | WholeReader | None = None
+        head = b""
         upstream.begun = False
         async with aclosing(upstream.chunks()) as chunks:
             async for chunk in chunks:
+                if reader is None:  # whatever type the upstream gives its answer
+                    head += chunk
+                    if (reader := reader_of(head)) is None:
+                        continue
+                    chunk, head = head, b""
                 for event in reader.feed(chunk):
                     for output in await self._read(answer, event):
                         yield output
@@ -149,7 +153,7 @@ class RemoteLlmEngine(UpstreamEngine):
                 if answer.done:
                     await upstream.finish(chunks)
                     return
-            for event in reader.finish():
+            for event in () if reader is None else reader.finish():
                 for output in await self._read(answer, event):
                     yield output
         for output in answer.end():

@@ -82,3 +82,29 @@ class EventReader:
             del self._data[-1:]
             events.append(ServerSentEvent(name, bytes(self._data)))
         self._name, self._data = b"", bytearray()
+
+
+class WholeReader:
+    """Fed with the bytes of one JSON object, gives it as the data of one event at the end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
+        """Raises EngineFailed for an object that does not end."""
+        self._data += data
+        if len(self._data) > MAX_EVENT_BYTES:
+            raise EngineFailed("the upstream sent an answer without an end")
+        return []
+
+    def finish(self) -> list[ServerSentEvent]:
+        """The object."""
+        return [ServerSentEvent("message", bytes(self._data))]
+
+
+def reader_of(head: bytes) -> EventReader | WholeReader | None:
+    """The reader of an answer that begins so; None while there is nothing but white space."""
+    begun = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
+    if not begun:
+        return None
+    return WholeReader() if begun.startswith(b"{") else EventReader()

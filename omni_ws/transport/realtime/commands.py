@@ -172,7 +172,10 @@ class Commands:
         return session_object(self._translator.session, config, session_id=self._session_id)
 
     def _update_session(self, event: dict[str, Any]) -> None:
-        session = merged_session(self._translator.session, mapping_field(event, "session"))
+        patch = mapping_field(event, "session")
+        if event["type"] == "transcription_session.update":
+            patch = {**patch, "type": "transcription"}
+        session = merged_session(self._translator.session, patch)
         detected = self._detects_turns
         with _session_names():
             self._conversation.configure(self._config(session))
