@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
+from omni_ws.core.chunks import FinishReason, Hearing, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
 from omni_ws.errors import OmniError
 
 
@@ -41,6 +41,8 @@ class OutputChunk(Struct, frozen=True):
     failed: bool = False
     #: Of a transcript: the speech turn.
     turn_id: str | None = None
+    #: Of a transcript: how it came about, where the recogniser says it.
+    hearing: Hearing | None = None
 
 
 class WordsKnown(Enum):

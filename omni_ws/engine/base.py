@@ -28,6 +28,7 @@ from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import (
     FinishReason,
+    Hearing,
     InputChunk,
     InputMode,
     Modality,
@@ -333,6 +334,8 @@ class TranscriptOutput(Struct, frozen=True):
     interim: bool = False
     start_ms: int | None = None
     words: tuple[Word, ...] = ()
+    #: Of a settled one, where the recogniser says it.
+    hearing: Hearing | None = None
 
 
 class TranscriptGuess(Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from omni_ws.core.languages import language_name
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange
@@ -86,7 +87,7 @@ class TranscriptionRoutes(GenerationRoutes):
         with charging(self.sessions.budget) as charge:
             async with session.running(partial(source, session)):
                 outputs, final = await collect_answer(session, charge)
-            transcription = Transcription(request, language="en" if options.translate else language)
+            transcription = Transcription(request, language=language, translates=options.translate)
             for output in outputs:
                 transcription.output(output)
             match request.response_format:
@@ -100,12 +101,16 @@ class TranscriptionRoutes(GenerationRoutes):
             await exchange.respond(200, [("Content-Type", kind)], text.encode())
 
     def _language(self, request: TranscriptionRequest) -> str | None:
-        """The language that is recognised, None where nobody says. Raises UnsupportedParameter for missing times."""
+        """The name of the language that is recognised, None where nobody says.
+
+        Raises UnsupportedParameter where words have no times.
+        """
         capabilities = self.sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
             raise UnsupportedParameter("timestamps are not supported by this engine", param="response_format")
         languages = capabilities.languages
-        return next(iter(languages)) if request.language is None and len(languages) == 1 else request.language
+        code = next(iter(languages)) if request.language is None and len(languages) == 1 else request.language
+        return None if code is None else language_name(code)
 
 
 def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from openai.types.audio import TranscriptionVerbose
 from support.capable_engine import CapableEngine
 from support.event_stream import Event, events_of
 from support.live_server import LiveServer, live_server
@@ -14,7 +16,7 @@ from support.raw_http import RawResponse, post, raw_client
 
 from omni_ws.audio.wav import wav_header
 from omni_ws.client import connect
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage, Word
+from omni_ws.core.chunks import FinishReason, HeardSegment, Hearing, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
@@ -26,14 +28,31 @@ WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
 MPEG_2_5 = (b"\xff\xe3\x48\xc4" + bytes(284)) * 2
 ADTS = (b"\xff\xf1\x58\x40\x01\x7f\xfc" + bytes(4)) * 2
 FILE = (("file", "a.wav"), WAV)
+FIRST = HeardSegment(
+    "go forward", 100, 900, tokens=(5, 6), avg_logprob=-0.25, compression_ratio=0.5, no_speech_prob=0.125
+)
+SECOND = HeardSegment(
+    *("ten meters", 3_661_001, 3_662_042),
+    tokens=(7,),
+    avg_logprob=-0.5,
+    compression_ratio=0.75,
+    no_speech_prob=0.0,
+    temperature=0.2,
+)
 SCRIPT: list[Any] = [
     TranscriptOutput("go", interim=True, start_ms=100),
-    TranscriptOutput("go forward", start_ms=100, words=(Word("go", 100, 300), Word("forward", 310, 900))),
+    TranscriptOutput(
+        "go forward",
+        start_ms=100,
+        words=(Word("go", 100, 300), Word("forward", 310, 900)),
+        hearing=Hearing(segments=(FIRST,)),
+    ),
     TextOutput("go forward"),
     TranscriptOutput(
         " ten meters",
         start_ms=3_661_001,
         words=(Word("ten", 3_661_001, 3_661_500), Word("meters", 3_661_500, 3_662_042)),
+        hearing=Hearing(segments=(SECOND,)),
     ),
     TextOutput(" ten meters"),
     Finished(FinishReason.STOP, Usage(output_tokens=4, input_audio_ms=3_663_000)),
@@ -87,10 +106,32 @@ async def test_text() -> None:
 
 async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
     segments = [
-        {"id": 0, "start": 0.1, "end": 0.9, "text": "go forward"},
-        {"id": 1, "start": 3661.001, "end": 3662.042, "text": "ten meters"},
+        {
+            "id": 0,
+            "seek": 10,
+            "start": 0.1,
+            "end": 0.9,
+            "text": "go forward",
+            "tokens": [5, 6],
+            "temperature": 0.0,
+            "avg_logprob": -0.25,
+            "compression_ratio": 0.5,
+            "no_speech_prob": 0.125,
+        },
+        {
+            "id": 1,
+            "seek": 366_100,
+            "start": 3661.001,
+            "end": 3662.042,
+            "text": "ten meters",
+            "tokens": [7],
+            "temperature": 0.2,
+            "avg_logprob": -0.5,
+            "compression_ratio": 0.75,
+            "no_speech_prob": 0.0,
+        },
     ]
-    head = {"task": "transcribe", "language": "en", "duration": 3663.0, "text": TEXT}
+    head = {"task": "transcribe", "language": "english", "duration": 3663.0, "text": TEXT}
     usage = {"usage": {"type": "duration", "seconds": 3663.0}}
     async with live_server(CapableEngine(SCRIPT)) as server:
         plain = await transcribe(server, response_format="verbose_json", language="en-US")
@@ -109,6 +150,26 @@ async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
     assert "segments" not in words.json()
     assert words.json()["words"][0] == {"word": "go", "start": 0.1, "end": 0.3}
     assert [len(both.json()[name]) for name in ("words", "segments")] == [4, 2]
+    typed = TranscriptionVerbose.model_validate(plain.json(), strict=True)
+    assert typed.segments is not None
+    assert typed.segments[1].tokens == [7]
+
+
+async def test_segments_of_which_not_all_is_known_are_none() -> None:
+    script = [*SCRIPT[:4], replace(SCRIPT[3], hearing=None), *SCRIPT[4:]]
+    async with live_server(CapableEngine(script)) as server:
+        response = (await transcribe(server, response_format="verbose_json")).json()
+        subtitles = await transcribe(server, response_format="vtt")
+    assert response["segments"] == []
+    assert subtitles.body.count(b"-->") == 3
+
+
+@pytest.mark.parametrize(("found", "asked", "told"), [("german", "", "german"), (None, "de", "german")])
+async def test_the_language_that_was_found(found: str | None, asked: str, told: str) -> None:
+    script = [replace(SCRIPT[1], hearing=Hearing(found)), TextOutput("go forward")]
+    async with live_server(CapableEngine(script)) as server:
+        response = await transcribe(server, response_format="verbose_json", language=asked)
+    assert response.json()["language"] == told
 
 
 async def test_translations() -> None:
@@ -119,7 +180,7 @@ async def test_translations() -> None:
         response = await post(server.port, "/v1/audio/translations", body, content_type)
         await transcribe(server)
     assert response.json()["text"] == TEXT
-    assert response.json()["language"] == "en"
+    assert (response.json()["task"], response.json()["language"]) == ("translate", "english")
     translated, transcribed = engine.requests
     assert (translated.task, translated.language, translated.options.translate) == ("transcribe", "de", True)
     assert not transcribed.options.translate
