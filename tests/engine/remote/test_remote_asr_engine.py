@@ -266,7 +266,7 @@ async def test_times_that_cannot_be_are_not_told(words: Any) -> None:
 async def test_segments_and_the_language_are_passed_on(missing: str | None) -> None:
     segment: dict[str, Any] = {"id": 0, "seek": 0, "start": 0.5, "end": 1, "text": " Go", "tokens": [7, 8]}
     segment |= {"temperature": 0.2, "avg_logprob": -0.5, "compression_ratio": 0.7, "no_speech_prob": 0.1}
-    segment.pop(missing, None)
+    segment.pop(missing or "", None)
     written = writes("Go", words=[], language="German", segments=[segment])
     async with upstream(written=[written]) as there, remote_asr(there, word_times=True) as engine:
         (transcript,) = (await transcribed(engine, FIRST)).transcripts
