@@ -106,6 +106,8 @@ class EngineCapabilities:
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
+    #: The modalities of ``picture`` that they may contain.
+    pictures_in_history: frozenset[Modality] = frozenset()
     #: Whether an answer to speech follows its transcripts: one without any is an answer to speech without words.
     transcribes_first: bool = False
     #: Whether the engine goes on writing speech down where the answer is cut off, see ``GenerationRequest.cut``.

@@ -226,6 +226,7 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
         # Our own kind takes nothing but text in earlier messages.
         speech_in_history=Modality.AUDIO.value in settings.input_modalities
         and not any(upstream.dialect is Dialect.OMNI_WS for upstream in upstreams),
+        pictures_in_history=frozenset(map(Modality, settings.input_modalities)) & {Modality.IMAGE, Modality.VIDEO},
         media_limits=frozenset(MediaLimitFields.__struct_fields__) & frozenset(settings.options),
         upstream=frozenset(UPSTREAM_FIELDS) & frozenset(settings.options),
     )
