@@ -1,4 +1,4 @@
-"""CompressedEncoder: encodes MP3, FLAC, and Opus in Ogg or WebM."""
+"""CompressedEncoder: encodes MP3, FLAC, AAC, and Opus in Ogg or WebM."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.errors import UnsupportedFormat
 
 _MP3_RATES = frozenset({8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000})
+_AAC_RATES = _MP3_RATES | {64_000, 88_200, 96_000}
 _OPUS_RATES = frozenset({8_000, 12_000, 16_000, 24_000, 48_000})
 
 
@@ -40,6 +41,7 @@ _OPUS_IN_OGG = _Codec("ogg", "libopus", _OPUS_RATES, 2, {"page_duration": "20000
 _CODECS = {
     AudioEncoding.MP3: _Codec("mp3", "libmp3lame", _MP3_RATES, 2),
     AudioEncoding.FLAC: _Codec("flac", "flac", None, 8),
+    AudioEncoding.AAC: _Codec("adts", "aac", _AAC_RATES, 2),
     AudioEncoding.OPUS: _OPUS_IN_OGG,
     AudioEncoding.OGG: _OPUS_IN_OGG,
     AudioEncoding.WEBM: _Codec("webm", "libopus", _OPUS_RATES, 2, {"cluster_time_limit": "200"}),
@@ -136,7 +138,9 @@ def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
 
 def _servable_codec(target: AudioFormat) -> _Codec:
     """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, when it cannot encode that."""
-    codec = _CODECS[target.encoding]
+    codec = _CODECS.get(target.encoding)
+    if codec is None:
+        raise UnsupportedFormat(f"{target.encoding} is for input only", param="format")
     if codec.sample_rates is not None and target.sample_rate not in codec.sample_rates:
         rates = ", ".join(map(str, sorted(codec.sample_rates)))
         raise UnsupportedFormat(
@@ -157,6 +161,8 @@ def _layout(channels: int) -> str:
 
 def _bit_rate(target: AudioFormat) -> int:
     """Return a bit rate, in bit/s, at which speech is transparent and which the format allows at this sample rate."""
+    if target.encoding is AudioEncoding.AAC:
+        return min(64_000, 4 * target.sample_rate) * target.channels
     if target.encoding is not AudioEncoding.MP3:
         return 64_000 * target.channels
     if target.sample_rate >= 32_000:

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from omni_ws.audio.file_walkers import FileKind
 from omni_ws.audio.files import FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
 from omni_ws.audio.pcm import SampleLayout, mixed_down, samples_from_bytes
 from omni_ws.audio.resample import NO_SAMPLES, StreamResampler
@@ -16,6 +15,8 @@ from omni_ws.audio.samples import Samples, SourceBlock
 from omni_ws.audio.wav import WavHeaderReader
 from omni_ws.audio.whole_frames import WholeFrames
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.core.file_heads import ENCODINGS, FileKind
+from omni_ws.core.quota import Room
 from omni_ws.errors import UnsupportedFormat
 
 _RAW_LAYOUTS = {
@@ -24,7 +25,7 @@ _RAW_LAYOUTS = {
     AudioEncoding.PCMU: SampleLayout.MU_LAW,
     AudioEncoding.PCMA: SampleLayout.A_LAW,
 }
-#: The kinds of the formats that are files, and the formats of the kinds.
+#: The kinds of the formats that are files.
 _KINDS = {
     AudioEncoding.WAV: FileKind.WAV,
     AudioEncoding.OPUS: FileKind.OGG,
@@ -32,8 +33,11 @@ _KINDS = {
     AudioEncoding.WEBM: FileKind.MATROSKA,
     AudioEncoding.MP3: FileKind.MP3,
     AudioEncoding.FLAC: FileKind.FLAC,
+    AudioEncoding.AAC: FileKind.ADTS,
+    AudioEncoding.MOV: FileKind.ISO,
+    AudioEncoding.M4A: FileKind.ISO,
+    AudioEncoding.MP4: FileKind.ISO,
 }
-_ENCODINGS = {kind: encoding for encoding, kind in _KINDS.items()}
 #: The limit against decompression bombs. Speech takes more than 500 bytes a second in every codec; silence takes
 #: fewer, so each call may return ten minutes on top.
 _BURST_ALLOWANCE_SECONDS = 600
@@ -57,17 +61,18 @@ class AudioDecoder:
     The samples do not depend on how the bytes are cut. An incomplete sample at the end of the input is dropped. Every
     call raises UnsupportedFormat for input that is not in the format of ``source``, and so does every call after that.
 
-    Compressed audio occupies a thread until ``close``, which the context manager and the garbage collector call too.
+    An MP4 file whose index comes last is held until its end, in ``room``; without one it has to be small. Other
+    compressed audio occupies a thread until ``close``, which the context manager and the garbage collector call too.
     """
 
-    def __init__(self, source: AudioFormat, *, sample_rate: int) -> None:
+    def __init__(self, source: AudioFormat, *, sample_rate: int, room: Room | None = None) -> None:
         checked_sample_rate(source.sample_rate)
         checked_channels(source.channels)
         self.source = source
         self.sample_rate = checked_sample_rate(sample_rate)
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
-        self._decoder = _source_decoder(source)
+        self._decoder = _source_decoder(source, room)
         #: The same for raw audio at ``sample_rate``, which has to be converted and nothing else.
         self._raw: _RawDecoder | None = None
         self._files = self._decoder if isinstance(self._decoder, _FileStream) else None
@@ -230,8 +235,9 @@ class _RawDecoder:
 class _FileStream:
     """Decodes files one behind the other."""
 
-    def __init__(self, encoding: AudioEncoding) -> None:
+    def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
         self._encoding = encoding
+        self._room = room
         self._cutter = FileCutter(_KINDS[encoding])
         self._file: _SourceDecoder | None = None
         #: Whether bytes were dropped.
@@ -255,7 +261,7 @@ class _FileStream:
         for event in events:
             match event:
                 case FileBegins(kind=kind):
-                    self._file = _file_decoder(self._encoding, kind)
+                    self._file = _file_decoder(self._encoding, kind, self._room)
                 case FileBytes(data=data):
                     assert self._file is not None
                     yield from self._file.decode(data)
@@ -270,15 +276,15 @@ class _FileStream:
                     self.stray = True
 
 
-def _file_decoder(named: AudioEncoding, kind: FileKind | None) -> _SourceDecoder:
+def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None) -> _SourceDecoder:
     """The decoder of a file: of the kind that its head says, or of the named format."""
-    encoding = named if kind is None or _KINDS[named] is kind else _ENCODINGS[kind]
+    encoding = named if kind is None or _KINDS[named] is kind else ENCODINGS[kind]
     if encoding is AudioEncoding.WAV:
         return _WavDecoder()
     # Imported on use: libav takes long to load.
-    from omni_ws.audio.compressed_decoder import CompressedDecoder
+    from omni_ws.audio.compressed_decoder import CompressedDecoder, Mp4Decoder
 
-    return CompressedDecoder(encoding)
+    return Mp4Decoder(encoding, room) if _KINDS[encoding] is FileKind.ISO else CompressedDecoder(encoding)
 
 
 class _WavDecoder:
@@ -315,7 +321,7 @@ class _WavDecoder:
             self._raw.close()
 
 
-def _source_decoder(source: AudioFormat) -> _SourceDecoder:
+def _source_decoder(source: AudioFormat, room: Room | None) -> _SourceDecoder:
     if source.encoding in _RAW_LAYOUTS:
         return _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
-    return _FileStream(source.encoding)
+    return _FileStream(source.encoding, room)

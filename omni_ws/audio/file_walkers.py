@@ -1,37 +1,27 @@
 """Walkers: where the elements of a file end (chunks, pages, frames), by kind of file, without decoding them.
 
 Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 (RIFF, RF64); RFC 3533 (Ogg); RFC 9639
-(FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); id3.org (ID3v2); RFC 8794 and RFC 9559 (EBML, Matroska).
+(FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS); id3.org (ID3v2); RFC 8794 and
+RFC 9559 (EBML, Matroska); ISO/IEC 14496-12, 4.2, and Apple, "QuickTime File Format" (MP4, MOV).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from enum import Enum, StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
-
-class FileKind(StrEnum):
-    """The kinds of files that a stream may hold, by the heads with which they begin."""
-
-    WAV = "wav"
-    OGG = "ogg"
-    FLAC = "flac"
-    MP3 = "mp3"
-    MATROSKA = "matroska"
-
-
-class Look(Enum):
-    """What a look at a border finds, besides an element."""
-
-    MORE = "that depends on bytes that have not arrived"
-    OPEN = "no border of this file can be found any more"
-    END = "no further element of this file"
-
-
-#: The length of an element in bytes, or what there is instead.
-Step: TypeAlias = int | Look
+from omni_ws.core.file_heads import (
+    BEGINS_STREAM,
+    FileKind,
+    Look,
+    Step,
+    adts_frame_bytes,
+    id3_bytes,
+    mpeg_frame_bytes,
+    two_adts_frames,
+    two_mpeg_frames,
+)
 
 
 class Walker(Protocol):
@@ -52,8 +42,6 @@ class Walker(Protocol):
         ...
 
 
-#: Head and type of a RIFF file.
-RIFF_MAGIC: Final = (b"RIFF", b"RF64", b"BW64")
 _RIFF_HEAD_BYTES: Final = 12
 _MAX_SIZE: Final = 0xFFFFFFFF
 #: Writers of streams, which do not know the length, give 0 or the largest one that they know. So many bytes are 18
@@ -149,7 +137,6 @@ class WavWalker:
 
 
 _PAGE_HEAD_BYTES: Final = 27
-BEGINS_STREAM: Final = 2
 _ENDS_STREAM: Final = 4
 
 
@@ -194,7 +181,8 @@ class OggWalker:
 
 #: Heads that FLAC's frames do not contain by chance.
 _HEADS: Final = re.compile(
-    rb"fLaC[\x00\x80]\x00\x00\x22|OggS\x00[\x02\x06]|(?:RIFF|RF64|BW64)....WAVE|\x1a\x45\xdf\xa3|ID3[\x02-\x04]\x00",
+    rb"fLaC[\x00\x80]\x00\x00\x22|OggS\x00[\x02\x06]|(?:RIFF|RF64|BW64)....WAVE|\x1a\x45\xdf\xa3|ID3[\x02-\x04]\x00"
+    rb"|\x00\x00[\x00-\x0f].ftyp",
     re.DOTALL,
 )
 
@@ -236,56 +224,10 @@ class FlacWalker:
         return [found.start() for found in _HEADS.finditer(window)]
 
 
-_BIT_RATES: Final = {
-    (3, 3): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
-    (3, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
-    (3, 1): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (2, 3): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    (2, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
-_SAMPLE_RATES: Final = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _MPEG_SYNC: Final = re.compile(rb"\xff[\xe2-\xff]")
+_ADTS_SYNC: Final = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")
 #: The longest frame (160 kbit/s at 8 kHz, with padding), and the header of the next.
 _TWO_MPEG_HEADERS: Final = 2881 + 4
-
-
-def mpeg_frame_bytes(window: bytes) -> int:
-    """The length of the frame of MPEG audio that begins here; 0 where none does, or its length is free."""
-    if len(window) < 4 or window[0] != 0xFF or window[1] & 0xE0 != 0xE0:
-        return 0
-    version, layer = window[1] >> 3 & 3, window[1] >> 1 & 3
-    rate, sampling, padding = window[2] >> 4, window[2] >> 2 & 3, window[2] >> 1 & 1
-    if version == 1 or layer == 0 or rate in (0, 15) or sampling == 3:
-        return 0
-    table = _BIT_RATES[3, layer] if version == 3 else _BIT_RATES[2, 3 if layer == 3 else 2]
-    bits, samples = table[rate - 1] * 1000, _SAMPLE_RATES[version][sampling]
-    if layer == 3:
-        return (12 * bits // samples + padding) * 4
-    return (72 if layer == 1 and version != 3 else 144) * bits // samples + padding
-
-
-def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Whether one frame stands behind another here: the bits of one header are found in any data."""
-    if len(window) < 4:
-        return False if final else Look.MORE
-    size = mpeg_frame_bytes(window)
-    if not size:
-        return False
-    behind = window[size : size + 4]
-    if len(behind) < 4:
-        return len(window) >= size if final else Look.MORE
-    same = behind[0] == 0xFF and (behind[1] ^ window[1]) & 0xFE == 0 and (behind[2] ^ window[2]) & 0x0C == 0
-    return same and mpeg_frame_bytes(behind) > 0
-
-
-def id3_bytes(window: bytes) -> Step:
-    """The length of the tag (ID3v2) that begins here."""
-    if len(window) < 10:
-        return Look.MORE
-    if not 2 <= window[3] <= 4 or window[4] == 0xFF or max(window[6:10]) > 0x7F:
-        return Look.END
-    size = window[6] << 21 | window[7] << 14 | window[8] << 7 | window[9]
-    return 10 + size + (10 if window[5] & 0x10 else 0)
 
 
 class Mp3Walker:
@@ -311,12 +253,48 @@ class Mp3Walker:
         return Look.OPEN if is_free else Look.END
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        return self._has_frames and window[0] != 0xFF
+        return self._has_frames and (kind is not FileKind.MP3 or window[0] != 0xFF)
 
     def resume(self, window: bytes) -> int | None:
         for found in _MPEG_SYNC.finditer(window):
             at = found.start()
             if two_mpeg_frames(window[at : at + _TWO_MPEG_HEADERS], final=False):  # or more has to arrive
+                return at
+        return len(window) - (window[-1:] == b"\xff")
+
+
+#: The longest frame of ADTS, and the header of the next.
+_TWO_ADTS_HEADERS: Final = (1 << 13) + 7
+
+
+class AdtsWalker:
+    """Tags, then frames, as in MP3."""
+
+    def __init__(self) -> None:
+        self._has_frames = False
+
+    @property
+    def has_length(self) -> bool:
+        return False
+
+    def step(self, window: bytes) -> Step:
+        if window.startswith(b"ID3"):
+            return id3_bytes(window)
+        if len(window) < 7:
+            return Look.MORE if window[:1] == b"\xff" or b"ID3".startswith(window) else Look.END
+        size = adts_frame_bytes(window)
+        if not size:
+            return Look.END
+        self._has_frames = True
+        return size
+
+    def allows(self, kind: FileKind, window: bytes) -> bool:
+        return self._has_frames and (kind is not FileKind.ADTS or window[0] != 0xFF)
+
+    def resume(self, window: bytes) -> int | None:
+        for found in _ADTS_SYNC.finditer(window):
+            at = found.start()
+            if two_adts_frames(window[at : at + _TWO_ADTS_HEADERS], final=False):  # or more has to arrive
                 return at
         return len(window) - (window[-1:] == b"\xff")
 
@@ -379,10 +357,66 @@ def _vint_bytes(first: int) -> int:
     return 9 - first.bit_length()
 
 
+#: Boxes that stand side by side in a file; any other that begins before there is sound is passed over, too.
+_BOXES: Final = frozenset(
+    {b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide", b"uuid", b"mfra", b"sidx", b"ssix"}
+    | {b"meta", b"emsg", b"prft", b"pnot", b"udta", b"PICT", b"pdin", b"imda"}
+)
+_BOX_NAME: Final = re.compile(rb"[ -~\xa9]{4}")
+
+
+class IsoWalker:
+    """Boxes. A file has an index (``moov``) and media data; one that browsers record goes on with fragments."""
+
+    def __init__(self) -> None:
+        self._has_index = False
+        self._has_media = False
+        self._is_fragmented = False
+        self._is_endless = False
+
+    @property
+    def has_length(self) -> bool:
+        return not (self._is_fragmented or self._is_endless)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._has_index and self._has_media
+
+    def step(self, window: bytes) -> Step:
+        if self._is_endless:
+            return Look.OPEN
+        if len(window) < 8:
+            return Look.MORE
+        size, name = int.from_bytes(window[:4], "big"), window[4:8]
+        if name not in _BOXES and (self._is_whole or not _BOX_NAME.fullmatch(name)):
+            return Look.END
+        if size == 1:
+            if len(window) < 16:
+                return Look.MORE
+            size = int.from_bytes(window[8:16], "big")
+        if size == 0 and name == b"mdat":
+            self._is_endless = self._has_media = True
+            return 8
+        if size < 8:
+            return Look.END
+        self._has_index |= name == b"moov"
+        self._is_fragmented |= name == b"moof"
+        self._has_media |= name == b"mdat"
+        return size
+
+    def allows(self, kind: FileKind, window: bytes) -> bool:
+        return self._is_whole
+
+    def resume(self, window: bytes) -> int | None:
+        return None
+
+
 WALKERS: Final[dict[FileKind, Callable[[], Walker]]] = {
     FileKind.WAV: WavWalker,
     FileKind.OGG: OggWalker,
     FileKind.FLAC: FlacWalker,
     FileKind.MP3: Mp3Walker,
+    FileKind.ADTS: AdtsWalker,
     FileKind.MATROSKA: MatroskaWalker,
+    FileKind.ISO: IsoWalker,
 }

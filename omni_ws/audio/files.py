@@ -1,8 +1,8 @@
 """Files one after the other in one stream: where each of them ends, and what stands behind it.
 
 Clients send each half second as a WAV file of its own, or one recording after the other. ``FileCutter`` finds the
-borders without decoding anything. A further kind of file takes a head in ``kind_of_head``, a Walker
-(``file_walkers.py``), and a decoder.
+borders without decoding anything. A further kind of file takes a head in ``kind_of_head`` (``core/file_heads.py``), a
+Walker (``file_walkers.py``), and a decoder.
 """
 
 from __future__ import annotations
@@ -12,26 +12,10 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from omni_ws.audio.file_walkers import (
-    BEGINS_STREAM,
-    RIFF_MAGIC,
-    WALKERS,
-    FileKind,
-    FlacWalker,
-    Look,
-    Walker,
-    id3_bytes,
-    two_mpeg_frames,
-)
+from omni_ws.audio.file_walkers import WALKERS, FlacWalker, Walker
 from omni_ws.audio.flac_frames import TAIL_BYTES, frame_ends
+from omni_ws.core.file_heads import FIRST_BYTES, HEAD_BYTES, WINDOW_BYTES, FileKind, Look, kind_of_head
 
-#: All heads but MPEG's are known after so many bytes.
-HEAD_BYTES: Final = 12
-#: How much is looked at, at a border: the head of a page of Ogg, two frames of MPEG audio.
-_WINDOW_BYTES: Final = 8192
-_MAGIC: Final = (*RIFF_MAGIC, b"OggS", b"fLaC", b"ID3", b"\x1a\x45\xdf\xa3")
-_FIRST_BYTES: Final = frozenset(magic[:1] for magic in _MAGIC)
-_EBML_MAGIC: Final = b"\x1a\x45\xdf\xa3"
 #: Tags behind a file: ID3v1, APEv2 (by its header), Lyrics3.
 _TAGS = _ID3V1, _APE, _LYRICS = b"TAG", b"APETAGEX", b"LYRICSBEGIN"
 _ID3V1_BYTES: Final = 128
@@ -70,35 +54,6 @@ class StrayBytes:
 FileEvent: TypeAlias = FileBegins | FileBytes | FileEnds | StrayBytes
 
 
-def kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """Return the kind of the file that begins here, None for no file, or Look.MORE. ``final``: nothing follows."""
-    kind = _kind_of_head(window, final=final)
-    return None if kind is Look.MORE and final else kind
-
-
-def _kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
-    magic = window[:4]
-    if magic in RIFF_MAGIC:
-        if len(window) < HEAD_BYTES:
-            return Look.MORE if b"WAVE".startswith(window[8:]) else None
-        return FileKind.WAV if window[8:12] == b"WAVE" else None
-    if magic == b"OggS":
-        if len(window) < 6:
-            return Look.MORE
-        return FileKind.OGG if window[4] == 0 and window[5] & BEGINS_STREAM else None
-    if magic == b"fLaC":
-        return FileKind.FLAC
-    if magic == _EBML_MAGIC:
-        return FileKind.MATROSKA
-    if magic[:3] == b"ID3":
-        size = id3_bytes(window)
-        return FileKind.MP3 if isinstance(size, int) else (None if size is Look.END else size)
-    if window[:1] == b"\xff":
-        found = two_mpeg_frames(window, final=final)
-        return found if isinstance(found, Look) else (FileKind.MP3 if found else None)
-    return Look.MORE if any(known.startswith(magic) for known in _MAGIC) else None
-
-
 class FileCutter:
     """Cuts a stream into files. ``feed`` it chunk by chunk, then ``finish``.
 
@@ -134,7 +89,7 @@ class FileCutter:
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
         """Yield what ``data`` is, as far as that is known. ``begins_chunk``: a chunk of the client begins with it."""
-        may_begin = begins_chunk and data[:1] in _FIRST_BYTES and not (self._walker is None or self._walker.has_length)
+        may_begin = begins_chunk and data[:1] in FIRST_BYTES and not (self._walker is None or self._walker.has_length)
         if not self._window and self._skip > len(data) and not may_begin:
             self._skip -= len(data)
             self._at += len(data)
@@ -177,7 +132,7 @@ class FileCutter:
     # at a border
 
     def _step(self, walker: Walker, *, final: bool) -> Generator[FileEvent, None, bool]:
-        window = bytes(self._window[:_WINDOW_BYTES])
+        window = bytes(self._window[:WINDOW_BYTES])
         kind = kind_of_head(window, final=final)
         if isinstance(kind, FileKind) and walker.allows(kind, window):
             yield from self._end_file()
@@ -205,13 +160,13 @@ class FileCutter:
             self._is_lost = True
 
     def _between(self, *, final: bool) -> Generator[FileEvent, None, bool]:
-        window = bytes(self._window[:_WINDOW_BYTES])
+        window = bytes(self._window[:WINDOW_BYTES])
         if not self._begun:
             return (yield from self._begin_first(window, final=final))
-        if zeros := len(window) - len(window.lstrip(b"\0")):
+        kind = kind_of_head(window, final=final)
+        if not isinstance(kind, FileKind) and (zeros := _padding_bytes(window, final=final)):
             self._take(zeros)
             return True
-        kind = kind_of_head(window, final=final)
         if isinstance(kind, FileKind):
             yield from self._begin(kind)
             return True
@@ -231,18 +186,18 @@ class FileCutter:
     def _begin_first(self, window: bytes, *, final: bool) -> Generator[FileEvent, None, bool]:
         named = self._named
         # A stream of MP3 may begin with any of its frames, or within one.
-        is_mpeg = named is FileKind.MP3 and window[0] == 0xFF
+        is_mpeg = named is FileKind.MP3 and window[0] == 0xFF and not (len(window) > 1 and window[1] & 0xF6 == 0xF0)
         kind = named if is_mpeg else kind_of_head(window, final=final)
         if kind is Look.MORE:
             return False
-        if kind is FileKind.MP3 and named is FileKind.FLAC:
-            kind = FileKind.FLAC  # a tag may stand before it, too
+        if kind is FileKind.MP3 and named in (FileKind.FLAC, FileKind.ADTS) and window[0] != 0xFF:
+            kind = named  # a long tag may stand before it, too
         if isinstance(kind, FileKind):
             yield from self._begin(kind)
             return True
         self._begun = True
         self._walker = WALKERS[named]()
-        self._is_lost = named is FileKind.MP3
+        self._is_lost = named in (FileKind.MP3, FileKind.ADTS)
         self._is_open = not self._is_lost
         yield FileBegins(None)
         return True
@@ -276,8 +231,8 @@ class FileCutter:
         size, walker = min(self._skip, len(self._window)), self._walker
         if walker is not None and not walker.has_length:
             for at in [chunk - self._at for chunk in self._chunks if self._file_at < chunk < self._at + size]:
-                head = bytes(self._window[at : at + _WINDOW_BYTES])
-                if head[:1] not in _FIRST_BYTES:
+                head = bytes(self._window[at : at + WINDOW_BYTES])
+                if head[:1] not in FIRST_BYTES:
                     continue
                 kind = kind_of_head(head, final=final)
                 if isinstance(kind, FileKind) and walker.allows(kind, head):
@@ -304,7 +259,7 @@ class FileCutter:
         for at in self._candidates(window):
             if at > end:
                 break
-            kind = kind_of_head(window[at : at + _WINDOW_BYTES], final=final)
+            kind = kind_of_head(window[at : at + WINDOW_BYTES], final=final)
             if kind is Look.MORE:
                 yield from self._pass_on(at)
                 return False
@@ -315,7 +270,7 @@ class FileCutter:
                 return True
         if goes_on is not None and goes_on < len(window) and not final:
             yield from self._pass_on(goes_on)
-            if walker is not None and isinstance(step := walker.step(bytes(self._window[:_WINDOW_BYTES])), int):
+            if walker is not None and isinstance(step := walker.step(bytes(self._window[:WINDOW_BYTES])), int):
                 self._is_lost, self._skip = False, step
                 return True
             return False
@@ -356,6 +311,12 @@ def _has_stray_bytes(tail: bytes) -> bool | None:
     if not ends:
         return None
     return not any((rest := tail[end:].lstrip(b"\0")) == b"" or rest.startswith(_TAGS) for end in ends)
+
+
+def _padding_bytes(window: bytes, *, final: bool) -> int:
+    """How many zeros at the beginning of ``window`` are padding: an MP4 file begins with some, too."""
+    zeros = len(window) - len(window.lstrip(b"\0"))
+    return next((at for at in range(max(0, zeros - 3), zeros) if kind_of_head(window[at:], final=final)), zeros)
 
 
 def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:

@@ -33,6 +33,16 @@ _ENCODINGS = {
     "audio/mp3": AudioEncoding.MP3,
     "audio/flac": AudioEncoding.FLAC,
     "audio/x-flac": AudioEncoding.FLAC,
+    "audio/aac": AudioEncoding.AAC,
+    "audio/x-aac": AudioEncoding.AAC,
+    "audio/aacp": AudioEncoding.AAC,
+    "audio/x-hx-aac-adts": AudioEncoding.AAC,
+    "audio/mp4": AudioEncoding.MP4,
+    "audio/x-mp4": AudioEncoding.MP4,
+    "audio/m4a": AudioEncoding.M4A,
+    "audio/x-m4a": AudioEncoding.M4A,
+    "audio/quicktime": AudioEncoding.MOV,
+    "audio/mov": AudioEncoding.MOV,
 }
 _MEDIA_TYPES = {
     AudioEncoding.PCM16: "audio/pcm",
@@ -45,6 +55,10 @@ _MEDIA_TYPES = {
     AudioEncoding.WEBM: "audio/webm",
     AudioEncoding.MP3: "audio/mpeg",
     AudioEncoding.FLAC: "audio/flac",
+    AudioEncoding.AAC: "audio/aac",
+    AudioEncoding.M4A: "audio/x-m4a",
+    AudioEncoding.MP4: "audio/mp4",
+    AudioEncoding.MOV: "audio/quicktime",
 }
 #: The registrations of the G.711 types default to 8,000 Hz mono.
 _TELEPHONE = frozenset({AudioEncoding.PCMU, AudioEncoding.PCMA})

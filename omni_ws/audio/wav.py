@@ -1,7 +1,7 @@
 """RIFF WAVE headers: an incremental reader, and a writer.
 
 Sources: Microsoft/IBM, "Multimedia Programming Interface and Data Specifications 1.0"; mmreg.h for the format codes;
-EBU Tech 3306 for RF64.
+EBU Tech 3306 for RF64; ITU-R BS.2088 for BW64.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from omni_ws.audio.pcm import SampleLayout
 from omni_ws.core.audio_format import checked_channels, checked_sample_rate
+from omni_ws.core.file_heads import RIFF_MAGIC
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 
 _PCM, _FLOAT, _A_LAW, _MU_LAW, _EXTENSIBLE = 0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE
@@ -79,7 +80,7 @@ class WavHeaderReader:
 
     def _read_riff(self) -> bool:
         magic = bytes(self._buffer[:4])
-        if not any(known.startswith(magic) for known in (b"RIFF", b"RF64")):
+        if not any(known.startswith(magic) for known in RIFF_MAGIC):
             raise UnsupportedFormat("not a wav file: it has no RIFF header")
         if len(self._buffer) < 12:
             return False

@@ -21,6 +21,10 @@ class AudioEncoding(StrEnum):
     MP3 = "mp3"
     FLAC = "flac"
     OGG = "ogg"
+    AAC = "aac"
+    M4A = "m4a"
+    MP4 = "mp4"
+    MOV = "mov"
 
 
 #: Bytes per sample and channel of the raw encodings.
@@ -55,8 +59,8 @@ def checked_channels(value: int, *, param: str = "channels") -> int:
 class AudioFormat:
     """How to interpret the bytes of an audio stream.
 
-    ``sample_rate`` is in Hz. Containers and self-describing formats (WAV, Ogg, WebM, MP3, FLAC) carry their own rate
-    and channels, which win over these.
+    ``sample_rate`` is in Hz. Containers and self-describing formats (WAV, Ogg, WebM, MP3, FLAC, AAC, MP4) carry their
+    own rate and channels, which win over these.
     """
 
     encoding: AudioEncoding = AudioEncoding.PCM16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
@@ -137,6 +137,35 @@ class InputChunk(Struct, frozen=True, gc=False):
     def end(cls) -> Self:
         """Return an empty chunk that ends the input."""
         return cls(Modality.TEXT, b"", end_of_input=True)
+
+
+@dataclass(frozen=True, slots=True)
+class HeardSegment:
+    """A segment of recognised speech, as OpenAI's ``verbose_json`` describes it; times are in milliseconds."""
+
+    text: str
+    start_ms: int
+    end_ms: int
+    #: The ids of the recogniser's tokens, and the mean of their log-probabilities.
+    tokens: tuple[int, ...]
+    avg_logprob: float
+    #: How many times longer the text is than zlib makes it: high where it repeats itself.
+    compression_ratio: float
+    no_speech_prob: float
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """How a transcript came about. ``language`` is the one that was found, by its English name in lower case."""
+
+    language: str | None = None
+    segments: tuple[HeardSegment, ...] = ()
+
+    def shifted(self, by_ms: int) -> Hearing:
+        """The same of audio that begins so much later."""
+        moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
+        return self if not by_ms else Hearing(self.language, tuple(moved))
 
 
 @dataclass(frozen=True, slots=True)

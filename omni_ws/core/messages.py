@@ -19,6 +19,8 @@ from omni_ws.core.chunks import InputChunk, ToolCall
 WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
 #: What a second of speech counts in a history. Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
 TOKENS_PER_SEC: Final = 25
+#: What an image counts there, or a video. Models read some hundreds of tokens for one.
+PICTURE_TOKENS: Final = 256
 #: What a run of audio of one format costs to hold besides its bytes.
 RUN_OVERHEAD_BYTES: Final = 256
 #: What a message, or a call in it, takes besides its text.
@@ -59,7 +61,8 @@ class Message:
 
     ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
     message has ``speech``, after its text, if that has no transcript and the capabilities allow it; and what the user
-    said behind that in the same message, if anything, as ``more``.
+    said behind that in the same message, if anything, as ``more``. A message over HTTP may have a ``picture`` there, an
+    image or a video, whoever's it is.
     """
 
     role: str
@@ -67,6 +70,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     speech: Speech | None = None
+    picture: InputChunk | None = None
     more: tuple[Message, ...] = ()
 
     @property
@@ -77,7 +81,8 @@ class Message:
     @property
     def says_something(self) -> bool:
         """Whether it is more than its role. An empty result counts: it says that the tool returned nothing."""
-        return bool(self.text.strip() or self.tool_calls) or self.tool_call_id is not None or self.speech is not None
+        has_media = self.speech is not None or self.picture is not None
+        return bool(self.text.strip() or self.tool_calls) or self.tool_call_id is not None or has_media
 
 
 def estimate_tokens(text: str) -> int:
@@ -104,7 +109,8 @@ def message_tokens(message: Message) -> int:
     """What a message counts in a history: words, and a rate of speech."""
     calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
     speech = 0 if message.speech is None else math.ceil(message.speech.audio_ms * TOKENS_PER_SEC / 1000)
-    return max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech)
+    pictures = PICTURE_TOKENS * sum(part.picture is not None for part in message.parts)
+    return max(1, estimate_tokens(message.text) + calls + _long(message.tool_call_id or "") + speech + pictures)
 
 
 def _long(name: str) -> int:
@@ -186,13 +192,14 @@ def _bring(moved: list[Message], place: tuple[int, ToolCall], *, before: int) ->
 
 def _joined(first: Message, second: Message) -> Message:
     last = first.parts[-1]
-    if last.speech is not None:  # behind which nothing fits into the same part
+    if last.speech is not None or last.picture is not None:  # behind which nothing fits into the same part
         return replace(first, more=(*first.more, *second.parts))
     both = replace(
         last,
         text=" ".join(filter(None, (last.text, second.text))),
         tool_calls=(*last.tool_calls, *second.tool_calls),
         speech=second.speech,
+        picture=second.picture,
     )
     if first.more:
         return replace(first, more=(*first.more[:-1], both, *second.more))

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
+from omni_ws.core.chunks import FinishReason, Hearing, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
 from omni_ws.errors import OmniError
 
 #: OpenAI's finish reason of an answer that was cut because of what it says.
@@ -48,6 +48,8 @@ class OutputChunk(Struct, frozen=True):
     turn_id: str | None = None
     #: Of text: whether it says that the model does not answer.
     refusal: bool = False
+    #: Of a transcript: how it came about, where the recogniser says it.
+    hearing: Hearing | None = None
 
 
 class AnswerWarning(Struct, frozen=True):

@@ -30,6 +30,7 @@ from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import (
     FinishReason,
+    Hearing,
     InputChunk,
     InputMode,
     Modality,
@@ -109,6 +110,8 @@ class EngineCapabilities:
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
+    #: The modalities of ``picture`` that they may contain.
+    pictures_in_history: frozenset[Modality] = frozenset()
     #: Whether an answer to speech follows its transcripts: one without any is an answer to speech without words.
     transcribes_first: bool = False
     #: Whether the engine goes on writing speech down where the answer is cut off, see ``GenerationRequest.cut``.
@@ -344,6 +347,8 @@ class TranscriptOutput(Struct, frozen=True):
     interim: bool = False
     start_ms: int | None = None
     words: tuple[Word, ...] = ()
+    #: Of a settled one, where the recogniser says it.
+    hearing: Hearing | None = None
 
 
 class TranscriptGuess(Struct, frozen=True):

@@ -51,6 +51,7 @@ CAPABILITIES: Final = EngineCapabilities(
     stage_params=frozenset({"fake.fail_after_chunks"}),
     raw_prompts=True,
     speech_in_history=True,
+    pictures_in_history=frozenset({Modality.IMAGE, Modality.VIDEO}),
     media_limits=frozenset({"video_min_frames", "video_max_frames", "video_total_pixels"}),
 )
 

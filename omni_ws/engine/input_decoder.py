@@ -120,7 +120,7 @@ class InputDecoder:
         self._kind = kind
         self._part += 1
         if audio is not None:
-            self._audio = AudioDecoder(audio, sample_rate=self._sample_rate)
+            self._audio = AudioDecoder(audio, sample_rate=self._sample_rate, room=self._room)
         elif chunk.modality is Modality.VIDEO:
             self._open_video()
 

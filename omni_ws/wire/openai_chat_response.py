@@ -17,8 +17,8 @@ from omni_ws.core.output import FINISH_REASON_WARNING, FinalChunk, OutputChunk
 
 #: OpenAI's value for the log-probability of a token with negligible probability.
 MIN_LOGPROB: Final = -9999.0
-#: ``expires_at`` of audio is this many seconds after ``created``. OpenAI's schema requires the field; this server
-#: stores no audio of answers.
+#: ``expires_at`` of audio is this many seconds after ``created``: so long its id stands for its transcript. The audio
+#: itself is not kept.
 AUDIO_EXPIRES_SEC: Final = 3600
 
 
@@ -108,6 +108,7 @@ class ChatStream:
         self._audio_sent = False
         #: Text of the answer that is sent as the transcript of the next audio.
         self._unspoken = ""
+        self._spoken: list[str] = []
         self._audio = Base64Stream()
         #: The JSON of a text delta before and after the text. Most chunks are text, and only the text differs.
         self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
@@ -126,6 +127,7 @@ class ChatStream:
             case OutputModality.TEXT:
                 if self._options.wants_audio:
                     self._unspoken += chunk.text
+                    self._spoken.append(chunk.text)
                 if self._options.wants_text:
                     yield self._content(chunk)
             case OutputModality.THOUGHT:
@@ -138,6 +140,11 @@ class ChatStream:
             case OutputModality.AUDIO:
                 if data := self._audio.feed(chunk.payload):
                     yield self._audio_delta({"data": data})
+
+    @property
+    def spoken(self) -> str:
+        """The transcript of a spoken answer so far."""
+        return "".join(self._spoken)
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
         """Yield the chunks that end the stream."""
@@ -173,7 +180,7 @@ class ChatStream:
 
     def _audio_delta(self, fields: dict[str, Any]) -> dict[str, Any]:
         # SDKs concatenate the strings of all deltas: the ID may occur once only, and padding only at the very end.
-        head = {} if self._audio_sent else {"id": _audio_id(self._options)}
+        head = {} if self._audio_sent else {"id": audio_id(self._options)}
         self._audio_sent = True
         spoken, self._unspoken = self._unspoken, ""
         return self._delta({"audio": {**head, **fields, **({"transcript": spoken} if spoken else {})}})
@@ -296,7 +303,7 @@ class ChatCompletion:
         if options.wants_audio:
             data = self._audio if audio is None else audio
             choices[0]["message"]["audio"] = {
-                "id": _audio_id(options),
+                "id": audio_id(options),
                 "data": base64.b64encode(data).decode(),
                 "expires_at": options.created + AUDIO_EXPIRES_SEC,
                 "transcript": self._choices[0].spoken,
@@ -323,6 +330,11 @@ class ChatCompletion:
             "logprobs": choice.logprobs() if self._options.logprobs else None,
             "finish_reason": reason,
         }
+
+    @property
+    def spoken(self) -> str:
+        """The transcript of a spoken answer."""
+        return self._choices[0].text
 
     @property
     def audio(self) -> bytes:
@@ -352,7 +364,8 @@ class Base64Stream:
         return base64.b64encode(rest).decode()
 
 
-def _audio_id(options: ChatOptions) -> str:
+def audio_id(options: ChatOptions) -> str:
+    """The id of the audio of an answer."""
     return "audio_" + options.completion_id.removeprefix("chatcmpl-")
 
 

@@ -6,13 +6,15 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, InputChunk, Modality
+from omni_ws.core.file_heads import encoding_by_head
 from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 
@@ -26,7 +28,11 @@ _AUDIO_FORMATS: Final = {
     "g711_alaw": AudioEncoding.PCMA,
 }
 #: A URL by its scheme, which has at least two letters: one letter is a drive of Windows.
-_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
+_URL: Final = re.compile(r"[\0-\x20]*[a-zA-Z][a-zA-Z0-9+.-]+:")
+#: What the URL standard strips off a URL, and drops anywhere in it; and white space in base64.
+_STRIPPED: Final = "".join(map(chr, range(0x21)))
+_DROPPED: Final = dict.fromkeys(map(ord, "\t\r\n"))
+_BLANKS: Final = re.compile(rb"[\t\n\f\r ]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,8 @@ class MediaFile:
         """Return the input chunk for the file's content. Raises UnsupportedFormat."""
         if self.modality is Modality.AUDIO:
             suffix = PurePath(self.path).suffix.removeprefix(".").lower()
-            return InputChunk(Modality.AUDIO, data, format=audio_encoding(suffix, self.place).value)
+            encoding = encoding_by_head(data) or audio_encoding(suffix, self.place)
+            return InputChunk(Modality.AUDIO, data, format=encoding.value)
         return _checked_image(InputChunk(self.modality, data), self.place)
 
 
@@ -60,6 +67,8 @@ class MediaUrl:
         UnsupportedFormat.
         """
         kind = media_type.strip().lower()
+        if self.modality is Modality.AUDIO and (encoding := encoding_by_head(data)):
+            return InputChunk(Modality.AUDIO, data, format=encoding.value)
         if kind.startswith(f"{self.modality}/"):
             return _checked_image(InputChunk(self.modality, data, format=kind), self.place)
         return MediaFile(urlsplit(self.url).path, self.modality, self.place).chunk(data)
@@ -104,8 +113,9 @@ def audio_chunk(audio: Any, where: str) -> InputChunk:
     for name, value in (("format", kind), ("data", data)):
         if not isinstance(value, str):
             raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
-    encoding = audio_encoding(kind, f"{where}.format")
-    return InputChunk(Modality.AUDIO, _base64(str(data), f"{where}.data"), format=encoding.value)
+    content = _base64(str(data), f"{where}.data")
+    encoding = encoding_by_head(content) or audio_encoding(kind, f"{where}.format")
+    return InputChunk(Modality.AUDIO, content, format=encoding.value)
 
 
 def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | MediaUrl:
@@ -115,22 +125,53 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
     """
     if not isinstance(url, str):
         raise InvalidValue("url must be a string", param=where)
+    url = url.strip(_STRIPPED)
     scheme = url[:8].partition(":")[0].lower()
     if scheme in ("https", "http"):
         return MediaUrl(url, modality, where)
     if scheme != "data":
         raise UnsupportedParameter("media must be given as data:, https: or http: URLs", param=where)
-    head, comma, data = url[5:].partition(",")
-    mime, *attributes = head.lower().split(";")
-    if not comma or "base64" not in attributes:
-        raise InvalidValue("a data: URL must be base64-encoded", param=where)
+    return _data_url(url[5:], modality, where)
+
+
+def _data_url(rest: str, modality: Modality, where: str) -> InputChunk:
+    """Return the content of a ``data:`` URL, of which ``rest`` is what stands behind the scheme."""
+    head, comma, data = rest.partition("#")[0].partition(",")
+    if not comma:
+        raise InvalidValue("a data: URL must have a comma before its data", param=where)
+    mime, *attributes = (one.strip() for one in _without_line_ends(head).lower().split(";"))
+    content = _base64_of_url(data, where) if "base64" in attributes else _unquoted(_without_line_ends(data))
+    if modality is Modality.AUDIO and (encoding := encoding_by_head(content)):
+        return InputChunk(Modality.AUDIO, content, format=encoding.value)
     if not mime.startswith(f"{modality}/"):
         raise UnsupportedFormat(f"expected media type {modality}/*, got {mime[:64]!r}", param=where)
     if modality is Modality.AUDIO:  # raw formats have their sample rate in the parameters
-        mime = ";".join([mime, *(one for one in attributes if one != "base64")])
+        mime = ";".join([mime, *(one for one in attributes if one and one != "base64")])
     if len(mime) > MAX_FORMAT_CHARACTERS:
         raise UnsupportedFormat(f"a media type has at most {MAX_FORMAT_CHARACTERS} characters", param=where)
-    return _checked_image(InputChunk(modality, _base64(data, where), format=mime), where)
+    return _checked_image(InputChunk(modality, content, format=mime), where)
+
+
+def _unquoted(text: str) -> bytes:
+    return unquote_to_bytes(text.encode("utf-8", "replace"))
+
+
+def _without_line_ends(text: str) -> str:
+    """What a URL is without the characters that its standard drops anywhere."""
+    return text.translate(_DROPPED) if any(one in text for one in "\t\r\n") else text
+
+
+def _base64_of_url(data: str, where: str) -> bytes:
+    """Decode base64 as the URL standard does: percent-encoding, white space and missing padding are no errors."""
+    if len(data) % 4 == 0:
+        with suppress(ValueError):
+            return base64.b64decode(data, validate=True)
+    encoded = _BLANKS.sub(b"", _unquoted(data))
+    if len(encoded) % 4 == 0:
+        encoded = encoded[:-4] + encoded[-4:].removesuffix(b"=").removesuffix(b"=")
+    if b"=" in encoded:
+        raise InvalidValue("not base64", param=where)
+    return _base64(encoded + b"=" * (-len(encoded) % 4), where)
 
 
 def _checked_image(chunk: InputChunk, where: str) -> InputChunk:
@@ -139,7 +180,7 @@ def _checked_image(chunk: InputChunk, where: str) -> InputChunk:
     return chunk
 
 
-def _base64(data: str, where: str) -> bytes:
+def _base64(data: str | bytes, where: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

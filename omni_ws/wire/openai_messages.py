@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeGuard
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.errors import InvalidValue, UnsupportedParameter
@@ -13,18 +13,25 @@ from omni_ws.wire.openai_media import MediaUrl, audio_chunk, media_by_url
 #: The longest conversation. Each message is read, and counted for the history, on its own; OpenAI takes half as many.
 MAX_MESSAGES: Final = 4096
 #: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
-_UNSUPPORTED = ("function_call", "audio")
+_UNSUPPORTED = ("function_call",)
+#: The longest id of audio that is looked for.
+_MAX_ID_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMessage:
     """A message before the input.
 
-    ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a tool message answers.
+    ``parts`` are what it consists of where that is not ``text`` alone. ``audio_id`` is a spoken answer that an
+    assistant message stands for. ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a
+    tool message answers. ``place`` is its JSON path.
     """
 
     role: str
     text: str
+    parts: tuple[InputChunk | MediaUrl, ...] = ()
+    audio_id: str | None = None
+    place: str = field(default="", compare=False)
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
 
@@ -62,7 +69,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool)
     return Messages(
         system=tuple(reader.system),
         history=tuple(reader.history),
-        input=tuple(reader.input),
+        input=(*reader.input, *reader.pictures),
         role=reader.role,
         role_at=reader.role_at,
         tools_at=reader.tools_at,
@@ -87,6 +94,8 @@ class _Reader:
         self.role = "user"
         self.role_at: str | None = None
         self.tools_at: str | None = None
+        #: Media of the tool results that are the input; they stand behind the results.
+        self.pictures: list[InputChunk | MediaUrl] = []
         self._calls: set[str] = set()
 
     def read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
@@ -101,7 +110,8 @@ class _Reader:
             case "system" | "developer":
                 self.system.append(_text(content, place))
             case "user":
-                self.history.append(HistoryMessage("user", _text(content, place)))
+                text, parts = _content(content, place)
+                self.history.append(HistoryMessage("user", text, parts, place=place))
             case "assistant":
                 self._assistant(message, place)
             case "function":
@@ -126,19 +136,22 @@ class _Reader:
         if calls:
             self.tools_at = self.tools_at or f"{place}.tool_calls"
             self._calls.update(call.id for call in calls)
-        text = "" if content is None else _text(content, place)
-        self.history.append(HistoryMessage("assistant", text, tool_calls=calls))
+        text, parts = ("", ()) if content is None else _content(content, place)
+        audio_id = None if text or parts else _audio_id(message.get("audio"), f"{place}.audio")
+        self.history.append(HistoryMessage("assistant", text, parts, audio_id, place, tool_calls=calls))
 
     def _tool_result(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
         self.tools_at = self.tools_at or f"{place}.role"
         call = _string(message, "tool_call_id", place)
         if call not in self._calls:
             raise InvalidValue(f"no earlier message has the tool call {call[:64]!r}", param=f"{place}.tool_call_id")
-        text = _text(message.get("content"), place)
-        if is_input:
-            self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
-        else:
-            self.history.append(HistoryMessage("tool", text, tool_call_id=call))
+        text, parts = _content(message.get("content"), place)
+        if not is_input:
+            self.history.append(HistoryMessage("tool", text, parts, place=place, tool_call_id=call))
+            return
+        text = "".join(part.payload.decode() for part in parts if _is_text(part)) if parts else text
+        self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
+        self.pictures += (part for part in parts if not _is_text(part))
 
 
 def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
@@ -172,22 +185,45 @@ def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield part, where
 
 
+def _content(content: Any, place: str) -> tuple[str, tuple[InputChunk | MediaUrl, ...]]:
+    """The text of an earlier message or, if it is not text alone, its parts."""
+    parts = tuple(_part_chunk(part, where) for part, where in _parts(content, place))
+    if all(map(_is_text, parts)):
+        return "".join(part.payload.decode() for part in parts if isinstance(part, InputChunk)), ()
+    return "", parts
+
+
+def _is_text(part: InputChunk | MediaUrl) -> TypeGuard[InputChunk]:
+    return isinstance(part, InputChunk) and part.modality is Modality.TEXT
+
+
+def _audio_id(audio: Any, place: str) -> str | None:
+    if audio is None:
+        return None
+    if not isinstance(audio, Mapping):
+        raise InvalidValue("audio must be an object", param=place)
+    audio_id = _string(audio, "id", place)
+    if len(audio_id) > _MAX_ID_CHARACTERS:
+        raise InvalidValue("there is no audio of this id", param=f"{place}.id")
+    return audio_id
+
+
 def _text(content: Any, place: str) -> str:
-    """Return the text of a message that is not the input.
+    """Return the text of a message that can be nothing else.
 
     Raises UnsupportedParameter for other content, which would be lost.
     """
     texts: list[str] = []
     for part, where in _parts(content, place):
         if part.get("type") not in ("text", "input_text", "output_text"):
-            raise UnsupportedParameter("only the last message may contain anything other than text", param=where)
+            raise UnsupportedParameter("this message may contain nothing other than text", param=where)
         texts.append(_string(part, "text", where))
     return "".join(texts)
 
 
 def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk | MediaUrl:
     match part.get("type"):
-        case "text" | "input_text":
+        case "text" | "input_text" | "output_text":
             return InputChunk(Modality.TEXT, _string(part, "text", where).encode())
         case "input_audio":
             return audio_chunk(part.get("input_audio"), f"{where}.input_audio")

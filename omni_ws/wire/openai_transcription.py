@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -12,6 +14,8 @@ from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.file_heads import encoding_by_head
+from omni_ws.core.languages import language_code
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_fields import ConfigurationPatch, refuse_unavailable
 from omni_ws.wire.session_config import invalid_value
@@ -27,17 +31,11 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "known_speaker_names": ([],),
     "known_speaker_references": ([],),
 }
-#: The signatures of audio files.
-_SIGNATURES: Final = (
-    (b"RIFF", AudioEncoding.WAV),
-    (b"fLaC", AudioEncoding.FLAC),
-    (b"OggS", AudioEncoding.OGG),
-    (b"\x1a\x45\xdf\xa3", AudioEncoding.WEBM),
-    (b"ID3", AudioEncoding.MP3),
-    (b"\xff\xfb", AudioEncoding.MP3),
-    (b"\xff\xf3", AudioEncoding.MP3),
-    (b"\xff\xf2", AudioEncoding.MP3),
-)
+#: Fields that are lists under their bare names, too.
+_LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"})
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
+#: Several words, as in the name of a language, which no tag has.
+_SEVERAL_WORDS: Final = re.compile(r"\s*\w+(?:[ ,()']+\w+)+\)?\s*")
 #: Formats that need the times of words.
 TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
 
@@ -70,17 +68,25 @@ class TranscriptionRequest:
 def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Convert form fields to a body.
 
-    Names with ``[]`` at the end are lists and take precedence over the same name without it; of other repeated fields
-    the last one counts.
+    An empty field is an absent one. Names that end with ``[]`` or ``[0]`` are lists, in the order of their indexes, and
+    take precedence over the same name without it; those with another key are objects. Of other repeated fields the
+    last one counts.
     """
     fields: dict[str, Any] = {}
-    lists: dict[str, list[str]] = {}
+    lists: dict[str, list[tuple[int, str]]] = {}
+    objects: dict[str, dict[str, str]] = {}
     for name, value in pairs:
-        if name.endswith("[]") or name == "timestamp_granularities":
-            lists.setdefault(name.removesuffix("[]"), []).append(value)
+        if not value:
+            continue
+        root, bracket, key = name.removesuffix("]").partition("[") if name.endswith("]") else (name, "", "")
+        if bracket and key and not _INDEX.fullmatch(key):
+            objects.setdefault(root, {})[key] = value
+        elif bracket or name in _LISTS:
+            lists.setdefault(root, []).append((int(key or 0), value))
         else:
             fields[name] = value
-    return fields | lists
+    ordered = {name: [value for _, value in sorted(items, key=itemgetter(0))] for name, items in lists.items()}
+    return fields | objects | ordered
 
 
 def read_transcription(body: Mapping[str, Any], *, input_field: str | None = None) -> TranscriptionRequest:
@@ -101,6 +107,7 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
         )
     if fields.stream and fields.response_format not in ("json", "text"):
         raise UnsupportedParameter("response_format must be json or text for a stream", param="response_format")
+    language = _language(fields.language)
     patch: dict[str, Any] = {"task": "transcribe", "modalities": ["text"], "model": fields.model}
     if fields.temperature is not None:
         patch["sampling"] = {"temperature": fields.temperature}
@@ -108,28 +115,37 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
         patch["input_audio"] = body["input_audio"]
     names = {"sampling.temperature": "temperature"}
     audio = patch.get("input_audio", {})
-    if fields.language is not None and isinstance(audio, Mapping):
-        patch["input_audio"] = {**audio, "language": fields.language}
+    if language is not None and isinstance(audio, Mapping):
+        patch["input_audio"] = {**audio, "language": language}
         names["input_audio.language"] = "language"
     return TranscriptionRequest(
         patch=ConfigurationPatch(patch, names, frozenset(body), input_field),
-        language=None if fields.language is None else fields.language.lower().partition("-")[0],
+        language=None if language is None else language.lower().partition("-")[0],
         response_format=fields.response_format,
         granularities=granularities or frozenset({"segment"}),
         stream=fields.stream,
     )
 
 
+def _language(wanted: str | None) -> str | None:
+    """The tag of the language that is asked for, None where it is to be found. Raises UnsupportedParameter."""
+    if wanted is None or not wanted.strip() or wanted.strip().lower() == "auto":
+        return None
+    tag = language_code(wanted)
+    if _SEVERAL_WORDS.fullmatch(tag[:64]):
+        raise UnsupportedParameter(f"language {wanted[:64]!r} is not known", param="language")
+    return tag
+
+
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """Return the chunk for an uploaded file. Its signature decides the format, then its type, then its name.
+    """Return the chunk for an uploaded file. Its head decides the format, then its type, then its name.
 
     Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """
     if not data:
         raise InvalidValue("the file is empty", param="file")
-    for signature, encoding in _SIGNATURES:
-        if data.startswith(signature):
-            return InputChunk(Modality.AUDIO, data, format=encoding.value)
+    if (found := encoding_by_head(data)) is not None:
+        return InputChunk(Modality.AUDIO, data, format=found.value)
     if content_type.lower().startswith("audio/"):
         return InputChunk(Modality.AUDIO, data, format=content_type)
     suffix = PurePath(filename).suffix.removeprefix(".").lower()
@@ -137,6 +153,6 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
         encoding = {"pcm": AudioEncoding.PCM16, "raw": AudioEncoding.PCM16}.get(suffix) or AudioEncoding(suffix)
     except ValueError:
         raise UnsupportedFormat(
-            "unsupported audio file; supported: wav, mp3, flac, ogg, opus, webm", param="file"
+            "unsupported audio file; supported: wav, mp3, m4a, mp4, mov, aac, flac, ogg, opus, webm", param="file"
         ) from None
     return InputChunk(Modality.AUDIO, data, format=encoding.value)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from omni_ws.core.chunks import OutputModality, Usage, Word
+from omni_ws.core.chunks import HeardSegment, Hearing, OutputModality, Usage, Word
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.wire.openai_transcription import TranscriptionRequest
 
@@ -23,15 +23,20 @@ class _Segment:
 class Transcription:
     """Accumulates a transcription. Its text is the engine's answer; times are those of the transcript's words.
 
-    ``language`` is the one reported in ``verbose_json``, or None when unknown.
+    ``language`` is the English name of the one that ``verbose_json`` reports where the recogniser has found none, or
+    None when unknown.
     """
 
-    def __init__(self, request: TranscriptionRequest, *, language: str | None) -> None:
+    def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool = False) -> None:
         self._request = request
         self._language = language
+        self._translates = translates
         self._text: list[str] = []
         self._words: list[Word] = []
         self._segments: list[_Segment] = []
+        self._found: str | None = None
+        #: None once a segment is incomplete.
+        self._heard: list[HeardSegment] | None = []
 
     def output(self, chunk: OutputChunk) -> None:
         """Add an output."""
@@ -40,6 +45,9 @@ class Transcription:
         elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
             self._words += chunk.words
             self._segments.append(_Segment(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
+            hearing = chunk.hearing or Hearing()
+            self._found = self._found or hearing.language
+            self._heard = None if self._heard is None or not hearing.segments else [*self._heard, *hearing.segments]
 
     def text(self) -> str:
         """Return the text so far, stripped."""
@@ -49,15 +57,13 @@ class Transcription:
         """Return the response for ``json`` and ``verbose_json``."""
         if self._request.response_format == "json":
             return {"text": self.text(), "usage": duration_usage(final.usage)}
-        response: dict[str, Any] = {"task": "transcribe"}
-        if self._language is not None:
-            response["language"] = self._language
+        response: dict[str, Any] = {"task": "translate" if self._translates else "transcribe"}
+        language = "english" if self._translates else self._found or self._language
+        if language is not None:
+            response["language"] = language
         response |= {"duration": final.usage.input_audio_ms / 1000, "text": self.text()}
         if "segment" in self._request.granularities:
-            response["segments"] = [
-                {"id": index, "start": one.start_ms / 1000, "end": one.end_ms / 1000, "text": one.text}
-                for index, one in enumerate(self._segments)
-            ]
+            response["segments"] = [_segment(index, one) for index, one in enumerate(self._heard or ())]
         if "word" in self._request.granularities:
             response["words"] = [
                 {"word": word.text, "start": word.start_ms / 1000, "end": word.end_ms / 1000} for word in self._words
@@ -72,6 +78,21 @@ class Transcription:
             times = f"{_timestamp(one.start_ms, vtt)} --> {_timestamp(one.end_ms, vtt)}"
             lines += [times, one.text, ""] if vtt else [str(number), times, one.text, ""]
         return "".join(f"{line}\n" for line in lines)
+
+
+def _segment(index: int, one: HeardSegment) -> dict[str, Any]:
+    return {
+        "id": index,
+        "seek": one.start_ms // 10,  # in frames of the spectrogram, as Whisper counts
+        "start": one.start_ms / 1000,
+        "end": one.end_ms / 1000,
+        "text": one.text,
+        "tokens": one.tokens,
+        "temperature": one.temperature,
+        "avg_logprob": one.avg_logprob,
+        "compression_ratio": one.compression_ratio,
+        "no_speech_prob": one.no_speech_prob,
+    }
 
 
 class TranscriptionEvents:

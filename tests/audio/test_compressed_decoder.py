@@ -21,7 +21,12 @@ from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.errors import UnsupportedFormat
 
 SPEECH = Path(__file__).parent.parent / "data" / "goforward.wav"
-COMPRESSED = [AudioEncoding.WEBM, AudioEncoding.OGG, AudioEncoding.OPUS, AudioEncoding.MP3, AudioEncoding.FLAC]
+COMPRESSED = [
+    *(AudioEncoding.WEBM, AudioEncoding.OGG, AudioEncoding.OPUS, AudioEncoding.MP3, AudioEncoding.FLAC),
+    AudioEncoding.AAC,
+]
+#: Samples that files of these formats have in front of the sound, and how many they have too many at most.
+EXTRA = {AudioEncoding.MP3: (0, 800), AudioEncoding.AAC: (1024, 2048)}
 
 
 @cache
@@ -84,8 +89,10 @@ def test_byte_by_byte(encoding: AudioEncoding) -> None:
 @pytest.mark.parametrize("channels", [1, 2])
 def test_speech_survives(encoding: AudioEncoding, channels: int) -> None:
     result = decoded(compressed(encoding, channels), encoding, [])
-    # MP3 pads the last frame; the other formats have an exact length.
-    assert 0 <= len(result) - len(speech()) <= (800 if encoding is AudioEncoding.MP3 else 0)
+    # MP3 pads the last frame, and AAC has no place for its delay; the other formats have an exact length.
+    ahead, longest = EXTRA.get(encoding, (0, 0))
+    assert 0 <= len(result) - len(speech()) <= longest
+    result = result[ahead:]
     assert np.square(result).sum() == pytest.approx(np.square(speech()).sum(), rel=0.15)
     window = slice(4000, 40000)
     likeness = np.corrcoef(result[window], speech()[window])[0, 1]
@@ -245,3 +252,74 @@ def test_a_close_between_two_pieces() -> None:
     assert len(next(pieces))
     decoder.close()
     assert not decoder_threads()
+
+
+MP4_FILES: dict[str, tuple[str, str, dict[str, str], AudioEncoding]] = {
+    "as Safari records": ("mp4", "aac", {"movflags": "frag_keyframe+empty_moov+default_base_moof"}, AudioEncoding.MP4),
+    "a fragment for each frame": ("mp4", "aac", {"movflags": "frag_every_frame+empty_moov"}, AudioEncoding.MP4),
+    "index first": ("ipod", "aac", {"movflags": "faststart"}, AudioEncoding.M4A),
+    "index last": ("ipod", "aac", {}, AudioEncoding.M4A),
+    "ALAC": ("ipod", "alac", {}, AudioEncoding.M4A),
+    "QuickTime": ("mov", "pcm_s16be", {}, AudioEncoding.MOV),
+    "named wrongly": ("mp4", "aac", {}, AudioEncoding.MP3),
+}
+
+
+def mp4(folder: Path, container: str, codec: str, options: dict[str, str]) -> bytes:
+    path = folder / "file"  # libav opens it again to move the index
+    with av.open(str(path), "w", format=container, options=options) as muxer:
+        stream = muxer.add_stream(codec, rate=16_000, layout="mono")
+        assert isinstance(stream, av.AudioStream)
+        pcm = (speech() * 32768).astype(np.int16)
+        frame = av.AudioFrame.from_ndarray(pcm[None, :], format="s16", layout="mono")
+        frame.sample_rate = 16_000
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            muxer.mux(packet)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", MP4_FILES)
+def test_kinds_of_mp4(kind: str, tmp_path: Path) -> None:
+    container, codec, options, named = MP4_FILES[kind]
+    data = mp4(tmp_path, container, codec, options)
+    whole = decoded(data, named, [])
+    assert np.array_equal(decoded(data, named, [*range(0, 3000, 7), *range(3000, len(data), 700)]), whole)
+    assert len(whole) == pytest.approx(len(speech()), abs=2048)
+    length = min(len(whole), len(speech()))
+    lag = int(np.argmax(np.correlate(whole[:length], speech()[: length - 2048], "valid")))
+    error = whole[lag : lag + length - 2048] - speech()[: length - 2048]
+    assert np.mean(error**2) < 0.05 * np.mean(speech() ** 2)
+
+
+def test_a_fragmented_mp4_is_heard_as_it_arrives(tmp_path: Path) -> None:
+    container, codec, options, named = MP4_FILES["as Safari records"]
+    data = mp4(tmp_path, container, codec, {**options, "frag_duration": "200000"})
+    with AudioDecoder(AudioFormat(named), sample_rate=16000) as decoder:
+        assert len(decoder.decode(data[: len(data) // 2])) > len(speech()) // 3
+
+
+def test_an_index_at_the_end_is_waited_for_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mp4(tmp_path, "ipod", "aac", {})
+    monkeypatch.setattr("omni_ws.audio.compressed_decoder.MAX_UNACCOUNTED_BYTES", len(data))
+    assert len(decoded(data, AudioEncoding.M4A, [5000])) > 0
+    monkeypatch.setattr("omni_ws.audio.compressed_decoder.MAX_UNACCOUNTED_BYTES", len(data) - 1)
+    with pytest.raises(UnsupportedFormat, match="index"):
+        decoded(data, AudioEncoding.M4A, [5000])
+
+
+def test_adts_with_a_checksum_and_behind_a_tag() -> None:
+    plain = compressed(AudioEncoding.AAC)
+    protected, at = b"", 0
+    while at < len(plain):
+        size = (plain[at + 3] & 3) << 11 | plain[at + 4] << 3 | plain[at + 5] >> 5
+        longer = size + 2
+        head = bytearray(plain[at : at + 7])
+        head[1] &= 0xFE
+        head[3] = head[3] & 0xFC | longer >> 11
+        head[4], head[5] = longer >> 3 & 0xFF, head[5] & 0x1F | (longer & 7) << 5
+        protected += bytes(head) + b"\0\0" + plain[at + 7 : at + size]
+        at += size
+    whole = decoded(plain, AudioEncoding.AAC, [])
+    tag = b"ID3\x04\0\0\0\0\x02\x00" + bytes(256)
+    for data, named in ((protected, AudioEncoding.AAC), (tag + plain, AudioEncoding.MP3), (plain, AudioEncoding.FLAC)):
+        assert np.array_equal(decoded(data, named, [3, 500, 5000]), whole)

@@ -170,7 +170,13 @@ def test_what_a_codec_cannot_do_is_refused_by_name(target: AudioFormat, param: s
         encode_file(speech(), source_rate=16000, target=target)
 
 
-@pytest.mark.parametrize("encoding", list(AudioEncoding))
+@pytest.mark.parametrize("encoding", [AudioEncoding.M4A, AudioEncoding.MP4, AudioEncoding.MOV])
+def test_formats_for_input_only(encoding: AudioEncoding) -> None:
+    with pytest.raises(UnsupportedFormat, match="input only"):
+        AudioEncoder(AudioFormat(encoding, 24000), source_rate=16000)
+
+
+@pytest.mark.parametrize("encoding", [*UNCOMPRESSED, *COMPRESSED, AudioEncoding.AAC])
 def test_after_the_end(encoding: AudioEncoding) -> None:
     encoder = AudioEncoder(AudioFormat(encoding, 24000), source_rate=16000)
     encoder.encode(speech()[:1000])

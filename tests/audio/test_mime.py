@@ -78,7 +78,7 @@ def test_the_limits_themselves_are_fine(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "audio/", "audio/aac", "video/mp4", "audio/l16;rate=16000", "audio/pcm;bits=24", "audio/pcm;endian=big"],
+    ["", "audio/", "audio/alac", "video/mp4", "audio/l16;rate=16000", "audio/pcm;bits=24", "audio/pcm;endian=big"],
 )
 def test_unknown_kinds_are_refused(text: str) -> None:
     with pytest.raises(UnsupportedFormat):

@@ -103,11 +103,11 @@ async def failed(client: RealtimeClient, kind: str, **fields: Any) -> dict[str, 
 
 @contextlib.asynccontextmanager
 async def realtime_client(
-    server: LiveServer, *, model: str = "gpt-realtime", created: bool = True, **options: Any
+    server: LiveServer, *, model: str = "gpt-realtime", query: str = "", created: bool = True, **options: Any
 ) -> AsyncIterator[RealtimeClient]:
     """A connection, whose session has been created unless not ``created``."""
     subprotocols = [Subprotocol(name) for name in options.pop("subprotocols", ())] or None
-    url = f"ws://127.0.0.1:{server.port}/v1/realtime?model={model}"
+    url = f"ws://127.0.0.1:{server.port}/v1/realtime?{query or f'model={model}'}"
     async with connect(url, max_size=None, subprotocols=subprotocols, ping_interval=None, **options) as connection:
         client = RealtimeClient(connection)
         if created:

@@ -161,7 +161,7 @@ def test_instructions_come_from_every_system_message() -> None:
         ({"type": "input_audio", "input_audio": {"data": "?"}}, InvalidValue, "input_audio.data"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": 5}}, InvalidValue, "input_audio.format"),
         (
-            {"type": "input_audio", "input_audio": {"data": "", "format": "aac"}},
+            {"type": "input_audio", "input_audio": {"data": "", "format": "aiff"}},
             UnsupportedFormat,
             "input_audio.format",
         ),
@@ -185,6 +185,40 @@ def test_data_urls(data: bytes, kind: str) -> None:
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], input_follows=False
     ).input
     assert chunk == InputChunk(Modality.IMAGE, data, format=kind.partition(";")[0].lower())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("data:image/gif;base64,{bare}", "data:image/gif;base64,{escaped}", "data:image/gif;base64,{lines}"),
+        *("data:image/gif; base64,{padded}", " \nDATA:IMAGE/GIF ; charset=x;\tBASE64 ,{padded}#part"),
+        *("data:image/gif;base64,%20{padded}%0A", "data:image/gif,{percent}", "data:image/g\nif,\t{percent}"),
+    ],
+)
+def test_data_urls_as_the_url_standard_has_them(url: str) -> None:
+    data = b"GIF89a\xfb\xef\xbe\xff"
+    padded = base64.b64encode(data).decode()
+    assert padded.endswith("==")
+    assert {"+", "/"} <= set(padded)
+    url = url.format(
+        padded=padded,
+        bare=padded.rstrip("="),
+        escaped="".join(f"%{ord(one):02x}" for one in padded),
+        lines="\r\n".join(padded),
+        percent="".join(f"%{one:02X}" for one in data),
+    )
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    (chunk,) = read_messages([{"role": "user", "content": content}], input_follows=False).input
+    assert chunk == InputChunk(Modality.IMAGE, data, format="image/gif")
+    (item,) = chat(images=[url]).input[:1]
+    assert item == chunk
+
+
+@pytest.mark.parametrize("data", ["A", "AA=A", "AAAA=", "A===", "AA-_", "AA\N{LATIN SMALL LETTER E WITH ACUTE}A"])
+def test_what_is_no_base64_by_the_url_standard(data: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{data}"}}]
+    with pytest.raises(InvalidValue, match="not base64"):
+        read_messages([{"role": "user", "content": content}], input_follows=False)
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -349,6 +383,6 @@ def test_a_bad_form_of_the_answer_is_told_with_the_good_ones(value: Any, param: 
 
 
 def test_a_bad_format_of_audio_is_told_with_those_that_are_known() -> None:
-    with pytest.raises(UnsupportedFormat, match=r"unsupported audio format 'aac'; supported: .*mp3.*wav") as caught:
-        read_speech({"input": "a", "response_format": "aac"}, input_follows=False)
+    with pytest.raises(UnsupportedFormat, match=r"unsupported audio format 'aiff'; supported: .*mp3.*wav") as caught:
+        read_speech({"input": "a", "response_format": "aiff"}, input_follows=False)
     assert caught.value.param == "response_format"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.native_client import NativeClient, RawWebSocket, native_client
-from support.raw_http import RawClient, raw_client, request, websocket_upgrade
+from support.raw_http import RawClient, RawResponse, raw_client, request, websocket_upgrade
 from support.worker_server import PATIENCE_SEC, WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
@@ -320,6 +320,25 @@ async def test_a_worker_that_was_starting_knows_a_client_secret_too(keyed: Worke
     os.kill(keyed.pid_of(f"w{killed + 2}"), signal.SIGCONT)
     await keyed.logged(rf"worker w{killed + 2} is ready")
     await check_secrets(keyed, *[(secret, 101)] * 4)
+
+
+async def test_a_spoken_answer_is_known_to_every_worker(keyed: WorkerServer) -> None:
+    key = "Authorization: Bearer the-key"
+
+    async def ask(client: RawClient, *messages: dict[str, Any], **body: Any) -> RawResponse:
+        body = {"messages": messages, "modalities": ["text", "audio"], "audio": {"format": "wav"}, **body}
+        await client.send(request("POST", "/v1/chat/completions", key, body=json.dumps(body).encode()))
+        return await client.response()
+
+    hello = {"role": "user", "content": "hello"}
+    async with AsyncExitStack() as stack:  # connections that are open together, so that each worker gets some
+        clients = [await stack.enter_async_context(raw_client(keyed.port)) for _ in range(6)]
+        audio_id = (await ask(clients[0], hello)).json()["choices"][0]["message"]["audio"]["id"]
+        for client in clients:
+            answer = await ask(client, hello, {"role": "assistant", "audio": {"id": audio_id}}, hello)
+            assert answer.status == 200, answer.body
+        unknown = await ask(clients[0], {"role": "assistant", "audio": {"id": f"{audio_id}0"}}, hello)
+        assert (unknown.status, unknown.error["param"]) == (400, "messages[0].audio.id")
 
 
 # workers that hang

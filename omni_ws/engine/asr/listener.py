@@ -172,7 +172,8 @@ class Listener:
         words = tuple(
             Word(word.text, ended.start_ms + word.start_ms, ended.start_ms + word.end_ms) for word in recognised.words
         )
-        return TranscriptOutput(separator + recognised.text, start_ms=ended.start_ms, words=words)
+        hearing = None if recognised.hearing is None else recognised.hearing.shifted(ended.start_ms)
+        return TranscriptOutput(separator + recognised.text, start_ms=ended.start_ms, words=words, hearing=hearing)
 
 
 async def _result_of(work: Future[Recognised]) -> Recognised:

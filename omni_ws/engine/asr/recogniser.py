@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from omni_ws.audio.samples import Pcm16
-from omni_ws.core.chunks import Word
+from omni_ws.core.chunks import Hearing, Word
 from omni_ws.engine.asr.utterance import Utterance, UtteranceLimits
 
 
@@ -17,6 +17,7 @@ class Recognised:
 
     text: str = ""
     words: tuple[Word, ...] = ()
+    hearing: Hearing | None = None
 
 
 class LiveText(Protocol):

@@ -13,8 +13,8 @@ import numpy as np
 
 from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.audio.samples import Samples
+from omni_ws.core.languages import WHISPER_LANGUAGES
 from omni_ws.engine.asr.repeats import copied_at_end
-from omni_ws.engine.asr.whisper_languages import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class WhisperTranscript:
     words: tuple[ScoredWord, ...]
     no_speech: float
     score: float
+    tokens: tuple[int, ...] = ()
+    #: The one that was found; None where it was given, or the model knows no other.
+    language: str | None = None
 
 
 class WhisperModel:
@@ -113,8 +116,9 @@ class WhisperModel:
 
         spectrogram = log_mel(audio, context * FRAMES_PER_SEC, bands=self._model.n_mels)
         encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
+        found = None
         if language is None and self.multilingual:
-            language = self._language_of(encoded)
+            language = found = self._language_of(encoded)
         prompt = [self._id(token) for token in prompt_tokens(language if self.multilingual else None)]
         (result,) = self._model.generate(
             encoded,
@@ -132,6 +136,8 @@ class WhisperModel:
             self._words(encoded, prompt, tokens, seconds) if timed else (),
             float(result.no_speech_prob),
             float(result.scores[0]),
+            tuple(tokens),
+            found,
         )
 
     def _longest_answer(self, seconds: float, language: str | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
@@ -13,7 +14,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from omni_ws.audio.samples import Pcm16, Samples
-from omni_ws.core.chunks import Word
+from omni_ws.core.chunks import HeardSegment, Hearing, Word
+from omni_ws.core.languages import language_name
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.recognition_cost import RecognitionCost, interim_gap_sec
 from omni_ws.engine.asr.repeats import without_repeats
@@ -115,7 +117,8 @@ class WhisperRecogniser:
         self._cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
         if heard is None:
             return Recognised()
-        return Recognised(heard.text, tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words))
+        words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words)
+        return Recognised(heard.text, words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
 
     def _interim(self, pcm: Pcm16) -> str:
         began = self._clock()
@@ -135,3 +138,17 @@ class WhisperRecogniser:
         if len(once) == len(heard.words):
             return heard
         return replace(heard, text=" ".join(word.text for word in once), words=tuple(once))
+
+
+def _hearing(heard: WhisperTranscript, length_ms: int) -> Hearing:
+    data = heard.text.encode()
+    segment = HeardSegment(
+        heard.text,
+        heard.words[0].start_ms if heard.words else 0,
+        heard.words[-1].end_ms if heard.words else length_ms,
+        tokens=heard.tokens,
+        avg_logprob=heard.score,
+        compression_ratio=len(data) / len(zlib.compress(data)),
+        no_speech_prob=heard.no_speech,
+    )
+    return Hearing(None if heard.language is None else language_name(heard.language), (segment,))

@@ -280,4 +280,5 @@ def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> Tr
         transcript.interim,
         start_ms=None if transcript.start_ms is None else transcript.start_ms + from_ms,
         words=tuple(Word(word.text, word.start_ms + from_ms, word.end_ms + from_ms) for word in transcript.words),
+        hearing=None if transcript.hearing is None else transcript.hearing.shifted(from_ms),
     )

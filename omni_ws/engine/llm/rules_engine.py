@@ -54,6 +54,7 @@ class RulesEngine:
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(
             input_modalities=TAKES,
+            pictures_in_history=TAKES & {Modality.IMAGE, Modality.VIDEO},
             output_modalities=frozenset({OutputModality.TEXT}),
             tasks=frozenset({Task.CHAT}),
             extend=True,

@@ -329,7 +329,7 @@ def _earlier(request: GenerationRequest, prompt: Prompt) -> Iterator[dict[str, A
 
 
 def _earlier_content(message: Message, prompt: Prompt) -> str | list[dict[str, Any]]:
-    if message.speech is None and not message.more:
+    if message.speech is None and message.picture is None and not message.more:
         return message.text
     return _content([content for part in message.parts for content in _earlier_parts(part, prompt)])
 
@@ -337,6 +337,8 @@ def _earlier_content(message: Message, prompt: Prompt) -> str | list[dict[str, A
 def _earlier_parts(message: Message, prompt: Prompt) -> Iterator[Part]:
     if message.text:
         yield Text(message.text)
+    if message.picture is not None:
+        yield from _parts(message.picture.modality, [message.picture])
     if message.speech is not None:
         samples = prompt.earlier.get(message.speech)
         yield Text(WORDS_UNKNOWN) if samples is None else Audio(samples)

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.config.values import MIB
-from omni_ws.engine.asr.whisper_languages import WHISPER_LANGUAGES
+from omni_ws.core.languages import WHISPER_LANGUAGES
 
 #: The sampling parameters that most servers honour.
 DEFAULT_SAMPLING: Final = (

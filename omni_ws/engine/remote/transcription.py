@@ -7,14 +7,16 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 import orjson
 
 from omni_ws.audio.samples import Pcm16
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.chunks import Word
+from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import MAX_BODY_VALUES, check_values
+from omni_ws.core.languages import language_name
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.remote.answer_fields import whole_text
@@ -28,6 +30,9 @@ from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
 _MOST_BYTES: Final = 1 << 20
 #: What a server says that does not stream; "upstream" is another word.
 _STREAMING: Final = re.compile(r"\bstream", re.IGNORECASE)
+
+
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,46 @@ async def _whole(answer: UpstreamAnswer) -> Recognised:
         content = None
     if not isinstance(content, dict) or not isinstance(text := content.get("text"), str):
         raise EngineFailed("the upstream sent a transcript that cannot be read")
-    return Recognised(text.strip(), _words(content.get("words")))
+    return Recognised(text.strip(), _words(content.get("words")), _hearing(content))
+
+
+def _hearing(content: Mapping[str, Any]) -> Hearing:
+    """What the upstream says of the transcript; no segments where one of them is incomplete."""
+    language, told = content.get("language"), content.get("segments")
+    found = language_name(language.lower()) if isinstance(language, str) and language else None
+    segments: list[HeardSegment] = []
+    for one in told if isinstance(told, list) else ():
+        try:
+            segment = msgspec.convert(one, _Segment)
+        except msgspec.ValidationError:
+            return Hearing(found)
+        segments.append(segment.heard())
+    return Hearing(found, tuple(segments))
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    """A segment of ``verbose_json``."""
+
+    text: str
+    start: _Seconds
+    end: _Seconds
+    tokens: list[int]
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    temperature: float = 0.0
+
+    def heard(self) -> HeardSegment:
+        return HeardSegment(
+            self.text.strip(),
+            round(self.start * 1000),
+            round(self.end * 1000),
+            tokens=tuple(self.tokens),
+            avg_logprob=self.avg_logprob,
+            compression_ratio=self.compression_ratio,
+            no_speech_prob=self.no_speech_prob,
+            temperature=self.temperature,
+        )
 
 
 def _words(told: object) -> tuple[Word, ...]:

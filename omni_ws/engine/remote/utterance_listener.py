@@ -123,7 +123,8 @@ class UtteranceListener:
                 yield TranscriptOutput(self._separator + said.text, interim=True, start_ms=start_ms)
             elif said.text:
                 words = tuple(Word(one.text, start_ms + one.start_ms, start_ms + one.end_ms) for one in said.words)
-                yield TranscriptOutput(self._separator + said.text, start_ms=start_ms, words=words)
+                hearing = None if said.hearing is None else said.hearing.shifted(start_ms)
+                yield TranscriptOutput(self._separator + said.text, start_ms=start_ms, words=words, hearing=hearing)
                 self._separator = " "
             elif text.settled and shown:
                 yield TranscriptOutput("", start_ms=start_ms)

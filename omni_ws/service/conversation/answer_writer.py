@@ -333,6 +333,7 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
         interim=transcript.interim,
         start_ms=transcript.start_ms,
         words=transcript.words,
+        hearing=transcript.hearing,
         turn_id=request.turn_id,
     )
 

@@ -12,6 +12,7 @@ import msgspec
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
+from omni_ws.core.languages import language_name
 from omni_ws.core.quota import ByteBudget, beyond_ordinary, memory_of
 from omni_ws.core.request_input import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
@@ -340,8 +341,10 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
 def _check_language(audio: InputAudioConfig, known: frozenset[str]) -> None:
     language = spoken_language(audio)
     if language is not None and language not in known:
+        name = language_name(language)
+        called = repr(language) if name == language else f"{language!r} ({name})"
         raise UnsupportedParameter(
-            f"language {language!r} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
+            f"language {called} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
             param="input_audio.language",
         )
 

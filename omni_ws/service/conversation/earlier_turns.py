@@ -37,6 +37,8 @@ class EarlierTurns:
 def _chunks_of(message: Message) -> Iterator[InputChunk]:
     if message.text.strip():
         yield InputChunk(Modality.TEXT, message.text.encode())
+    if message.picture is not None:
+        yield message.picture
     if (speech := message.speech) is not None:
         for chunk in speech.chunks:
             yield chunk if chunk.format is not None else replace(chunk, format=media_type(speech.format))

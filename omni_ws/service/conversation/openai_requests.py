@@ -7,21 +7,23 @@ conversation runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
 from omni_ws.audio.encoder import AudioEncoder
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputMode
-from omni_ws.core.messages import Message
+from omni_ws.audio.mime import parse_audio_format
+from omni_ws.core.audio_format import DEFAULT_INPUT_AUDIO, AudioEncoding, AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.messages import Message, Speech
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.openai_chat_response import ChatOptions
 from omni_ws.wire.openai_fields import ConfigurationPatch
+from omni_ws.wire.openai_messages import HistoryMessage
 from omni_ws.wire.openai_options import UPSTREAM_FIELDS, AnswerFields
 from omni_ws.wire.openai_request import ChatRequest
 
@@ -59,7 +61,9 @@ def ended_on_error(conversation: Conversation) -> Iterator[None]:
         raise
 
 
-def prepare_answer(conversation: Conversation, request: ChatRequest, *, read_whole: bool = False) -> None:
+def prepare_answer(
+    conversation: Conversation, request: ChatRequest, history: Iterable[Message], *, read_whole: bool = False
+) -> None:
     """Adds the earlier messages to the history, and sets the options of the answer.
 
     ``read_whole``: nothing of it is sent before its end.
@@ -76,10 +80,46 @@ def prepare_answer(conversation: Conversation, request: ChatRequest, *, read_who
         thought=True,
         read_whole=read_whole,
     )
-    conversation.ledger.place(
-        Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
-    )
+    conversation.ledger.place(history)
     conversation.ledger.weigh()
+
+
+def earlier_texts(history: Iterable[HistoryMessage]) -> list[Message]:
+    """A history of text alone. Raises UnsupportedParameter, naming the message that has something else."""
+    messages: list[Message] = []
+    for one in history:
+        if one.parts or one.audio_id is not None:
+            raise UnsupportedParameter("earlier messages may contain nothing other than text here", param=one.place)
+        messages.append(earlier_message(one, ()))
+    return messages
+
+
+def earlier_message(one: HistoryMessage, parts: Sequence[InputChunk]) -> Message:
+    """A message of the history with ``parts`` in their order, of which audio is ``speech``."""
+    bare = Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id)
+    found: list[Message] = []
+    for part in parts:
+        last = found[-1] if found else Message(one.role, "")
+        if last.speech is not None or last.picture is not None:
+            last = Message(one.role, "")
+            found.append(last)
+        elif not found:
+            found.append(last)
+        match part.modality:
+            case Modality.TEXT:
+                found[-1] = replace(last, text=last.text + part.payload.decode())
+            case Modality.AUDIO:
+                found[-1] = replace(last, speech=Speech((part,), DEFAULT_INPUT_AUDIO, audio_ms=_estimated_ms(part)))
+            case _:
+                found[-1] = replace(last, picture=part)
+    if not found:
+        return bare
+    return replace(bare, text=found[0].text, speech=found[0].speech, picture=found[0].picture, more=tuple(found[1:]))
+
+
+def _estimated_ms(part: InputChunk) -> float:
+    format = DEFAULT_INPUT_AUDIO if part.format is None else parse_audio_format(part.format, DEFAULT_INPUT_AUDIO)
+    return format.duration_ms(len(part.payload))
 
 
 def checked_options(

@@ -63,6 +63,7 @@ _SHOWN_CHARACTERS: Final = 128
 FILE_FORMATS: Final = STREAM_FORMATS | {
     AudioEncoding.MP3,
     AudioEncoding.FLAC,
+    AudioEncoding.AAC,
     AudioEncoding.OPUS,
     AudioEncoding.OGG,
 }

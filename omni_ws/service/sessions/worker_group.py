@@ -13,9 +13,11 @@ from omni_ws.service.sessions.shared_counts import SharedCounts, WorkerRow, Work
 
 #: The number of a worker, in the name of a file.
 _WORKER: Final = re.compile(r"_w(\d{1,9})_")
-#: Questions: for the metrics of a worker; to know a client secret, too; to start and to stop a profile, too.
+#: Questions: for the metrics of a worker; to know a client secret, too; for what was said in answers; to start and to
+#: stop a profile, too.
 METRICS: Final = "metrics"
 KNOW_SECRET: Final = "know client secret"
+SPOKEN_ANSWERS: Final = "spoken answers"
 START_PROFILE: Final = "start profile"
 STOP_PROFILE: Final = "stop profile"
 

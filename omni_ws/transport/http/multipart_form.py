@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -12,6 +14,9 @@ from omni_ws.errors import InvalidFrame, InvalidValue, PayloadTooLarge, Unsuppor
 from omni_ws.transport.http.exchange import HttpExchange
 
 FORM_TYPE: Final = "multipart/form-data"
+#: The part that is a file also where it has no file name.
+FILE_FIELD: Final = b"file"
+_EXTENDED_FILENAME: Final = re.compile(rb";\s*filename\*\s*=\s*[\w-]+'[\w-]*'([^;\s]*)", re.IGNORECASE)
 #: Parts of one form.
 MAX_PARTS: Final = 64
 #: Size of a part that is not a file.
@@ -22,7 +27,11 @@ _MAX_HEADER_BYTES: Final = 4096
 
 @dataclass(slots=True)
 class FormPart:
-    """One part of a form. ``filename`` is None where it is not a file; ``content_type`` is "" where it has none."""
+    """One part of a form.
+
+    ``filename`` is None where it is not a file, and "" for a file that has none; ``content_type`` is "" where it has
+    none.
+    """
 
     name: str
     filename: str | None
@@ -123,10 +132,15 @@ class FormReader:
         self._name, self._value = b"", b""
 
     def _on_headers_finished(self) -> None:
-        kind, options = parse_options_header(self._headers.get("content-disposition"))
+        disposition = self._headers.get("content-disposition", b"")
+        kind, options = parse_options_header(disposition)
         name, filename = options.get(b"name"), options.get(b"filename")
         if kind != b"form-data" or name is None:
             raise InvalidFrame("a part of the form has no name")
+        if filename is None:
+            filename = _extended_filename(disposition)
+        if filename is None and name == FILE_FIELD:
+            filename = b""
         self._parts.append(
             FormPart(
                 name.decode("utf-8", "replace"),
@@ -143,3 +157,9 @@ class FormReader:
 
     def _on_end(self) -> None:
         self._ended = True
+
+
+def _extended_filename(disposition: bytes) -> bytes | None:
+    """The file name in the form of RFC 5987, which the parser leaves out."""
+    found = _EXTENDED_FILENAME.search(disposition)
+    return None if found is None else unquote_to_bytes(found[1])

@@ -182,7 +182,10 @@ class Commands:
         return session_object(self._translator.session, config, session_id=self._session_id)
 
     def _update_session(self, event: dict[str, Any]) -> None:
-        session = merged_session(self._translator.session, mapping_field(event, "session"))
+        patch = mapping_field(event, "session")
+        if event["type"] == "transcription_session.update":
+            patch = {**patch, "type": "transcription"}
+        session = merged_session(self._translator.session, patch)
         detected, before = self._detects_turns, self._settings_share.size
         try:
             self._settings_share.resize(beyond_ordinary(memory_of(session)))

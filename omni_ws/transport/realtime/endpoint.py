@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -79,6 +79,8 @@ class Realtime(LiveFrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises Unauthenticated or ModelNotFound, for an HTTP status. An event reports all other errors."""
         client = identify(request, self._authenticator, self._secrets)
+        if request.query.get("intent") == "transcription":
+            client = replace(client, bound={**client.bound, "type": "transcription"})
         self._sessions.any_model.check(request.query.get("model"))
         return UpgradeDecision(
             connection=partial(

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
-from omni_ws.audio.mime import parse_audio_mime
+from omni_ws.audio.mime import media_type, parse_audio_mime
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk
+from omni_ws.core.file_heads import ENCODINGS, WINDOW_BYTES, FileKind, Look, kind_of_head
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.json_body import to_thread_if_large
@@ -22,6 +23,8 @@ from omni_ws.wire.streaming_body import (
     FORM_TYPE,
     NDJSON_TYPE,
     BodyItem,
+    BodyReader,
+    NdjsonBody,
     Parameters,
     RawAudioBody,
     body_reader,
@@ -33,6 +36,8 @@ from omni_ws.wire.streaming_body import (
 HEADER: Final = "X-Streaming-Input: true"
 #: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
+#: White space of JSON.
+_BLANKS: Final = b" \t\r\n"
 #: Bytes that are parsed at a stretch: a few milliseconds if all lines or frames in them are as short as possible.
 PIECE_BYTES: Final = 16 * 1024
 
@@ -47,15 +52,20 @@ def is_streaming_input(request: HttpRequest) -> bool:
 async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
     """Whether the body of ``exchange`` is a stream of input, by its headers or by how it begins.
 
-    A chunked body without the header is one if its type is NDJSON. A chunked body that claims to be a form, as curl
-    sends by default, may be NDJSON or one ordinary JSON object: its beginning is read to tell, and pushed back.
+    A chunked body without the header is one if its type is NDJSON. A body that claims to be a form, as curl sends by
+    default, is one if it begins as an audio file does. In chunks it may also be NDJSON or one ordinary JSON object: its
+    beginning is read to tell, and pushed back.
 
     Raises UnsupportedFormat for a chunked body of a type that may be either.
     """
     request = exchange.request
     if is_streaming_input(request):
         return True
-    if not request.has_body or request.content_length is not None:
+    if not request.has_body:
+        return False
+    if request.content_type == FORM_TYPE and await is_file(exchange):
+        return True
+    if request.content_length is not None:
         return False
     match request.content_type:
         case "" | "application/json":
@@ -67,6 +77,30 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
         case kind:
             message = f"a chunked body must be JSON or NDJSON, got {kind[:64]!r}; streaming input requires {HEADER}"
             raise UnsupportedFormat(message, param="Content-Type")
+
+
+async def is_file(exchange: HttpExchange) -> bool:
+    """Whether the body begins as an audio file does. Reads as much of it as that takes, and pushes it back."""
+    return isinstance(await _head(exchange), FileKind)
+
+
+async def _head(exchange: HttpExchange) -> FileKind | bytes:
+    """The kind of the file that a body begins as, or the first byte of it that is no white space (of JSON)."""
+    data, ended = bytearray(), False
+    while True:
+        kind = kind_of_head(bytes(data), final=ended)
+        blank = len(data) - len(data.lstrip(_BLANKS))
+        if ended or (kind is not Look.MORE and blank < len(data)):
+            break
+        piece = await exchange.read()
+        data += piece
+        ended = not piece
+        exchange.charge(len(data))
+        if blank > WINDOW_BYTES:
+            break
+    first = bytes(data[blank : blank + 1])
+    exchange.push_back(data, ended=ended)
+    return kind if isinstance(kind, FileKind) else first
 
 
 async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
@@ -97,10 +131,11 @@ class StreamingBody:
     """
 
     def __init__(self, exchange: HttpExchange, *, max_chunk_bytes: int, session_timeout_sec: float) -> None:
-        content_type = exchange.request.headers.get("content-type") or ""
         self._exchange = exchange
         exchange.body_is_live(session_timeout_sec)
-        self._reader = body_reader(content_type, max_chunk_bytes=max_chunk_bytes)
+        self._max_chunk_bytes = max_chunk_bytes
+        #: Chosen by ``parameters``.
+        self._reader: BodyReader = NdjsonBody(max_chunk_bytes=max_chunk_bytes)
         self._items: Iterator[BodyItem] = iter(())
         #: Bytes read and not parsed yet.
         self._unread = b""
@@ -110,7 +145,12 @@ class StreamingBody:
         self._session: HttpSession | None = None
 
     async def parameters(self) -> dict[str, Any]:
-        """Read the parameters, from the query for raw audio, otherwise from the first object of the body."""
+        """Read the parameters, from the query for raw audio, otherwise from the first object of the body.
+
+        Where the type of the body does not say that it is framed, the bytes decide: it is raw audio if it begins as a
+        file does, and lines of JSON if the type is missing or wrong and they begin with an object.
+        """
+        self._reader = await self._chosen_reader()
         if isinstance(self._reader, RawAudioBody):
             first = await self._next()
             assert not isinstance(first, Parameters), "raw audio has its parameters in the query"
@@ -122,6 +162,21 @@ class StreamingBody:
             return item.fields
         self._first = item
         return {}
+
+    async def _chosen_reader(self) -> BodyReader:
+        content_type = self._exchange.request.headers.get("content-type") or ""
+        if self._exchange.request.content_type == CONTENT_TYPE:
+            return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
+        head = await _head(self._exchange)
+        if isinstance(head, FileKind):
+            kind = media_type(AudioFormat(ENCODINGS[head]))
+            return RawAudioBody(media_type=kind, max_chunk_bytes=self._max_chunk_bytes)
+        if head == b"{" and not self._exchange.request.content_type.startswith("audio/"):
+            return NdjsonBody(max_chunk_bytes=self._max_chunk_bytes)
+        if head and not content_type.strip():
+            message = "a streamed body without a Content-Type must be a known audio file or lines of JSON"
+            raise UnsupportedFormat(message, param="Content-Type")
+        return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
 
     async def feed(self, session: HttpSession) -> None:
         """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""

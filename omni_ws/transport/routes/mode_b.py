@@ -20,7 +20,13 @@ from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import SessionState
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
-from omni_ws.service.conversation.openai_requests import chat_options, configure, ended_on_error, prepare_answer
+from omni_ws.service.conversation.openai_requests import (
+    chat_options,
+    configure,
+    earlier_texts,
+    ended_on_error,
+    prepare_answer,
+)
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
@@ -109,7 +115,7 @@ class ModeBRoutes(FrontEnd):
         )
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
-            prepare_answer(conversation, request, read_whole=request.stream is False)
+            prepare_answer(conversation, request, earlier_texts(request.history), read_whole=request.stream is False)
         options = chat_options(request, model=self._sessions.model.names[0])
         form = ResultForm(options, audio, events=request.stream is True)
         return self._registry.add(conversation, form, key=key, slot=slot.pop_all())

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from omni_ws.core.languages import language_name
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.multipart_form import FormPart, read_form
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource
-from omni_ws.transport.routes.mode_a import is_streaming_input
+from omni_ws.transport.routes.mode_a import is_file, is_streaming_input
 from omni_ws.transport.routes.response_stream import charging, collect_answer
 from omni_ws.wire.openai_transcription import (
     TIMED_FORMATS,
@@ -22,6 +23,7 @@ from omni_ws.wire.openai_transcription import (
     read_transcription,
 )
 from omni_ws.wire.openai_transcription_response import Transcription, TranscriptionEvents
+from omni_ws.wire.streaming_body import FORM_TYPE
 
 _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt; charset=utf-8"}
 
@@ -45,7 +47,8 @@ class TranscriptionRoutes(GenerationRoutes):
 
     async def _transcribe(self, exchange: HttpExchange, options: AnswerOptions) -> None:
         async with self.admitted(exchange) as owner:
-            if is_streaming_input(exchange.request):
+            request_type = exchange.request.content_type
+            if is_streaming_input(exchange.request) or (request_type == FORM_TYPE and await is_file(exchange)):
                 stream = self.streaming_body(exchange)
                 request = read_transcription(await stream.parameters())
                 await self._respond(exchange, request, stream.feed, options=options, owner=owner, streaming_input=True)
@@ -84,7 +87,7 @@ class TranscriptionRoutes(GenerationRoutes):
         with charging(self.sessions.budget) as charge:
             async with session.running(partial(source, session)):
                 outputs, final = await collect_answer(session, charge)
-            transcription = Transcription(request, language="en" if options.translate else language)
+            transcription = Transcription(request, language=language, translates=options.translate)
             for output in outputs:
                 transcription.output(output)
             match request.response_format:
@@ -98,12 +101,16 @@ class TranscriptionRoutes(GenerationRoutes):
             await exchange.respond(200, [("Content-Type", kind)], text.encode())
 
     def _language(self, request: TranscriptionRequest) -> str | None:
-        """The language that is recognised, None where nobody says. Raises UnsupportedParameter for missing times."""
+        """The name of the language that is recognised, None where nobody says.
+
+        Raises UnsupportedParameter where words have no times.
+        """
         capabilities = self.sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
             raise UnsupportedParameter("timestamps are not supported by this engine", param="response_format")
         languages = capabilities.languages
-        return next(iter(languages)) if request.language is None and len(languages) == 1 else request.language
+        code = next(iter(languages)) if request.language is None and len(languages) == 1 else request.language
+        return None if code is None else language_name(code)
 
 
 def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:

@@ -262,6 +262,22 @@ async def test_times_that_cannot_be_are_not_told(words: Any) -> None:
         assert (transcript.text, transcript.words) == ("Go", ())
 
 
+@pytest.mark.parametrize("missing", [None, "tokens", "no_speech_prob"])
+async def test_segments_and_the_language_are_passed_on(missing: str | None) -> None:
+    segment: dict[str, Any] = {"id": 0, "seek": 0, "start": 0.5, "end": 1, "text": " Go", "tokens": [7, 8]}
+    segment |= {"temperature": 0.2, "avg_logprob": -0.5, "compression_ratio": 0.7, "no_speech_prob": 0.1}
+    segment.pop(missing or "", None)
+    written = writes("Go", words=[], language="German", segments=[segment])
+    async with upstream(written=[written]) as there, remote_asr(there, word_times=True) as engine:
+        (transcript,) = (await transcribed(engine, FIRST)).transcripts
+    assert transcript.hearing is not None
+    assert transcript.hearing.language == "german"
+    assert transcript.start_ms is not None
+    assert [(one.text, one.start_ms, one.tokens, one.avg_logprob) for one in transcript.hearing.segments] == (
+        [] if missing else [("Go", transcript.start_ms + 500, (7, 8), -0.5)]
+    )
+
+
 async def test_a_server_that_does_not_stream_is_asked_without() -> None:
     refusal = refuses(400, {"error": {"message": "This model does not support streaming.", "param": "stream"}})
     async with upstream(written=[refusal, writes("Go")]) as there, remote_asr(there) as engine:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from support.engine_answers import HandOver, answer, asking, final, gather, heard, said, text
 from support.http_server import tls_contexts
@@ -28,7 +29,7 @@ from support.scripted_upstream import (
 )
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
-from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote import upstream_engine
 from omni_ws.errors import (
     EngineFailed,
@@ -115,6 +116,55 @@ async def test_any_ends_of_lines_and_no_blank_line_at_the_end() -> None:
     raw = b': hi\r\n\r\ndata: {"choices":[{"index":0,"delta":{"content":"x"}}]}\r\n\r\ndata: [DONE]'
     async with upstream(streams(raw, done=False)) as there, remote(there) as engine:
         assert said(await answer(engine)) == "x"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain; charset=utf-8", "application/octet-stream", ""])
+@pytest.mark.parametrize("head", [b"", b"\r\n", b": working\n\n"])
+async def test_events_under_any_content_type(kind: str, head: bytes) -> None:
+    headers = (("Content-Type", kind),) if kind else ()
+    answers = streams(
+        head, delta(content="Hi "), delta(content="there"), finish("length"), usage(7, 2), headers=headers
+    )
+    async with upstream(answers) as there, remote(there) as engine:
+        outputs = await answer(engine)
+    assert (said(outputs), final(outputs).reason, final(outputs).usage.input_tokens) == (
+        "Hi there",
+        FinishReason.LENGTH,
+        7,
+    )
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", ""])
+async def test_a_whole_answer_in_place_of_a_stream(kind: str) -> None:
+    calls = [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": "Hi there", "tool_calls": calls, "reasoning_content": "hm"}
+    whole = {
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+        "usage": usage(7, 2)["usage"],
+    }
+    data = b" \n" + orjson.dumps(whole, option=orjson.OPT_INDENT_2)
+    headers = (("Content-Type", kind),) if kind else ()
+    async with (
+        upstream(streams(data[:1], data[1:9], data[9:], done=False, headers=headers)) as there,
+        remote(there) as engine,
+    ):
+        outputs = await answer(engine)
+    assert (said(outputs), final(outputs).reason, final(outputs).usage.output_tokens) == (
+        "Hi there",
+        FinishReason.TOOL_CALLS,
+        2,
+    )
+    assert [one.call.name for one in outputs if isinstance(one, ToolCallOutput)] == ["look"]
+
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b" ", b"{", b'{"choices": "x"}', b"[]"])
+async def test_a_body_that_is_no_answer(body: bytes) -> None:
+    async with (
+        upstream(streams(body, done=False, headers=(("Content-Type", "text/html"),))) as there,
+        remote(there) as engine,
+    ):
+        with pytest.raises(EngineFailed):
+            await answer(engine)
 
 
 @pytest.mark.parametrize("events", [[], [usage(3, 1)]])

@@ -149,6 +149,38 @@ async def test_a_turn_without_a_response_is_transcribed_and_answered_on_request(
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [
+        ("", "transcription_session.update"),
+        ("intent=transcription", "session.update"),
+        ("intent=transcription", None),
+        ("intent=transcription&model=x", "transcription_session.update"),
+    ],
+)
+@pytest.mark.parametrize("detects", [True, False])
+async def test_a_session_for_transcription_transcribes_and_nobody_answers(
+    query: str, kind: str | None, detects: bool
+) -> None:
+    engine = ScriptedEngine(HEARD_AND_ANSWERED)
+    async with live_server(engine) as server, realtime_client(inline(server), query=query) as client:
+        detection = {"type": "server_vad"} if detects else None
+        if kind is not None:  # in the names of the beta, as its clients still send them
+            wanted = {"input_audio_transcription": {"model": "whisper-1"}, "turn_detection": detection}
+            await client.send(kind, session=wanted)
+            assert (await client.until("session.updated"))["session"]["type"] == "transcription"
+        await speak(client)
+        if kind is not None and not detects:
+            await client.send("input_audio_buffer.commit")
+        completed = await client.until("conversation.item.input_audio_transcription.completed")
+        assert completed["transcript"] == "go forward"
+        await client.send("response.create")
+        assert (await client.until("error"))["error"]["code"] == "invalid_value"
+    assert not [name for name in client.kinds() if name.startswith("response.")]
+    assert {request.task for request in engine.requests} == {"transcribe"}
+
+
+@pytest.mark.virtual_clock
 async def test_a_response_waits_for_the_transcript_of_the_turn() -> None:
     transcribed = asyncio.Event()
     engine = CapableEngine([lambda: transcribed.wait(), *HEARD_AND_ANSWERED])

@@ -399,7 +399,7 @@ async def test_dialects_of_a_streamed_text() -> None:
     [
         (b'{"input":"no"}\n{"text":"a"}\n', 400, "invalid_value", "input"),
         (b'{"voice":"nobody"}\n{"text":"a"}\n', 400, "invalid_value", "voice"),
-        (b'{"response_format":"aac"}\n{"text":"a"}\n', 415, "unsupported_format", "response_format"),
+        (b'{"response_format":"aiff"}\n{"text":"a"}\n', 415, "unsupported_format", "response_format"),
         (b"{}\n", 400, "empty_input", None),
         (b"", 400, "empty_input", None),
     ],

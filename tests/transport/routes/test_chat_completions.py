@@ -619,7 +619,7 @@ async def test_nothing_is_fetched() -> None:
 @pytest.mark.parametrize(
     ("audio", "status", "param"),
     [
-        ({"format": "aac"}, 415, "audio.format"),
+        ({"format": "aiff"}, 415, "audio.format"),
         ({"format": "webm"}, 415, "audio.format"),
         ({"format": "nonsense"}, 415, "audio.format"),
     ],

@@ -224,3 +224,19 @@ async def test_the_fake_engine_counts_no_more_frames_than_may_be_seen() -> None:
     async with live_server() as server:
         response = await post(server.port, "/v1/chat/completions", body, "X-Streaming-Input: true")
     assert "2 video chunks" in response.json()["choices"][0]["message"]["content"]
+
+
+async def test_the_bytes_of_audio_decide_its_format_whatever_it_is_called(root: Path) -> None:
+    engine = CapableEngine([said("a thing")])
+    (root / "sound.xyz").write_bytes(WAV)
+    data = base64.b64encode(WAV).decode()
+    content = [
+        {"type": "input_audio", "input_audio": {"data": data, "format": "alac"}},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "pcm16"}},
+        {"type": "audio_url", "audio_url": {"url": data_url("application/octet-stream", WAV)}},
+        {"type": "audio_url", "audio_url": {"url": "data:;base64," + data}},
+    ]
+    async with live_server(engine, http={"media_root": root}) as server:
+        response = await ask(server, messages=[{"role": "user", "content": content}], audios=["sound.xyz"])
+    assert response.status == 200, response.body
+    assert [(chunk.payload, chunk.format) for chunk in engine.inputs[0]] == [(WAV, "wav")] * 5

@@ -121,7 +121,7 @@ async def test_listed_hosts_are_fetched_from(monkeypatch: pytest.MonkeyPatch) ->
             InputChunk(Modality.AUDIO, WAV, format="wav"),
             InputChunk(Modality.TEXT, b"Look:"),
             InputChunk(Modality.IMAGE, GIF, format="image/gif"),
-            InputChunk(Modality.AUDIO, WAV, format="audio/wav"),
+            InputChunk(Modality.AUDIO, WAV, format="wav"),
             InputChunk(Modality.VIDEO, b"mp4", format="video/mp4"),
         ]
     ]

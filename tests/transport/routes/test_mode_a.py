@@ -103,9 +103,7 @@ async def test_a_body_without_any_content_type() -> None:
 
 
 NO_BODIES: list[tuple[tuple[str, ...], int, str, str]] = [
-    ((STREAMING, "Content-Type: text/plain"), 415, "unsupported_format", "Content-Type"),
-    ((STREAMING, "Content-Type: multipart/form-data; boundary=x"), 415, "unsupported_format", "Content-Type"),
-    ((STREAMING, "Content-Type: audio/aac"), 415, "unsupported_format", "Content-Type"),
+    ((STREAMING, "Content-Type: audio/alac"), 415, "unsupported_format", "Content-Type"),
     ((STREAMING, "Content-Type: audio/l16;rate=16000"), 415, "unsupported_format", "Content-Type"),
     ((STREAMING, "Content-Type: audio/pcm;rate=fast"), 400, "invalid_value", "Content-Type"),
     ((STREAMING, "Content-Type: audio/pcm;rate=1"), 400, "invalid_value", "Content-Type"),
@@ -297,7 +295,7 @@ async def test_what_an_engine_does_not_take_is_named_with_its_line() -> None:
         assert (response.status, response.error["code"]) == (415, "unsupported_modality")
         assert response.error["message"].startswith("line 2")
     async with live_server() as server:
-        response = await say(server, text("a"), {"payload": "AAAA", "format": "audio/aac"})
+        response = await say(server, text("a"), {"payload": "AAAA", "format": "audio/alac"})
         assert (response.status, response.error["code"], response.error["param"]) == (
             415,
             "unsupported_format",

@@ -9,11 +9,16 @@ from typing import Any, Final
 
 import orjson
 import pytest
+from support.capable_engine import CapableEngine
 from support.event_stream import content, events_of
 from support.live_server import LiveServer, live_server
 from support.part_engines import ToneEngine
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.recordings import events, recordings
+
+from omni_ws.audio.wav import wav_header
+from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.engine.base import TextOutput
 
 CHAT: Final = "/v1/chat/completions"
 SPEECH: Final = "/v1/audio/speech"
@@ -193,3 +198,64 @@ async def test_such_a_body_is_recorded_once(tmp_path: Path) -> None:
     (path,) = recordings(tmp_path)
     assert len(events(path, "in_end")) == 1
     assert len(events(path, "in")) == 1
+
+
+# --- the bytes decide what a body is that has no type, or a wrong one
+
+STREAMING: Final = "X-Streaming-Input: true"
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+WAV: Final = wav_header(sample_rate=8000, channels=1, data_bytes=None) + bytes(640)
+UNTYPED: Final = ["", "application/octet-stream", "text/plain", "video/mp4", "application/json", "audio/pcm"]
+
+
+def typed(kind: str) -> tuple[str, ...]:
+    return (f"Content-Type: {kind}",) if kind else ()
+
+
+@pytest.mark.parametrize("kind", UNTYPED)
+async def test_a_streamed_body_that_begins_as_a_file_does_is_raw_audio(kind: str) -> None:
+    engine = CapableEngine([TextOutput("heard")])
+    async with live_server(engine) as server:
+        for path in (TRANSCRIPTIONS, CHAT):
+            answer = await send(server, STREAMING, *typed(kind), body=WAV, path=path)
+            assert answer.status == 200, answer.body
+            assert b"heard" in answer.body
+    assert [b"".join(chunk.payload for chunk in chunks) for chunks in engine.inputs] == [WAV, WAV]
+    assert {request.input_audio.encoding for request in engine.requests} == {AudioEncoding.WAV}
+
+
+@pytest.mark.parametrize("kind", UNTYPED[:-1])
+async def test_a_streamed_body_that_begins_with_an_object_is_lines(kind: str) -> None:
+    async with live_server() as server:
+        answer = await send(server, STREAMING, *typed(kind), body=b" \n" + ndjson(HELLO))
+        assert content(events_of(answer)) == "hello"
+
+
+@pytest.mark.parametrize("kind", UNTYPED[:4])
+@pytest.mark.parametrize("body", [b"[1]", b"RIFF....AVI ", b"\xff\xf1\x58", b"\0" * 30])
+async def test_any_other_streamed_body_is_refused(kind: str, body: bytes) -> None:
+    async with live_server() as server:
+        answer = await send(server, STREAMING, *typed(kind), body=body)
+    assert (answer.status, answer.error["param"]) == (415, "Content-Type")
+
+
+async def test_a_head_that_arrives_byte_by_byte() -> None:
+    engine = CapableEngine([TextOutput("heard")])
+    async with live_server(engine) as server, raw_client(server.port) as client:
+        await client.send(request("POST", TRANSCRIPTIONS, "Connection: close", CHUNKED, STREAMING))
+        for at in range(16):
+            await client.send(chunked(WAV[at : at + 1], end=False))
+        await client.send(chunked(WAV[16:]))
+        assert (await client.response()).status == 200
+    assert b"".join(chunk.payload for chunk in engine.inputs[0]) == WAV
+
+
+@pytest.mark.parametrize("path", [CHAT, TRANSCRIPTIONS])
+async def test_a_file_that_curl_sends_as_it_stands_is_raw_audio(path: str) -> None:
+    engine = CapableEngine([TextOutput("heard")])
+    async with live_server(engine) as server:
+        for options in ((), ("-H", CHUNKED)):
+            status, kind, answer = await curl(server, path, WAV, *options)
+            assert (status, kind) == (200, "text/event-stream; charset=utf-8")
+            assert b"heard" in answer
+    assert [b"".join(chunk.payload for chunk in chunks) for chunks in engine.inputs] == [WAV, WAV]

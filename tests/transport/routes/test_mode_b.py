@@ -309,7 +309,7 @@ NOT_OPENED: list[tuple[Any, int, str, str | None]] = [
     ({"chunks": {}}, 400, "invalid_value", "chunks"),
     ({"chunks": [{"text": "a"}, {"text": 1}]}, 400, "invalid_frame", "chunks[1].text"),
     ({"chunks": [{"text": "a"}, {"text": "b", "sequence_id": 0}]}, 400, "invalid_value", "chunks[1].sequence_id"),
-    ({"chunk": {"payload": "AAAA", "format": "audio/aac"}}, 415, "unsupported_format", "chunk.format"),
+    ({"chunk": {"payload": "AAAA", "format": "audio/alac"}}, 415, "unsupported_format", "chunk.format"),
 ]
 
 
@@ -387,7 +387,7 @@ async def test_a_refused_chunk_uses_its_number_up_and_the_others_of_its_body_are
         chunks = [text("one ", 0), {"sequence_id": 1, "text": 1}, text("two ", 2)]
         response = await session.call("POST", "/chunks", {"chunks": chunks})
         assert (response.status, response.error["param"]) == (400, "chunks[1].text")
-        refused = await session.call("POST", "/chunks", {"sequence_id": 3, "payload": "AA==", "format": "audio/aac"})
+        refused = await session.call("POST", "/chunks", {"sequence_id": 3, "payload": "AA==", "format": "audio/alac"})
         assert refused.status == 415
         # Its number is used up: another chunk with it is a duplicate.
         assert (await session.append(text("three", 1)))["duplicates"] == 1

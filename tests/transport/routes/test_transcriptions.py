@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from openai.types.audio import TranscriptionVerbose
 from support.capable_engine import CapableEngine
 from support.event_stream import Event, events_of
 from support.live_server import LiveServer, live_server
@@ -14,22 +16,43 @@ from support.raw_http import RawResponse, post, raw_client
 
 from omni_ws.audio.wav import wav_header
 from omni_ws.client import connect
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage, Word
+from omni_ws.core.chunks import FinishReason, HeardSegment, Hearing, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
+from omni_ws.wire.openai_transcription import form_fields
 
 PATH = "/v1/audio/transcriptions"
 WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
+#: Two frames of MP3 at 8 kHz, and one of AAC.
+MPEG_2_5 = (b"\xff\xe3\x48\xc4" + bytes(284)) * 2
+ADTS = (b"\xff\xf1\x58\x40\x01\x7f\xfc" + bytes(4)) * 2
 FILE = (("file", "a.wav"), WAV)
+FIRST = HeardSegment(
+    "go forward", 100, 900, tokens=(5, 6), avg_logprob=-0.25, compression_ratio=0.5, no_speech_prob=0.125
+)
+SECOND = HeardSegment(
+    *("ten meters", 3_661_001, 3_662_042),
+    tokens=(7,),
+    avg_logprob=-0.5,
+    compression_ratio=0.75,
+    no_speech_prob=0.0,
+    temperature=0.2,
+)
 SCRIPT: list[Any] = [
     TranscriptOutput("go", interim=True, start_ms=100),
-    TranscriptOutput("go forward", start_ms=100, words=(Word("go", 100, 300), Word("forward", 310, 900))),
+    TranscriptOutput(
+        "go forward",
+        start_ms=100,
+        words=(Word("go", 100, 300), Word("forward", 310, 900)),
+        hearing=Hearing(segments=(FIRST,)),
+    ),
     TextOutput("go forward"),
     TranscriptOutput(
         " ten meters",
         start_ms=3_661_001,
         words=(Word("ten", 3_661_001, 3_661_500), Word("meters", 3_661_500, 3_662_042)),
+        hearing=Hearing(segments=(SECOND,)),
     ),
     TextOutput(" ten meters"),
     Finished(FinishReason.STOP, Usage(output_tokens=4, input_audio_ms=3_663_000)),
@@ -83,10 +106,32 @@ async def test_text() -> None:
 
 async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
     segments = [
-        {"id": 0, "start": 0.1, "end": 0.9, "text": "go forward"},
-        {"id": 1, "start": 3661.001, "end": 3662.042, "text": "ten meters"},
+        {
+            "id": 0,
+            "seek": 10,
+            "start": 0.1,
+            "end": 0.9,
+            "text": "go forward",
+            "tokens": [5, 6],
+            "temperature": 0.0,
+            "avg_logprob": -0.25,
+            "compression_ratio": 0.5,
+            "no_speech_prob": 0.125,
+        },
+        {
+            "id": 1,
+            "seek": 366_100,
+            "start": 3661.001,
+            "end": 3662.042,
+            "text": "ten meters",
+            "tokens": [7],
+            "temperature": 0.2,
+            "avg_logprob": -0.5,
+            "compression_ratio": 0.75,
+            "no_speech_prob": 0.0,
+        },
     ]
-    head = {"task": "transcribe", "language": "en", "duration": 3663.0, "text": TEXT}
+    head = {"task": "transcribe", "language": "english", "duration": 3663.0, "text": TEXT}
     usage = {"usage": {"type": "duration", "seconds": 3663.0}}
     async with live_server(CapableEngine(SCRIPT)) as server:
         plain = await transcribe(server, response_format="verbose_json", language="en-US")
@@ -105,6 +150,26 @@ async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
     assert "segments" not in words.json()
     assert words.json()["words"][0] == {"word": "go", "start": 0.1, "end": 0.3}
     assert [len(both.json()[name]) for name in ("words", "segments")] == [4, 2]
+    typed = TranscriptionVerbose.model_validate(plain.json(), strict=True)
+    assert typed.segments is not None
+    assert typed.segments[1].tokens == [7]
+
+
+async def test_segments_of_which_not_all_is_known_are_none() -> None:
+    script = [*SCRIPT[:4], replace(SCRIPT[3], hearing=None), *SCRIPT[4:]]
+    async with live_server(CapableEngine(script)) as server:
+        response = (await transcribe(server, response_format="verbose_json")).json()
+        subtitles = await transcribe(server, response_format="vtt")
+    assert response["segments"] == []
+    assert subtitles.body.count(b"-->") == 3
+
+
+@pytest.mark.parametrize(("found", "asked", "told"), [("german", "", "german"), (None, "de", "german")])
+async def test_the_language_that_was_found(found: str | None, asked: str, told: str) -> None:
+    script = [replace(SCRIPT[1], hearing=Hearing(found)), TextOutput("go forward")]
+    async with live_server(CapableEngine(script)) as server:
+        response = await transcribe(server, response_format="verbose_json", language=asked)
+    assert response.json()["language"] == told
 
 
 async def test_translations() -> None:
@@ -115,7 +180,7 @@ async def test_translations() -> None:
         response = await post(server.port, "/v1/audio/translations", body, content_type)
         await transcribe(server)
     assert response.json()["text"] == TEXT
-    assert response.json()["language"] == "en"
+    assert (response.json()["task"], response.json()["language"]) == ("translate", "english")
     translated, transcribed = engine.requests
     assert (translated.task, translated.language, translated.options.translate) == ("transcribe", "de", True)
     assert not transcribed.options.translate
@@ -201,10 +266,16 @@ async def test_audio_that_is_streamed_is_answered_in_events() -> None:
     [
         ("a.bin", None, WAV, "wav"),
         ("a.wav", None, b"fLaC....", "flac"),
-        ("a", None, b"OggS....", "ogg"),
+        ("a", None, b"OggS\0\2..", "ogg"),
         ("a", None, b"\x1a\x45\xdf\xa3....", "webm"),
-        ("a", None, b"ID3.....", "mp3"),
-        ("a", None, b"\xff\xfb......", "mp3"),
+        ("a", None, b"ID3\3\0\0\0\0\0\2..\xff\xfb\x90\0", "mp3"),
+        ("a", None, b"ID3\3\0\0\0\0\0\2..fLaC....", "flac"),
+        ("blob", None, MPEG_2_5, "mp3"),
+        ("blob", "text/plain", b"BW64" + WAV[4:], "wav"),
+        ("a.mp3", "audio/mpeg", WAV, "wav"),
+        ("a.pcm", "audio/pcm", b"\0\0\0\x18ftypM4A ....", "mp4"),
+        ("blob", None, ADTS, "aac"),
+        ("memo.m4a", None, b"\0\0\0\x08moov", "m4a"),
         ("a.mp3", None, b"......", "mp3"),
         ("a.pcm", None, b"......", "pcm16"),
         ("a.PCMU", "application/octet-stream", b"......", "pcmu"),
@@ -239,6 +310,77 @@ async def test_the_language_reaches_the_engine_from_every_front_end() -> None:
             await session.configure(input_audio={"language": None})
             await session.ask_text("x")
     assert [request.language for request in engine.requests] == ["de", None, "en", None]
+
+
+async def test_empty_fields_are_absent() -> None:
+    engine = CapableEngine(SCRIPT)
+    names = (
+        "language",
+        "temperature",
+        "response_format",
+        "stream",
+        "prompt",
+        "chunking_strategy",
+        "known_speaker_names",
+    )
+    lists = ("timestamp_granularities[]", "timestamp_granularities[0]", "include[]", "model")
+    async with live_server(engine) as server:
+        response = await send(server, form(FILE, *(((name, None), b"") for name in (*names, *lists))))
+    assert response.json() == {"text": TEXT, "usage": {"type": "duration", "seconds": 3663.0}}
+    assert (engine.requests[0].language, engine.requests[0].sampling) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "name", ["timestamp_granularities", "timestamp_granularities[]", "timestamp_granularities[{}]"]
+)
+async def test_lists_in_a_form(name: str) -> None:
+    parts: list[Part] = [((name.format(index), None), value) for index, value in ((1, b"segment"), (0, b"word"))]
+    async with live_server(CapableEngine(SCRIPT)) as server:
+        response = await send(server, form(FILE, *parts, response_format="verbose_json"))
+    assert {"words", "segments"} <= response.json().keys()
+
+
+def test_an_indexed_list_is_in_the_order_of_its_indexes() -> None:
+    pairs = [
+        ("include[10]", "c"),
+        ("include[2]", "b"),
+        ("include[0]", "a"),
+        ("a]", "x"),
+        ("chunking_strategy[type]", "y"),
+    ]
+    assert form_fields(pairs) == {"include": ["a", "b", "c"], "a]": "x", "chunking_strategy": {"type": "y"}}
+
+
+async def test_languages_by_their_names() -> None:
+    engine = CapableEngine(SCRIPT)
+    names = ["auto", "AUTO", "English", "gERMAN", "de", " english "]
+    async with live_server(engine) as server:
+        for language in names:
+            assert (await transcribe(server, language=language)).status == 200, language
+        assert [request.language for request in engine.requests] == [None, None, "en", "de", "de", "en"]
+        for language in ("Dutch", "haitian creole", "Old Norse (runic)"):
+            refusal = await transcribe(server, language=language)
+            assert (refusal.status, refusal.error["code"]) == (400, "unsupported_parameter"), language
+            assert refusal.error["param"] == "language"
+            assert language.lower() in refusal.error["message"].lower()
+
+
+@pytest.mark.parametrize("disposition", ['name="file"', "name=file; filename*=UTF-8''%D0%B7%D0%B0.wav"])
+async def test_a_file_larger_than_a_field_may_lack_a_name(disposition: str) -> None:
+    engine = CapableEngine(SCRIPT)
+    data = wav_header(sample_rate=16_000, channels=1, data_bytes=100_000) + bytes(100_000)
+    body = f"--xXx\r\nContent-Disposition: form-data; {disposition}\r\n\r\n".encode() + data + b"\r\n--xXx--\r\n"
+    async with live_server(engine) as server:
+        assert (await send(server, body)).json()["text"] == TEXT
+    assert b"".join(chunk.payload for chunk in engine.inputs[0]) == data
+
+
+def test_an_extended_file_name_is_read() -> None:
+    reader = FormReader("multipart/form-data; boundary=xXx")
+    reader.feed(b"--xXx\r\nContent-Disposition: form-data; name=sound; filename*=utf-8'en'%e2%82%ac%20a.pcmu\r\n\r\n")
+    reader.feed(b"\r\n--xXx--\r\n")
+    (part,) = reader.finish()
+    assert part.filename == "€ a.pcmu"
 
 
 # --- bad input
@@ -279,12 +421,13 @@ async def test_fields_that_are_refused() -> None:
 
 NO_FILES: list[tuple[tuple[Part, ...], int, str]] = [
     ((), 400, "invalid_value"),
-    (((("file", None), WAV),), 400, "invalid_value"),
+    (((("file", None), b""),), 400, "invalid_value"),
+    (((("file", None), b"hello"),), 415, "unsupported_format"),
     (((("sound", "a.wav"), WAV),), 400, "invalid_value"),
     ((FILE, FILE), 400, "invalid_value"),
     (((("file", "a.wav"), b""),), 400, "invalid_value"),
     (((("file", "a.txt"), b"hello"),), 415, "unsupported_format"),
-    (((("file", "a.m4a"), b"????ftyp"),), 415, "unsupported_format"),
+    (((("file", "a.aiff"), b"FORM...."),), 415, "unsupported_format"),
 ]
 
 

@@ -1,0 +1,197 @@
+"""Heads of audio files: of which kind a file is by the bytes with which it begins.
+
+Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 and ITU-R BS.2088 (RIFF, RF64, BW64); RFC
+3533 (Ogg); RFC 9639 (FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS); id3.org
+(ID3v2); RFC 8794 (EBML); ISO/IEC 14496-12, 4.2 and 4.3 (MP4).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import Final, TypeAlias
+
+from omni_ws.core.audio_format import AudioEncoding
+
+
+class FileKind(StrEnum):
+    """The kinds of files that a stream may hold, by the heads with which they begin."""
+
+    WAV = "wav"
+    OGG = "ogg"
+    FLAC = "flac"
+    MP3 = "mp3"
+    ADTS = "aac"
+    MATROSKA = "matroska"
+    ISO = "mp4"
+
+
+class Look(Enum):
+    """What a look at a border finds, besides an element."""
+
+    MORE = "that depends on bytes that have not arrived"
+    OPEN = "no border of this file can be found any more"
+    END = "no further element of this file"
+
+
+#: The length of an element in bytes, or what there is instead.
+Step: TypeAlias = int | Look
+
+#: All heads but those of MPEG audio and ADTS, and what stands behind a tag, are known after so many bytes.
+HEAD_BYTES: Final = 12
+#: How much is looked at: two frames of MPEG audio, or of ADTS.
+WINDOW_BYTES: Final = 8192 + 16
+#: Head and type of a RIFF file.
+RIFF_MAGIC: Final = (b"RIFF", b"RF64", b"BW64")
+_EBML_MAGIC: Final = b"\x1a\x45\xdf\xa3"
+_MAGIC: Final = (*RIFF_MAGIC, b"OggS", b"fLaC", b"ID3", _EBML_MAGIC)
+#: The first bytes of heads, but for those of frames.
+FIRST_BYTES: Final = frozenset({b"\0", *(magic[:1] for magic in _MAGIC)})
+#: The flag of a page of Ogg that begins a stream.
+BEGINS_STREAM: Final = 2
+#: The first box of an MP4 file lists brands of four bytes.
+_FTYP: Final = b"ftyp"
+_MAX_FTYP_BYTES: Final = 4096
+
+_BIT_RATES: Final = {
+    (3, 3): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    (3, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (3, 1): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (2, 3): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (2, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_SAMPLE_RATES: Final = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
+#: The header of a frame of ADTS, without its checksum, and the sampling rates that have a number.
+_ADTS_HEADER_BYTES: Final = 7
+_ADTS_RATES: Final = 13
+
+
+#: The formats of the kinds.
+ENCODINGS: Final = {
+    FileKind.WAV: AudioEncoding.WAV,
+    FileKind.OGG: AudioEncoding.OGG,
+    FileKind.FLAC: AudioEncoding.FLAC,
+    FileKind.MP3: AudioEncoding.MP3,
+    FileKind.ADTS: AudioEncoding.AAC,
+    FileKind.MATROSKA: AudioEncoding.WEBM,
+    FileKind.ISO: AudioEncoding.MP4,
+}
+
+
+def encoding_by_head(data: bytes) -> AudioEncoding | None:
+    """The format of a file that is at hand; None where its head is none of these."""
+    kind = kind_of_head(data, final=True)
+    return ENCODINGS[kind] if isinstance(kind, FileKind) else None
+
+
+def kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
+    """Return the kind of the file that begins here, None for no file, or Look.MORE. ``final``: nothing follows."""
+    kind = _kind_of_head(window, final=final)
+    return None if kind is Look.MORE and final else kind
+
+
+def _kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
+    magic = window[:4]
+    if magic in RIFF_MAGIC:
+        if len(window) < HEAD_BYTES:
+            return Look.MORE if b"WAVE".startswith(window[8:]) else None
+        return FileKind.WAV if window[8:12] == b"WAVE" else None
+    if magic == b"OggS":
+        if len(window) < 6:
+            return Look.MORE
+        return FileKind.OGG if window[4] == 0 and window[5] & BEGINS_STREAM else None
+    if magic == b"fLaC":
+        return FileKind.FLAC
+    if magic == _EBML_MAGIC:
+        return FileKind.MATROSKA
+    if window[:1] == b"\0":
+        return _iso(window)
+    if magic[:3] == b"ID3":
+        return _behind_tag(window, final=final)
+    if window[:1] == b"\xff":
+        is_adts = len(window) > 1 and window[1] & 0xF6 == 0xF0
+        found = (two_adts_frames if is_adts else two_mpeg_frames)(window, final=final)
+        return found if isinstance(found, Look) else ((FileKind.ADTS if is_adts else FileKind.MP3) if found else None)
+    return Look.MORE if any(known.startswith(magic) for known in _MAGIC) else None
+
+
+def _iso(window: bytes) -> FileKind | Look | None:
+    size = int.from_bytes(window[:4].ljust(4, b"\0"), "big")
+    if size > _MAX_FTYP_BYTES or not _FTYP.startswith(window[4:8]):
+        return None
+    if len(window) < 8:
+        return Look.MORE
+    return FileKind.ISO if size >= 16 else None
+
+
+def _behind_tag(window: bytes, *, final: bool) -> FileKind | Look | None:
+    """The kind of a file that begins with ID3: that of what stands behind the tag, or MP3 if that is far away."""
+    size = id3_bytes(window)
+    if isinstance(size, Look):
+        return None if size is Look.END else size
+    if len(window) < size + _ADTS_HEADER_BYTES and size + _ADTS_HEADER_BYTES <= WINDOW_BYTES and not final:
+        return Look.MORE
+    behind = window[size : size + _ADTS_HEADER_BYTES]
+    if behind.startswith(b"fLaC"):
+        return FileKind.FLAC
+    return FileKind.ADTS if adts_frame_bytes(behind) else FileKind.MP3
+
+
+def mpeg_frame_bytes(window: bytes) -> int:
+    """The length of the frame of MPEG audio that begins here; 0 where none does, or its length is free."""
+    if len(window) < 4 or window[0] != 0xFF or window[1] & 0xE0 != 0xE0:
+        return 0
+    version, layer = window[1] >> 3 & 3, window[1] >> 1 & 3
+    rate, sampling, padding = window[2] >> 4, window[2] >> 2 & 3, window[2] >> 1 & 1
+    if version == 1 or layer == 0 or rate in (0, 15) or sampling == 3:
+        return 0
+    table = _BIT_RATES[3, layer] if version == 3 else _BIT_RATES[2, 3 if layer == 3 else 2]
+    bits, samples = table[rate - 1] * 1000, _SAMPLE_RATES[version][sampling]
+    if layer == 3:
+        return (12 * bits // samples + padding) * 4
+    return (72 if layer == 1 and version != 3 else 144) * bits // samples + padding
+
+
+def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
+    """Whether one frame stands behind another here: the bits of one header are found in any data."""
+    if len(window) < 4:
+        return False if final else Look.MORE
+    size = mpeg_frame_bytes(window)
+    if not size:
+        return False
+    behind = window[size : size + 4]
+    if len(behind) < 4:
+        return len(window) >= size if final else Look.MORE
+    same = behind[0] == 0xFF and (behind[1] ^ window[1]) & 0xFE == 0 and (behind[2] ^ window[2]) & 0x0C == 0
+    return same and mpeg_frame_bytes(behind) > 0
+
+
+def id3_bytes(window: bytes) -> Step:
+    """The length of the tag (ID3v2) that begins here."""
+    if len(window) < 10:
+        return Look.MORE
+    if not 2 <= window[3] <= 4 or window[4] == 0xFF or max(window[6:10]) > 0x7F:
+        return Look.END
+    size = window[6] << 21 | window[7] << 14 | window[8] << 7 | window[9]
+    return 10 + size + (10 if window[5] & 0x10 else 0)
+
+
+def adts_frame_bytes(window: bytes) -> int:
+    """The length of the frame of ADTS whose header begins here; 0 where none does."""
+    if len(window) < _ADTS_HEADER_BYTES or window[0] != 0xFF or window[1] & 0xF6 != 0xF0:
+        return 0
+    size = (window[3] & 3) << 11 | window[4] << 3 | window[5] >> 5
+    header = _ADTS_HEADER_BYTES if window[1] & 1 else _ADTS_HEADER_BYTES + 2
+    return size if size > header and window[2] >> 2 & 15 < _ADTS_RATES else 0
+
+
+def two_adts_frames(window: bytes, *, final: bool) -> bool | Look:
+    """Whether one frame of ADTS stands behind another here."""
+    if len(window) < _ADTS_HEADER_BYTES:
+        return False if final else Look.MORE
+    size = adts_frame_bytes(window)
+    if not size:
+        return False
+    behind = window[size : size + _ADTS_HEADER_BYTES]
+    if len(behind) < _ADTS_HEADER_BYTES:
+        return len(window) >= size if final else Look.MORE
+    return adts_frame_bytes(behind) > 0 and (behind[2] ^ window[2]) & 0xFC == 0
