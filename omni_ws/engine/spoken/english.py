@@ -83,6 +83,7 @@ _CONTEXT: Final = (
 #: … any word before an operator, and three words before these, which may be several ("20s"), or a code.
 _NEEDS_ONE: Final = re.compile(r"[-−+×*/^]{1,2} ")
 _NEEDS_MORE: Final = re.compile(r"[(\"'“‘’]*(?:\w{3,5}-)?\d[\d,]*['’]?s\b")
+_DIGIT: Final = re.compile(r"\d")
 _MAYBE_CODE: Final = re.compile(r"#?\d{3}")
 
 
@@ -123,9 +124,21 @@ def in_words(text: str, before: str) -> str:
 
 def _read(text: str) -> str:
     text = text.translate(_SUBSCRIPTS)
-    for pattern, read in _RULES:
-        text = pattern.sub(read, text)
+    signs = _signs(text)
+    for pattern, read, needed in _RULES:
+        if needed and needed.isdisjoint(signs):
+            continue
+        replaced = pattern.sub(read, text)
+        if replaced != text:
+            text, signs = replaced, _signs(replaced)
     return " ".join(text.split())
+
+
+def _signs(text: str) -> set[str]:
+    signs = set(text)
+    if _DIGIT.search(text):
+        signs.add("0")
+    return signs
 
 
 def _needed_before(text: str, before: str) -> str:
@@ -487,11 +500,13 @@ def _sign(match: re.Match[str]) -> str:
     return f" {SIGNS[match[0]]} "
 
 
-_Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]
+#: What is found, how it is read, and the signs of which the text must have one: "0" is any digit, "" is none.
+_Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]", frozenset[str]]
+_Written = tuple[str, "str | Callable[[re.Match[str]], str]", str] | tuple[str, "str | Callable[[re.Match[str]], str]"]
 
 
-def _rules(*pairs: tuple[str, str | Callable[[re.Match[str]], str]]) -> tuple[_Rule, ...]:
-    return tuple((re.compile(pattern), read) for pattern, read in pairs)
+def _rules(*rules: _Written) -> tuple[_Rule, ...]:
+    return tuple((re.compile(rule[0]), rule[1], frozenset(rule[2] if len(rule) == 3 else "")) for rule in rules)
 
 
 #: An amount may be followed by a unit, and that by what it is for each of.
@@ -504,146 +519,166 @@ _DIRECTIONS: Final = {"N": "north", "S": "south", "E": "east", "W": "west"}
 
 _RULES: Final = _rules(
     # Addresses and codes of computers.
-    (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email),
-    (r"\b(?:https?|ftp|wss?)://(?:www\.)?(?=\w)", ""),
+    (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email, "@"),
+    (r"\b(?:https?|ftp|wss?)://(?:www\.)?(?=\w)", "", ":"),
     (rf"(?<![\w/])(?ai:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
-    (r"(?<!\w)0([xXbBoO])((?<=[bB])[01]{1,32}|(?<=[oO])[0-7]{1,16}|(?<=[xX])[0-9A-Fa-f]{1,16})(?!\w)", _hexadecimal),
-    (r"(?<![\w#&])#([0-9A-Fa-f]{6})(?!\w)", _color),
-    (r"\bU\+([0-9A-F]{4,6})\b", lambda match: f"U plus {_spelled(match[1])}"),
-    (r"(?<![\w:-])[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5})(?![\w:-])", _hardware_address),
-    (r"(?<![\w-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![\w-])", _hardware_address),
-    (r"(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:])", _long_address),
-    (r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?::(\d{2,5}))?(?:/(\d{1,2}))?(?![\w/]|[.:]\d)", _ip_address),
-    (r"\b(localhost|[\w-]+\.(?:com|org|net|io|dev|local)):(\d{2,5})(?![\w:])", _port),
-    (r"\b([A-Za-z]):\\+", r"\1 colon backslash "),
-    (r"(?<=\w)\\+(?=\w)", " backslash "),
-    (r"(?<!\S)~(?=/)", "tilde "),
-    (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-−+]?)(\d{1,3})(?!\w|\.\d)", _exponent),
+    (
+        r"(?<!\w)0([xXbBoO])((?<=[bB])[01]{1,32}|(?<=[oO])[0-7]{1,16}|(?<=[xX])[0-9A-Fa-f]{1,16})(?!\w)",
+        _hexadecimal,
+        "0",
+    ),
+    (r"(?<![\w#&])#([0-9A-Fa-f]{6})(?!\w)", _color, "#"),
+    (r"\bU\+([0-9A-F]{4,6})\b", lambda match: f"U plus {_spelled(match[1])}", "+"),
+    (r"(?<![\w:-])[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5})(?![\w:-])", _hardware_address, ":-"),
+    (r"(?<![\w-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![\w-])", _hardware_address, "-"),
+    (r"(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:])", _long_address, ":"),
+    (r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?::(\d{2,5}))?(?:/(\d{1,2}))?(?![\w/]|[.:]\d)", _ip_address, "."),
+    (r"\b(localhost|[\w-]+\.(?:com|org|net|io|dev|local)):(\d{2,5})(?![\w:])", _port, ":"),
+    (r"\b([A-Za-z]):\\+", r"\1 colon backslash ", "\\"),
+    (r"(?<=\w)\\+(?=\w)", " backslash ", "\\"),
+    (r"(?<!\S)~(?=/)", "tilde ", "~"),
+    (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-−+]?)(\d{1,3})(?!\w|\.\d)", _exponent, "eE"),
     # Telephone numbers and codes that are read by digit.
-    (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\) ?|\(?\d{3}\)?[ .-])\d{3}[ .-]\d{4}\b", _phone),
-    (r"(?<![\w.,-])0\d{2,4}(?:-\d{3,8}|(?:[ -]\d{3,8}){2,3})(?![\w-]|[.,]\d)", _phone),
-    (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone),
-    (rf"\b((?ai:{'|'.join(sorted(CALLS))}) )(\d{{3}})\b(?![,.]?\d)(?!-\d)", _code),
-    (r"(?<=\b(?ai:call|dial|ring) )\d{3}-\d{4}\b", _phone),
-    (rf"\b((?ai:{'|'.join(sorted(CODES))})\.?(?: code| number)?(?: is|:)? #?)(\d{{3,12}})\b(?![,.]?\d|[-/:])", _code),
-    (r"(?<=\b[A-Z]{2} )(\d{5})(?:-(\d{4}))?(?![\w,.-]\w)(?!\w)", _postcode),
+    (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\) ?|\(?\d{3}\)?[ .-])\d{3}[ .-]\d{4}\b", _phone, "-. )"),
+    (r"(?<![\w.,-])0\d{2,4}(?:-\d{3,8}|(?:[ -]\d{3,8}){2,3})(?![\w-]|[.,]\d)", _phone, "- "),
+    (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone, "+-"),
+    (rf"\b((?ai:{'|'.join(sorted(CALLS))}) )(\d{{3}})\b(?![,.]?\d)(?!-\d)", _code, "0"),
+    (r"(?<=\b(?ai:call|dial|ring) )\d{3}-\d{4}\b", _phone, "-"),
+    (
+        rf"\b((?ai:{'|'.join(sorted(CODES))})\.?(?: code| number)?(?: is|:)? #?)(\d{{3,12}})\b(?![,.]?\d|[-/:])",
+        _code,
+        "0",
+    ),
+    (r"(?<=\b[A-Z]{2} )(\d{5})(?:-(\d{4}))?(?![\w,.-]\w)(?!\w)", _postcode, "0"),
     # Numbers in other countries' forms, as they are written in English.
     (
         r"(?<![\w.,])(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]{4,}),[0-9]{1,2}(?!\w|[.,]\d)",
         _continental,
+        ",",
     ),
-    (r"(?<![\w.,])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?!\w|[.,]\d)", _continental),
+    (r"(?<![\w.,])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?!\w|[.,]\d)", _continental, "."),
     (
         r"(?:(?<=€)|(?<=€ ))[0-9]{1,3}\.[0-9]{3}(?!\w|[.,]\d)|(?<![\w.,])[0-9]{1,3}\.[0-9]{3}(?= ?(?:€|EUR\b|zł))",
         _continental,
+        ".",
     ),
     (
         rf"(?<![\w.,])\d{{1,3}},\d{{1,2}}(?= ?(?:[%€£]|zł|EUR\b|degrees|percent|(?:{_UNITS})(?!\w)))"
         r"|(?:(?<=[€£$])|(?<=€ ))\d{1,3},\d{1,2}(?!\w|[.,]\d)|(?<![\w.,])0,\d+(?!\w|[.,]\d)",
         _decimal_comma,
+        ",",
     ),
-    (r"(?<![\w.,+-])[1-9]\d{0,2}(?:(?: \d{3}){2,}|(?: 000))(?![\w]|[.,]?\d| \d)", _grouped),
-    (r"(?<![\w.,])\d{1,3}(?:['’]\d{3})+(?![\w]|[.,]\d)", _grouped),
+    (r"(?<![\w.,+-])[1-9]\d{0,2}(?:(?: \d{3}){2,}|(?: 000))(?![\w]|[.,]?\d| \d)", _grouped, "0"),
+    (r"(?<![\w.,])\d{1,3}(?:['’]\d{3})+(?![\w]|[.,]\d)", _grouped, "'’"),
     # Dates and times: their signs mean something else than elsewhere.
-    (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to "),
-    (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} "),
-    *dates.RULES,
-    (r"\b(FY) ?[’']?(\d{4})\b", lambda match: f"{match[1]} {year(match[2])}"),
+    (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to ", "-–"),
+    (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", "-−+"),
+    *((pattern, read, "0") for pattern, read in dates.RULES),
+    (r"\b(FY) ?[’']?(\d{4})\b", lambda match: f"{match[1]} {year(match[2])}", "0"),
     (
         rf"(?<![\w.,{_SIGNS_OF_MONEY}-])(?:\d+(?:-\d+){{2,}}(?:-X)?|\d{{4}}(?: \d{{4}}){{3}})(?![\w-]|[.,]\d)",
         _digit_groups,
+        "- ",
     ),
-    (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day),
-    (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 "),
-    (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", _model),
-    (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models),
+    (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day, "0"),
+    (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
+    (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", _model, "0"),
+    (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
     # Money, before the ranges in it.
-    (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus "),
+    (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
         rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
         _money_range,
+        "-–",
     ),
-    (rf"(?<![A-Za-z])({_SYMBOLS})(\d[\d,]*)s\b", _much_money),
+    (rf"(?<![A-Za-z])({_SYMBOLS})(\d[\d,]*)s\b", _much_money, "s"),
     (
         rf"((?<![A-Za-z])(?:{_SYMBOLS}) ?|\b(?:{_CODES}) ?)([-−+])?({_NUMBER})(?:[ -]?({_MAGNITUDES})\b)?"
         rf"(?:(?<=\d) ({_CODES})\b)?(?:/([A-Za-z]+)\b)?",
         _money_before,
+        "0",
     ),
-    (rf"(?:({_NUMBER})[-–])?({_NUMBER})\s?((?:{_SYMBOLS})|(?:{_CODES})\b)(?:/([A-Za-z]+)\b)?", _money_behind),
+    (rf"(?:({_NUMBER})[-–])?({_NUMBER})\s?((?:{_SYMBOLS})|(?:{_CODES})\b)(?:/([A-Za-z]+)\b)?", _money_behind, "0"),
     # Ranges and signs of numbers.
-    (rf"(?<=\d)[~〜～](?=\d)|(?<=\d) - (?=\d+(?:\.\d+)?(?: ?(?:{_UNITS}|%)| {_LASTING})(?!\w))", " to "),
-    (r"(?<=\d)[-−](?=\d+(?:\.\d+)? ?=)|(?<=(?<!\w)[a-z])[-−](?=\d+(?![\w-]))", " minus "),
-    (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))|(?<=\d[kKMB])-(?=\d)", " to "),
+    (rf"(?<=\d)[~〜～](?=\d)|(?<=\d) - (?=\d+(?:\.\d+)?(?: ?(?:{_UNITS}|%)| {_LASTING})(?!\w))", " to ", "~〜～-"),
+    (r"(?<=\d)[-−](?=\d+(?:\.\d+)? ?=)|(?<=(?<!\w)[a-z])[-−](?=\d+(?![\w-]))", " minus ", "-−"),
+    (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))|(?<=\d[kKMB])-(?=\d)", " to ", "-–"),
     (
         r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=[\d)]) [-−] (?=[\d(])|(?<=(?<![A-Za-z])[a-z]) [-−] (?=\d)",
         " minus ",
+        "-−",
     ),
-    (r"\bv\.? ?(\d+(?:\.\d+)*)\b(?!\.?\d)", _version_number),
-    (r"(?<![\w.,])(\d+(?:\.\d+){2,})(?![\w])", _version),
+    (r"\bv\.? ?(\d+(?:\.\d+)*)\b(?!\.?\d)", _version_number, "v"),
+    (r"(?<![\w.,])(\d+(?:\.\d+){2,})(?![\w])", _version, "."),
     # Numbers with something behind them.
-    (r"(?<=\d)⁄(?=\d)", "/"),
+    (r"(?<=\d)⁄(?=\d)", "/", "⁄"),
     (
         rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
         rf"(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/]|\.\d)",
         _fraction,
+        "/",
     ),
-    (r"(?<=[\d)]) / (?=[\d(])", " divided by "),
-    (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign),
-    (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size),
-    (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°"),
-    (r"(?<=\d)° (?=[CF]\b)", "°"),
-    (r"(?<![\w.])(\d{2,3}(?:\.\d)?)([CF])\b(?![-+#])", r"\1°\2"),
-    (r"(?<=\d)°([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}"),
-    (rf"(?<![\w.,])({_NUMBER})([mMBK]) ([a-z]+)\b", _many_or_minutes),
-    (rf"({_NUMBER})([ -]?){_UNIT}", _unit),
-    (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent"),
-    (rf"{_OPERAND_BEFORE}\*\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \*\* {_OPERAND_BEHIND}", "^"),
-    (rf"{_OPERAND_BEFORE}\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \* {_OPERAND_BEHIND}|(?<=\d)\*(?=[A-Za-z])", " times "),
-    (r"(?<=\d) ?[x×] ?(?=10(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]))", " times "),
-    (r"\^(?=\()", " to the power of "),
-    (r"\^(\{?[-−]?\w+\}?)", _power),
-    (r"(?<=[\w)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", _superscripts),
-    (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by "),
-    (r"(\d+(?:\.\d+)?)x\b(?!\s*(?:[-+*/=^]|minus|squared|cubed|to the power))", _times),
-    (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand"),
-    (r"(?<![\w.])(\d{3,4})([pi])\b", _lines),
+    (r"(?<=[\d)]) / (?=[\d(])", " divided by ", "/"),
+    (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign, "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒"),
+    (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size, "′'’"),
+    (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°", "º˚"),
+    (r"(?<=\d)° (?=[CF]\b)", "°", "°"),
+    (r"(?<![\w.])(\d{2,3}(?:\.\d)?)([CF])\b(?![-+#])", r"\1°\2", "CF"),
+    (r"(?<=\d)°([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}", "°"),
+    (rf"(?<![\w.,])({_NUMBER})([mMBK]) ([a-z]+)\b", _many_or_minutes, "mMBK"),
+    (rf"({_NUMBER})([ -]?){_UNIT}", _unit, "0"),
+    (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent", "%"),
+    (rf"{_OPERAND_BEFORE}\*\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \*\* {_OPERAND_BEHIND}", "^", "*"),
+    (
+        rf"{_OPERAND_BEFORE}\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \* {_OPERAND_BEHIND}|(?<=\d)\*(?=[A-Za-z])",
+        " times ",
+        "*",
+    ),
+    (r"(?<=\d) ?[x×] ?(?=10(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]))", " times ", "x×"),
+    (r"\^(?=\()", " to the power of ", "^"),
+    (r"\^(\{?[-−]?\w+\}?)", _power, "^"),
+    (r"(?<=[\w)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", _superscripts, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"),
+    (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by ", "x×"),
+    (r"(\d+(?:\.\d+)?)x\b(?!\s*(?:[-+*/=^]|minus|squared|cubed|to the power))", _times, "x"),
+    (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand", "k"),
+    (r"(?<![\w.])(\d{3,4})([pi])\b", _lines, "pi"),
     # Abbreviations.
-    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number),
-    (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation),
-    (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street),
-    (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", ""))),
+    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number, "."),
+    (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation, "."),
+    (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street, "."),
+    (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
     # "Gen Z" is no general.
     (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({_one_of(TITLES)})\.? (?=[A-Z])", _title),
     (r"[Ⅰ-ↂ]+", _roman_sign),
-    (r"\b([A-Z]\w+) ([IVXLCDM]+)(?:th|st|nd|rd)?\b", _roman),
-    (r"\b([IVXLCDM]{2,})(?:(th|st|nd|rd)\b|\b)(?![.’'&/+-]?\w)", _roman_alone),
-    (r"\b(?:[A-Za-z]\.){2,}", _initials),
+    (r"\b([A-Z]\w+) ([IVXLCDM]+)(?:th|st|nd|rd)?\b", _roman, "IVXLCDM"),
+    (r"\b([IVXLCDM]{2,})(?:(th|st|nd|rd)\b|\b)(?![.’'&/+-]?\w)", _roman_alone, "IVXLCDM"),
+    (r"\b(?:[A-Za-z]\.){2,}", _initials, "."),
     # Moves of chess.
-    (r"\bO-O-O\b", "castles queenside"),
-    (r"\bO-O\b", "castles kingside"),
-    (r"(?<!\w)([KQRBN][a-h]?[1-8]?|[a-h])x([a-h][1-8])(?!\w)", _capture),
+    (r"\bO-O-O\b", "castles queenside", "O"),
+    (r"\bO-O\b", "castles kingside", "O"),
+    (r"(?<!\w)([KQRBN][a-h]?[1-8]?|[a-h])x([a-h][1-8])(?!\w)", _capture, "x"),
     # What is left of numbers.
-    (r"(?<![\w.,])\d+(?:,\d+)+(?![\w,])", _list),
-    (r"#(?=\d)", "number "),
-    (r"(?<=\d)\+(?!\d)", " plus"),
-    (r"(?<=[A-Za-z])(\d+\.\d+)(?!\w|\.\d)", lambda match: f" {decimal(match[1])}"),
-    (r"(?<![\w.])\d+\.\d+(?=[A-Za-z])", lambda match: f"{decimal(match[0])} "),
-    (r"(?<!\.)\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z\d]+\b", _letters_and_digits),
-    (r"(?:(?<=\s)|^)[’'](\d\d)\b", lambda match: dates.short_year(match[1])),
-    (rf"(?<![A-Za-z\d])(?:{_NUMBER})(?![A-Za-z])", _number),
+    (r"(?<![\w.,])\d+(?:,\d+)+(?![\w,])", _list, ","),
+    (r"#(?=\d)", "number ", "#"),
+    (r"(?<=\d)\+(?!\d)", " plus", "+"),
+    (r"(?<=[A-Za-z])(\d+\.\d+)(?!\w|\.\d)", lambda match: f" {decimal(match[1])}", "."),
+    (r"(?<![\w.])\d+\.\d+(?=[A-Za-z])", lambda match: f"{decimal(match[0])} ", "."),
+    (r"(?<!\.)\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z\d]+\b", _letters_and_digits, "0"),
+    (r"(?:(?<=\s)|^)[’'](\d\d)\b", lambda match: dates.short_year(match[1]), "'’"),
+    (rf"(?<![A-Za-z\d])(?:{_NUMBER})(?![A-Za-z])", _number, "0"),
     # Names of files and places.
-    (r"/\.(?=[A-Za-z])", " slash dot "),
-    (r"(?<=\w)\.(?=[a-z_]\w*)|(?:(?<=\s)|^)\.(?=[A-Za-z])", " dot "),
-    (r"(?:(?<=\s)|^)\.(?=/\w)", "dot "),
-    (r"(?:(?<=\s)|^)\.\.(?=/)", "dot dot "),
-    (r"(?<=[A-Z]{2})/(?=[A-Z]{2})", " "),
-    (r"/(?=[\w.])|(?<=\w)/", " slash "),
+    (r"/\.(?=[A-Za-z])", " slash dot ", "/"),
+    (r"(?<=\w)\.(?=[a-z_]\w*)|(?:(?<=\s)|^)\.(?=[A-Za-z])", " dot ", "."),
+    (r"(?:(?<=\s)|^)\.(?=/\w)", "dot ", "/"),
+    (r"(?:(?<=\s)|^)\.\.(?=/)", "dot dot ", "/"),
+    (r"(?<=[A-Z]{2})/(?=[A-Z]{2})", " ", "/"),
+    (r"/(?=[\w.])|(?<=\w)/", " slash ", "/"),
     # Signs.
-    (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus"),
-    (r"(?<=\b[A-Z])#", " sharp"),
-    (r"#(?=[A-Za-z])", "hashtag "),
+    (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
+    (r"(?<=\b[A-Z])#", " sharp", "#"),
+    (r"#(?=[A-Za-z])", "hashtag ", "#"),
     (_one_of(SIGNS), _sign),
-    (r"(?:^|\s)[-–—]{1,3}\s", ", "),
+    (r"(?:^|\s)[-–—]{1,3}\s", ", ", "-–—"),
     (r"[{}\[\]\\^|*`™®†‡•·]|(?<=\s)_|_(?=\s)", " "),
     (r"\s+(?=[,.;:!?](?:\s|$))|(?<=\()\s+", ""),
 )
