@@ -96,5 +96,5 @@ def test_no_word_is_dropped(text: str) -> None:
 def test_words_beside_numbers_stay(words: list[str]) -> None:
     read = said(literally(" ".join(words))).split()
     for word in words:
-        if word.isalpha() and word.isascii() and word.islower():
+        if word.isalpha() and not word.isupper():
             assert word in read
