@@ -157,6 +157,8 @@ class AnswerOptions:
     parallel_tool_calls: bool = True
     #: Whether text that the voice cannot read is passed over, as in an answer that is written too, and not refused.
     skip_unreadable: bool = False
+    #: Whether a text to read aloud is in its spoken form already: its numbers are in words.
+    spoken_form: bool = False
     #: Whether the transcript is to be in English, whatever is spoken.
     translate: bool = False
     #: Arguments of the model's chat template, such as ``enable_thinking``.

@@ -147,7 +147,9 @@ def asked_of(
         sampling={},
         tools=(),
         tool_choice=None,
-        options=AnswerOptions(priority=request.options.priority, skip_unreadable=True, transcript_guesses=guesses),
+        options=AnswerOptions(
+            priority=request.options.priority, skip_unreadable=True, spoken_form=True, transcript_guesses=guesses
+        ),
         meter=UsageMeter(),
         cut=Cut(),
         sink=NO_SINK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, Engine, Finished, GenerationRequest
@@ -14,13 +14,10 @@ from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
 from omni_ws.engine.pipeline import Outputs
-from omni_ws.engine.spoken.speakable_text import SpeakableText, Spoken
+from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken
 from omni_ws.engine.spoken.written_words import WrittenWords
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.errors import InvalidRequest, OmniError
-
-#: How much text is made speakable, in characters, before other tasks run: at 20 µs for each of a number.
-_AT_A_STRETCH: Final = 256
 
 
 class TtsStage:
@@ -114,10 +111,10 @@ async def _spoken_pieces(source: AsyncIterator[str], speakable: SpeakableText) -
             continue
         if text is None:
             break
-        for piece in pieces_of(text, _AT_A_STRETCH):
+        for piece in pieces_of(text, AT_A_STRETCH):
             yield speakable.feed(piece)
             read += len(piece)
-            if read >= _AT_A_STRETCH:
+            if read >= AT_A_STRETCH:
                 read = 0
                 await asyncio.sleep(0)
     yield speakable.rest()

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from omni_ws.engine.spoken import english_dates as dates
-from omni_ws.engine.spoken.english_units import (
+from omni_ws.engine.spoken.english_tables import (
     ABBREVIATIONS,
+    BEFORE_DATES,
     BEFORE_NUMBERS,
+    BEFORE_YEARS,
+    CALLS,
+    CODES,
+    COUNTED,
+    COUNTS,
     CROWNED,
     CURRENCIES,
     FRACTIONS,
     MAGNITUDES,
+    MODELS,
     MONTH_NAMES,
     NUMBERED,
+    OF_MINUTES,
+    OWNERS,
+    PARTS_OF_DECADES,
     PER,
     SENTENCE_ENDS,
     SHORT_WORDS,
     SIGNS,
     TITLES,
     UNITS,
+    WEEKDAYS,
 )
-from omni_ws.engine.spoken.number_words import by_digit, cardinal, decimal, ordinal, plural, roman, year
+from omni_ws.engine.spoken.number_words import by_digit, cardinal, decimal, in_pairs, ordinal, plural, roman, year
 
-_NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
+#: With thousands as in "1,234,567" or, in India, "12,34,567".
+_NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
 
 
 def _one_of(names: Iterable[str]) -> str:
@@ -41,39 +54,48 @@ _MAGNITUDES: Final = _one_of(MAGNITUDES)
 
 #: What may need the next word to be read: a number before its unit, a month before its day, a title, an operator.
 _WAITS: Final = re.compile(
-    rf"(?:\dx|[\d%½⅓⅔¼¾⅛⅕²³)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\.|^(?:--?-?|[+=×÷±~≈<>#*/–—−]|{_SYMBOLS})"
+    rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
+    rf"|^(?:--?-?|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
     rf"|^(?:Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)[.,]|\b(?:{_one_of(MONTH_NAMES)}|{_one_of(TITLES)})\.)$"
 )
-_WAITING_WORDS: Final = frozenset((*MONTH_NAMES, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et"))
+_WAITING_WORDS: Final = frozenset(
+    (*MONTH_NAMES, *WEEKDAYS, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et")
+)
+#: Behind a number these wait, too.
+_WAITING_UNITS: Final = frozenset(("x", "d", "h", "hr", "hrs", "m", "min", "mins", "sq", "cu", "fl"))
 _ORDINARY: Final = re.compile(r"[\"'“‘(]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)([.,;:!?…]*)[\"'”’)]*")
 #: Letters, to Python, that are signs or numbers to a reader.
-_SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", *FRACTIONS, *SIGNS))
+_SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩⅪⅫ", *FRACTIONS, *SIGNS))
 _BEFORE_ROMAN: Final = NUMBERED | CROWNED
 _DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m."))
 _ORDINAL: Final = re.compile(r"\d+(?:st|nd|rd|th)")
 _DAY: Final = re.compile(r"\d{1,2}(?:st|nd|rd|th)?,")
+#: What may be a Roman numeral, and castling.
+_ROMAN: Final = re.compile(r"[IVXLCDM]{2,}(?:th|st|nd|rd)?|O-O(?:-O)?")
 
-_YEAR_WORDS: Final = frozenset(
-    (
-        *("in", "since", "of", "by", "until", "till", "from", "around", "circa", "before", "after", "between"),
-        *("year", "late", "early", "mid", "to", "and", "during", "anno", "established"),
-        *(name.lower() for name in MONTH_NAMES.values()),
-    )
-)
 _SUBSCRIPTS: Final = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_CALLS: Final = frozenset(("call", "dial", "text", "phone", "ring", "calling", "dialing", "number"))
 #: From so many on, digits in groups are the number of something, no amounts.
 _MANY_DIGITS: Final = 7
-_CONTEXT: Final = _YEAR_WORDS | _CALLS | _BEFORE_ROMAN
+#: The word before matters: one of these, …
+_CONTEXT: Final = (
+    BEFORE_YEARS | BEFORE_DATES | CALLS | CODES | _BEFORE_ROMAN | OWNERS | COUNTS | PARTS_OF_DECADES | {"a", "an"}
+)
+#: … any word before an operator, and three words before these, which may be several ("20s"), or a code.
+_NEEDS_ONE: Final = re.compile(r"[-−+×*/^]{1,2} ")
+_NEEDS_MORE: Final = re.compile(r"[(\"'“‘’]*(?:\w{3,5}-)?\d[\d,]*['’]?s\b")
+_DIGIT: Final = re.compile(r"\d")
+_MAYBE_CODE: Final = re.compile(r"#?\d{3}")
 
 
 def waits(token: str, before: str) -> bool:
     """Whether ``token``, which follows ``before``, may be read in another way with the next one."""
     if token.isalpha():
-        return token in _WAITING_WORDS or (token == "x" and before[-1:].isdigit())
+        if token in _WAITING_WORDS or _ROMAN.fullmatch(token):
+            return True
+        return token in _WAITING_UNITS and before[-1:].isdigit()
     if _WAITS.search(token) or token.lower().lstrip("(\"'“") in _DOTTED:
         return True
-    return before.rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
+    return before.rpartition(" ")[2].rstrip(".") in MONTH_NAMES and _DAY.fullmatch(token) is not None
 
 
 def is_read_as_written(word: str, before: str) -> bool:
@@ -83,16 +105,18 @@ def is_read_as_written(word: str, before: str) -> bool:
         return False
     if found[2].startswith(".") and (found[1] in TITLES or f"{found[1].lower()}." in _DOTTED):
         return False
-    return not (found[1].isupper() and before.lower() in _BEFORE_ROMAN)
+    if _ROMAN.fullmatch(found[1]):
+        return False
+    return not found[1].isupper() or before.rpartition(" ")[2].lower() not in _BEFORE_ROMAN
 
 
 def in_words(text: str, before: str) -> str:
-    """Return a few words as they are read; ``before`` is the word before them.
+    """Return a few words as they are read; ``before`` are the last words before them, up to three.
 
     Its time is quadratic at worst: the caller bounds the length.
     """
-    if _needed_before(before):
-        read, begins = _read(f"{before} {text}"), f"{_read(before)} "
+    if needed := _needed_before(text, before):
+        read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
         if read.startswith(begins):
             return read[len(begins) :]
     return _read(text)
@@ -100,16 +124,32 @@ def in_words(text: str, before: str) -> str:
 
 def _read(text: str) -> str:
     text = text.translate(_SUBSCRIPTS)
-    for pattern, read in _RULES:
-        text = pattern.sub(read, text)
+    signs = _signs(text)
+    for pattern, read, needed in _RULES:
+        if needed and needed.isdisjoint(signs):
+            continue
+        replaced = pattern.sub(read, text)
+        if replaced != text:
+            text, signs = replaced, _signs(replaced)
     return " ".join(text.split())
 
 
-def _needed_before(before: str) -> bool:
-    """Whether the word before changes the reading, and is read by itself."""
-    if not before.isalpha():
-        return _ORDINAL.fullmatch(before) is not None
-    return before.lower() in _CONTEXT or before.istitle() or before == "the"
+def _signs(text: str) -> set[str]:
+    signs = set(text)
+    if _DIGIT.search(text):
+        signs.add("0")
+    return signs
+
+
+def _needed_before(text: str, before: str) -> str:
+    """Return those of the words before that change the reading, and are read by themselves."""
+    if _NEEDS_MORE.match(text) or (_MAYBE_CODE.match(text) and not CODES.isdisjoint(before.lower().split())):
+        return before
+    last = before.rpartition(" ")[2]
+    if not last.isalpha():
+        return last if _ORDINAL.fullmatch(last) or (last and _NEEDS_ONE.match(text)) else ""
+    needed = last.lower() in _CONTEXT or last.istitle() or last.isupper() or _NEEDS_ONE.match(text) is not None
+    return last if needed else ""
 
 
 # Rules: each gets a match, in the order of _RULES.
@@ -118,6 +158,74 @@ def _needed_before(before: str) -> bool:
 def _email(match: re.Match[str]) -> str:
     name = match[1].replace(".", " dot ").replace("_", " underscore ").replace("-", " dash ").replace("+", " plus ")
     return f"{name} at {match[2].replace('.', ' dot ')}"
+
+
+def _spelled(text: str) -> str:
+    """Each letter and each digit by itself."""
+    return " ".join(by_digit(sign) if sign.isdecimal() else sign.upper() for sign in text)
+
+
+def _hexadecimal(match: re.Match[str]) -> str:
+    return f"{'binary' if match[1] in 'bB' else 'octal' if match[1] in 'oO' else 'hex'} {_spelled(match[2])}"
+
+
+def _color(match: re.Match[str]) -> str:
+    digits = match[1]
+    if digits.isdecimal() or (digits.isalpha() and digits.islower()):
+        return match[0]
+    return f"hex {_spelled(digits)}"
+
+
+def _hardware_address(match: re.Match[str]) -> str:
+    """A MAC address, or a UUID."""
+    return ", ".join(_spelled(pair) for pair in re.split("[:-]", match[0]))
+
+
+def _ip_address(match: re.Match[str]) -> str:
+    parts, port, length = match[1].split("."), match[2], match[3]
+    if any(int(part) > 255 for part in parts):
+        return match[0]
+    said = " dot ".join(cardinal(part) for part in parts)
+    return said + (f" port {by_digit(port)}" if port else "") + (f" slash {cardinal(length)}" if length else "")
+
+
+def _long_address(match: re.Match[str]) -> str:
+    """An address of IPv6, which has "::" or all eight parts."""
+    if ("::" not in match[0] and match[0].count(":") != 7) or not re.search(r"\d", match[0]):
+        return match[0]
+    return " ".join("colon" if part == ":" else _spelled(part) for part in re.findall(r":|\w+", match[0]))
+
+
+def _exponent(match: re.Match[str]) -> str:
+    sign = "minus " if match[2] in "-−" and match[2] else ""
+    return f"{decimal(match[1])} times ten to the power of {sign}{cardinal(match[3].lstrip('0') or '0')}"
+
+
+def _port(match: re.Match[str]) -> str:
+    return f"{match[1]} port {by_digit(match[2])}"
+
+
+def _postcode(match: re.Match[str]) -> str:
+    return ", ".join(by_digit(digits) for digits in match.groups() if digits)
+
+
+def _continental(match: re.Match[str]) -> str:
+    """ "1.234,56" and "1 234,56" are "1,234.56", and "1.234.567" is "1,234,567"."""
+    whole, _, fraction = match[0].partition(",")
+    grouped = f"{int(re.sub('[^0-9]', '', whole)):,}"
+    return f"{grouped}.{fraction}" if fraction else grouped
+
+
+def _list(match: re.Match[str]) -> str:
+    return match[0] if re.fullmatch(_NUMBER, match[0]) else match[0].replace(",", ", ")
+
+
+def _decimal_comma(match: re.Match[str]) -> str:
+    return match[0].replace(",", ".")
+
+
+def _grouped(match: re.Match[str]) -> str:
+    return re.sub(r"[ '’]", ",", match[0])
 
 
 def _phone(match: re.Match[str]) -> str:
@@ -137,22 +245,39 @@ def _call(match: re.Match[str]) -> str:
     return f"{match[1]} {by_digit(match[2])}"
 
 
+def _code(match: re.Match[str]) -> str:
+    return f"{match[1]}{by_digit(match[2])}"
+
+
 def _money_range(match: re.Match[str]) -> str:
     symbol, first, last, magnitude = match.groups()
     return f"{decimal(first)} to {_money(symbol, last, magnitude)}"
 
 
 def _money_before(match: re.Match[str]) -> str:
-    return _money(match[1], match[2], match[3]) + (f" per {PER.get(match[4], match[4])}" if match[4] else "")
+    symbol, sign, amount, magnitude, code, per = match.groups()
+    said = _money(code or symbol, amount, magnitude, adjective=dates.is_adjective(match))
+    minus = "minus " if sign and sign in "-−" else "plus " if sign else ""
+    return minus + said + (f" per {PER.get(per, per)}" if per else "")
 
 
 def _money_behind(match: re.Match[str]) -> str:
-    first, last, currency = match.groups()
-    return (f"{decimal(first)} to " if first else "") + _money(currency, last, None)
+    first, last, currency, per = match.groups()
+    said = (f"{decimal(first)} to " if first else "") + _money(
+        currency, last, None, adjective=dates.is_adjective(match)
+    )
+    return said + (f" per {PER.get(per, per)}" if per else "")
 
 
-def _money(currency: str, amount: str, magnitude: str | None) -> str:
+def _much_money(match: re.Match[str]) -> str:
+    """ "$100s"."""
+    return f"{dates.plural_of(match[2].replace(',', ''))} of {CURRENCIES[match[1]][1]}"
+
+
+def _money(currency: str, amount: str, magnitude: str | None, *, adjective: bool = False) -> str:
     one, several, small, smalls = CURRENCIES[currency.strip()]
+    if adjective:
+        several, smalls = one, small
     if magnitude:
         return f"{decimal(amount)} {MAGNITUDES[magnitude]} {several}"
     whole, _, part = amount.replace(",", "").partition(".")
@@ -166,10 +291,21 @@ def _money(currency: str, amount: str, magnitude: str | None) -> str:
 
 
 def _unit(match: re.Match[str]) -> str:
-    amount, joint, unit = match.groups()
+    amount, joint, unit, per = match.groups()
     one, several = UNITS[unit]
     # "a 5-km run" has the unit as an adjective.
-    return f"{decimal(amount)} {one if amount == '1' or joint == '-' else several}"
+    single = amount == "1" or joint == "-" or (dates.is_adjective(match) and not unit.startswith("°"))
+    return f"{decimal(amount)} {one if single else several}" + (f" per {UNITS[per][0]}" if per else "")
+
+
+def _many_or_minutes(match: re.Match[str]) -> str:
+    """ "10m people" are millions, "10m left" are minutes, and "10m" are meters."""
+    amount, letter, behind = match.groups()
+    if behind.lower() in COUNTED:
+        return f"{decimal(amount)} {MAGNITUDES[letter]} {behind}"
+    if letter == "m" and behind.lower() in OF_MINUTES:
+        return f"{decimal(amount)} minute{'' if amount == '1' else 's'} {behind}"
+    return match[0]
 
 
 def _size(match: re.Match[str]) -> str:
@@ -231,9 +367,22 @@ def _version(match: re.Match[str]) -> str:
     return between.join(cardinal(part) for part in parts)
 
 
-def _decade(match: re.Match[str]) -> str:
-    digits = match[1] or match[2]
-    return plural(year(digits) if len(digits) == 4 else cardinal(digits))
+def _version_number(match: re.Match[str]) -> str:
+    return "version " + " point ".join(cardinal(part) for part in match[1].split("."))
+
+
+def _model(match: re.Match[str]) -> str:
+    return f"{match[1]} {in_pairs(match[2])}"
+
+
+def _several_models(match: re.Match[str]) -> str:
+    """ "MP3s", "H100s", "F-16s"."""
+    return f"{match[1]}{'' if match[1].endswith('-') else ' '}{plural(cardinal(match[2]))}"
+
+
+def _lines(match: re.Match[str]) -> str:
+    """ "1080p"."""
+    return f"{in_pairs(match[1])} {match[2].upper()}"
 
 
 def _number(match: re.Match[str]) -> str:
@@ -246,8 +395,12 @@ def _number(match: re.Match[str]) -> str:
             words = match.string[: match.start()].lower().split()
             if number % 100 == 0 or match.string[match.start() - 1 : match.start()] == "(":
                 return year(digits)
-            if words and words[-1] in _YEAR_WORDS:
+            if words and words[-1] in BEFORE_YEARS:
                 return year(digits)
+        if 1010 <= number < 1100:
+            words = match.string[: match.start()].lower().split()
+            if words and words[-1] in ("in", "since", "year", "circa"):
+                return in_pairs(digits)
     return decimal(digits)
 
 
@@ -269,11 +422,41 @@ def _times(match: re.Match[str]) -> str:
 def _roman(match: re.Match[str]) -> str:
     name, numeral = match.groups()
     value = roman(numeral)
-    if name.lower() in NUMBERED:
+    if value and name.lower() in NUMBERED:
         return f"{name} {cardinal(str(value))}"
-    if name.lower() in CROWNED and numeral != "I":
+    if value and name.lower() in CROWNED and numeral != "I":
         return f"{name} the {ordinal(str(value))}"
     return match[0]
+
+
+def _roman_alone(match: re.Match[str]) -> str:
+    """Where it can be nothing else: "XVIII", "Rocky II", "the XIX century"."""
+    numeral, suffix = match.groups()
+    value = roman(numeral)
+    if value and (suffix or re.match(r" centur(?:y|ies)\b", match.string[match.end() :])):
+        return ordinal(str(value))
+    name = match.string[: match.start()].rstrip().rpartition(" ")[2]
+    sure = len(numeral) > 3 or numeral in _THREE_LETTERS or (numeral == "II" and name.istitle())
+    if not value or not sure:
+        return match[0]
+    return year(str(value)) if 1900 <= value < 2100 else cardinal(str(value))
+
+
+#: Those that are no other word.
+_THREE_LETTERS: Final = frozenset(("III", "VII", "XII", "XIV", "XIX", "XVI", "XXI", "XXV"))
+
+
+def _roman_sign(match: re.Match[str]) -> str:
+    return unicodedata.normalize("NFKC", match[0])
+
+
+def _capture(match: re.Match[str]) -> str:
+    """A move of chess."""
+    piece, place = match.groups()
+    return f"{_PIECES.get(piece[0], piece)} takes {place[0]} {cardinal(place[1])}"
+
+
+_PIECES: Final = {"K": "king", "Q": "queen", "R": "rook", "B": "bishop", "N": "knight"}
 
 
 def _abbreviation(match: re.Match[str]) -> str:
@@ -317,88 +500,185 @@ def _sign(match: re.Match[str]) -> str:
     return f" {SIGNS[match[0]]} "
 
 
-_Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]
+#: What is found, how it is read, and the signs of which the text must have one: "0" is any digit, "" is none.
+_Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]", frozenset[str]]
+_Written = tuple[str, "str | Callable[[re.Match[str]], str]", str] | tuple[str, "str | Callable[[re.Match[str]], str]"]
 
 
-def _rules(*pairs: tuple[str, str | Callable[[re.Match[str]], str]]) -> tuple[_Rule, ...]:
-    return tuple((re.compile(pattern), read) for pattern, read in pairs)
+def _rules(*rules: _Written) -> tuple[_Rule, ...]:
+    return tuple((re.compile(rule[0]), rule[1], frozenset(rule[2] if len(rule) == 3 else "")) for rule in rules)
 
+
+#: An amount may be followed by a unit, and that by what it is for each of.
+_UNIT: Final = rf"({_UNITS})(?:/({_UNITS}))?(?![\w/°²³])"
+_LASTING: Final = "(?:minutes|hours|days|weeks|months|years|people|times)"
+#: What is multiplied, or raised to a power.
+_OPERAND_BEFORE: Final = r"(?:(?<=[\d)])|(?<=\b[A-Za-z]))"
+_OPERAND_BEHIND: Final = r"(?=[-−]?\d|[A-Za-z]\b|\(|[a-z]+\()"
+_DIRECTIONS: Final = {"N": "north", "S": "south", "E": "east", "W": "west"}
 
 _RULES: Final = _rules(
-    # Addresses, telephone numbers, dates and times: their signs mean something else than elsewhere.
-    (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email),
+    # Addresses and codes of computers.
+    (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email, "@"),
+    (r"\b(?:https?|ftp|wss?)://(?:www\.)?(?=\w)", "", ":"),
     (rf"(?<![\w/])(?ai:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
-    (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\) ?|\(?\d{3}\)?[ .-])\d{3}[ .-]\d{4}\b", _phone),
-    (r"(?<![\w.,-])0\d{2,4}(?:-\d{3,8}|(?:[ -]\d{3,8}){2,3})(?![\w-]|[.,]\d)", _phone),
-    (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone),
-    (rf"\b((?ai:{'|'.join(_CALLS)})) (\d{{3}})\b(?![,.]?\d)", _call),
-    (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to "),
-    *dates.RULES,
+    (
+        r"(?<!\w)0([xXbBoO])((?<=[bB])[01]{1,32}|(?<=[oO])[0-7]{1,16}|(?<=[xX])[0-9A-Fa-f]{1,16})(?!\w)",
+        _hexadecimal,
+        "0",
+    ),
+    (r"(?<![\w#&])#([0-9A-Fa-f]{6})(?!\w)", _color, "#"),
+    (r"\bU\+([0-9A-F]{4,6})\b", lambda match: f"U plus {_spelled(match[1])}", "+"),
+    (r"(?<![\w:-])[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5})(?![\w:-])", _hardware_address, ":-"),
+    (r"(?<![\w-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![\w-])", _hardware_address, "-"),
+    (r"(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:])", _long_address, ":"),
+    (r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?::(\d{2,5}))?(?:/(\d{1,2}))?(?![\w/]|[.:]\d)", _ip_address, "."),
+    (r"\b(localhost|[\w-]+\.(?:com|org|net|io|dev|local)):(\d{2,5})(?![\w:])", _port, ":"),
+    (r"\b([A-Za-z]):\\+", r"\1 colon backslash ", "\\"),
+    (r"(?<=\w)\\+(?=\w)", " backslash ", "\\"),
+    (r"(?<!\S)~(?=/)", "tilde ", "~"),
+    (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-−+]?)(\d{1,3})(?!\w|\.\d)", _exponent, "eE"),
+    # Telephone numbers and codes that are read by digit.
+    (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\) ?|\(?\d{3}\)?[ .-])\d{3}[ .-]\d{4}\b", _phone, "-. )"),
+    (r"(?<![\w.,-])0\d{2,4}(?:-\d{3,8}|(?:[ -]\d{3,8}){2,3})(?![\w-]|[.,]\d)", _phone, "- "),
+    (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone, "+-"),
+    (rf"\b((?ai:{'|'.join(sorted(CALLS))}) )(\d{{3}})\b(?![,.]?\d)(?!-\d)", _code, "0"),
+    (r"(?<=\b(?ai:call|dial|ring) )\d{3}-\d{4}\b", _phone, "-"),
+    (
+        rf"\b((?ai:{'|'.join(sorted(CODES))})\.?(?: code| number)?(?: is|:)? #?)(\d{{3,12}})\b(?![,.]?\d|[-/:])",
+        _code,
+        "0",
+    ),
+    (r"(?<=\b[A-Z]{2} )(\d{5})(?:-(\d{4}))?(?![\w,.-]\w)(?!\w)", _postcode, "0"),
+    # Numbers in other countries' forms, as they are written in English.
+    (
+        r"(?<![\w.,])(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]{4,}),[0-9]{1,2}(?!\w|[.,]\d)",
+        _continental,
+        ",",
+    ),
+    (r"(?<![\w.,])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?!\w|[.,]\d)", _continental, "."),
+    (
+        r"(?:(?<=€)|(?<=€ ))[0-9]{1,3}\.[0-9]{3}(?!\w|[.,]\d)|(?<![\w.,])[0-9]{1,3}\.[0-9]{3}(?= ?(?:€|EUR\b|zł))",
+        _continental,
+        ".",
+    ),
+    (
+        rf"(?<![\w.,])\d{{1,3}},\d{{1,2}}(?= ?(?:[%€£]|zł|EUR\b|degrees|percent|(?:{_UNITS})(?!\w)))"
+        r"|(?:(?<=[€£$])|(?<=€ ))\d{1,3},\d{1,2}(?!\w|[.,]\d)|(?<![\w.,])0,\d+(?!\w|[.,]\d)",
+        _decimal_comma,
+        ",",
+    ),
+    (r"(?<![\w.,+-])[1-9]\d{0,2}(?:(?: \d{3}){2,}|(?: 000))(?![\w]|[.,]?\d| \d)", _grouped, "0"),
+    (r"(?<![\w.,])\d{1,3}(?:['’]\d{3})+(?![\w]|[.,]\d)", _grouped, "'’"),
+    # Dates and times: their signs mean something else than elsewhere.
+    (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to ", "-–"),
+    (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", "-−+"),
+    *((pattern, read, "0") for pattern, read in dates.RULES),
+    (r"\b(FY) ?[’']?(\d{4})\b", lambda match: f"{match[1]} {year(match[2])}", "0"),
     (
         rf"(?<![\w.,{_SIGNS_OF_MONEY}-])(?:\d+(?:-\d+){{2,}}(?:-X)?|\d{{4}}(?: \d{{4}}){{3}})(?![\w-]|[.,]\d)",
         _digit_groups,
+        "- ",
     ),
-    (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day),
-    (r"\b(\d{3}0)s\b|(?:[’']|(?<=\bthe ))(\d0)s\b", _decade),
+    (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day, "0"),
+    (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
+    (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", _model, "0"),
+    (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
     # Money, before the ranges in it.
-    (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus "),
+    (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
         rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
         _money_range,
+        "-–",
     ),
+    (rf"(?<![A-Za-z])({_SYMBOLS})(\d[\d,]*)s\b", _much_money, "s"),
     (
-        rf"((?<![A-Za-z])(?:{_SYMBOLS})|\b(?:{_CODES}) )({_NUMBER})(?:[ -]?({_MAGNITUDES})\b)?(?:/([a-z]+)\b)?",
+        rf"((?<![A-Za-z])(?:{_SYMBOLS}) ?|\b(?:{_CODES}) ?)([-−+])?({_NUMBER})(?:[ -]?({_MAGNITUDES})\b)?"
+        rf"(?:(?<=\d) ({_CODES})\b)?(?:/([A-Za-z]+)\b)?",
         _money_before,
+        "0",
     ),
-    (rf"(?:({_NUMBER})[-–])?({_NUMBER})\s?((?:{_SYMBOLS})|(?:{_CODES})\b)", _money_behind),
+    (rf"(?:({_NUMBER})[-–])?({_NUMBER})\s?((?:{_SYMBOLS})|(?:{_CODES})\b)(?:/([A-Za-z]+)\b)?", _money_behind, "0"),
     # Ranges and signs of numbers.
-    (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))", " to "),
-    (r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=\d) [-−] (?=\d)", " minus "),
-    (r"\bv\.? ?(?=\d+(?:\.\d+)*\b)", "version "),
-    (r"(?<![\w.,])(\d+(?:\.\d+){2,})(?![\w])", _version),
-    # Numbers with something behind them.
+    (rf"(?<=\d)[~〜～](?=\d)|(?<=\d) - (?=\d+(?:\.\d+)?(?: ?(?:{_UNITS}|%)| {_LASTING})(?!\w))", " to ", "~〜～-"),
+    (r"(?<=\d)[-−](?=\d+(?:\.\d+)? ?=)|(?<=(?<!\w)[a-z])[-−](?=\d+(?![\w-]))", " minus ", "-−"),
+    (r"(?<=[\d%MK])\s?–\s?(?=[\d.])|(?<=\d)-(?=\d+(?:[.,]\d+)*(?!\d*-|[\w]*[A-Z]))|(?<=\d[kKMB])-(?=\d)", " to ", "-–"),
     (
-        rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)"
+        r"(?:(?<![\w)\].^])(?<!\^{)|(?<= ))[-−](?=\.?\d)|(?<=[\d)]) [-−] (?=[\d(])|(?<=(?<![A-Za-z])[a-z]) [-−] (?=\d)",
+        " minus ",
+        "-−",
+    ),
+    (r"\bv\.? ?(\d+(?:\.\d+)*)\b(?!\.?\d)", _version_number, "v"),
+    (r"(?<![\w.,])(\d+(?:\.\d+){2,})(?![\w])", _version, "."),
+    # Numbers with something behind them.
+    (r"(?<=\d)⁄(?=\d)", "/", "⁄"),
+    (
+        rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
         rf"(?: ?({_UNITS})(?![\w/°²³]))?(?![\w/]|\.\d)",
         _fraction,
+        "/",
     ),
-    (r"(?<=[\d)]) / (?=[\d(])", " divided by "),
-    (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign),
-    (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size),
-    (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°"),
-    (rf"({_NUMBER})([ -]?)({_UNITS})(?![\w/°²³])", _unit),
-    (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent"),
-    (r"\^(\{?[-−]?\w+\}?)", _power),
-    (r"(?<=[\w)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", _superscripts),
-    (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by "),
-    (r"(\d+(?:\.\d+)?)x\b(?! ?[-+*/=^])", _times),
-    (r"(?<=\d) \* (?=\d)", " times "),
-    (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand"),
+    (r"(?<=[\d)]) / (?=[\d(])", " divided by ", "/"),
+    (rf"(?:\b(\d+) ?)?([{''.join(FRACTIONS)}])(?: ?({_UNITS})(?![\w/°²³]))?", _fraction_sign, "½⅓⅔¼¾⅛⅕⅗⅖⅘⅙⅚⅐⅜⅝⅞⅑⅒"),
+    (r"(\d+)[′'’](\d{1,2})(?:[″\"”]|\b)", _size, "′'’"),
+    (r"(?<=\d)( ?)[º˚](?=[CF]\b)", r"\1°", "º˚"),
+    (r"(?<=\d)° (?=[CF]\b)", "°", "°"),
+    (r"(?<![\w.])(\d{2,3}(?:\.\d)?)([CF])\b(?![-+#])", r"\1°\2", "CF"),
+    (r"(?<=\d)°([NSEW])\b", lambda match: f" degrees {_DIRECTIONS[match[1]]}", "°"),
+    (rf"(?<![\w.,])({_NUMBER})([mMBK]) ([a-z]+)\b", _many_or_minutes, "mMBK"),
+    (rf"({_NUMBER})([ -]?){_UNIT}", _unit, "0"),
+    (rf"({_NUMBER})\s?%", lambda match: f"{decimal(match[1])} percent", "%"),
+    (rf"{_OPERAND_BEFORE}\*\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \*\* {_OPERAND_BEHIND}", "^", "*"),
+    (
+        rf"{_OPERAND_BEFORE}\*{_OPERAND_BEHIND}|{_OPERAND_BEFORE} \* {_OPERAND_BEHIND}|(?<=\d)\*(?=[A-Za-z])",
+        " times ",
+        "*",
+    ),
+    (r"(?<=\d) ?[x×] ?(?=10(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]))", " times ", "x×"),
+    (r"\^(?=\()", " to the power of ", "^"),
+    (r"\^(\{?[-−]?\w+\}?)", _power, "^"),
+    (r"(?<=[\w)])[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", _superscripts, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"),
+    (r"(?<=\d) ?[x×] ?(?=\d)(?<! × )|(?<=\d)x(?=\d)", " by ", "x×"),
+    (r"(\d+(?:\.\d+)?)x\b(?!\s*(?:[-+*/=^]|minus|squared|cubed|to the power))", _times, "x"),
+    (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand", "k"),
+    (r"(?<![\w.])(\d{3,4})([pi])\b", _lines, "pi"),
     # Abbreviations.
-    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number),
-    (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation),
-    (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street),
-    (r"\b(\d[\d,]*?)(?:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", ""))),
+    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number, "."),
+    (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation, "."),
+    (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street, "."),
+    (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
     # "Gen Z" is no general.
     (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({_one_of(TITLES)})\.? (?=[A-Z])", _title),
-    (r"\b([A-Z]\w+) ([IVXL]+)\b", _roman),
-    (r"\b(?:[A-Za-z]\.){2,}", _initials),
+    (r"[Ⅰ-ↂ]+", _roman_sign),
+    (r"\b([A-Z]\w+) ([IVXLCDM]+)(?:th|st|nd|rd)?\b", _roman, "IVXLCDM"),
+    (r"\b([IVXLCDM]{2,})(?:(th|st|nd|rd)\b|\b)(?![.’'&/+-]?\w)", _roman_alone, "IVXLCDM"),
+    (r"\b(?:[A-Za-z]\.){2,}", _initials, "."),
+    # Moves of chess.
+    (r"\bO-O-O\b", "castles queenside", "O"),
+    (r"\bO-O\b", "castles kingside", "O"),
+    (r"(?<!\w)([KQRBN][a-h]?[1-8]?|[a-h])x([a-h][1-8])(?!\w)", _capture, "x"),
     # What is left of numbers.
-    (r"#(?=\d)", "number "),
-    (r"(?<=\d)\+(?!\d)", " plus"),
-    (r"(?<![\w.])\d+\.\d+(?=[A-Za-z])", lambda match: f"{decimal(match[0])} "),
-    (r"(?<!\.)\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z\d]+\b", _letters_and_digits),
-    (rf"(?<![A-Za-z\d])(?:{_NUMBER})(?![A-Za-z])", _number),
+    (r"(?<![\w.,])\d+(?:,\d+)+(?![\w,])", _list, ","),
+    (r"#(?=\d)", "number ", "#"),
+    (r"(?<=\d)\+(?!\d)", " plus", "+"),
+    (r"(?<=[A-Za-z])(\d+\.\d+)(?!\w|\.\d)", lambda match: f" {decimal(match[1])}", "."),
+    (r"(?<![\w.])\d+\.\d+(?=[A-Za-z])", lambda match: f"{decimal(match[0])} ", "."),
+    (r"(?<!\.)\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z\d]+\b", _letters_and_digits, "0"),
+    (r"(?:(?<=\s)|^)[’'](\d\d)\b", lambda match: dates.short_year(match[1]), "'’"),
+    (rf"(?<![A-Za-z\d])(?:{_NUMBER})(?![A-Za-z])", _number, "0"),
     # Names of files and places.
-    (r"(?<=\w)\.(?=[a-z_]\w*)|(?:(?<=\s)|^)\.(?=[A-Za-z])", " dot "),
-    (r"(?<=[A-Z]{2})/(?=[A-Z]{2})", " "),
-    (r"/(?=\w)|(?<=\w)/", " slash "),
+    (r"/\.(?=[A-Za-z])", " slash dot ", "/"),
+    (r"(?<=\w)\.(?=[a-z_]\w*)|(?:(?<=\s)|^)\.(?=[A-Za-z])", " dot ", "."),
+    (r"(?:(?<=\s)|^)\.(?=/\w)", "dot ", "/"),
+    (r"(?:(?<=\s)|^)\.\.(?=/)", "dot dot ", "/"),
+    (r"(?<=[A-Z]{2})/(?=[A-Z]{2})", " ", "/"),
+    (r"/(?=[\w.])|(?<=\w)/", " slash ", "/"),
     # Signs.
-    (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus"),
-    (r"(?<=\b[A-Z])#", " sharp"),
-    (r"#(?=[A-Za-z])", "hashtag "),
+    (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
+    (r"(?<=\b[A-Z])#", " sharp", "#"),
+    (r"#(?=[A-Za-z])", "hashtag ", "#"),
     (_one_of(SIGNS), _sign),
-    (r"(?:^|\s)[-–—]{1,3}\s", ", "),
+    (r"(?:^|\s)[-–—]{1,3}\s", ", ", "-–—"),
     (r"[{}\[\]\\^|*`™®†‡•·]|(?<=\s)_|_(?=\s)", " "),
     (r"\s+(?=[,.;:!?](?:\s|$))|(?<=\()\s+", ""),
 )

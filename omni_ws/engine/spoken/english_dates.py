@@ -1,4 +1,8 @@
-"""Dates and times of day as they are read in English."""
+"""Dates, times of day, durations and decades as they are read in English.
+
+A date in digits alone is read in the order that its form is known for: the year first means month and day behind it,
+dots mean the day first, slashes and hyphens the American order. A number over 12 is a day wherever it stands.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,34 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from omni_ws.engine.spoken.english_units import MONTH_NAMES, MONTHS
-from omni_ws.engine.spoken.number_words import cardinal, clock, decimal, ordinal, year
+from omni_ws.engine.spoken.english_tables import (
+    BEFORE_DATES,
+    COUNTS,
+    LOTS,
+    MONTH_NAMES,
+    MONTHS,
+    OF_DECADES,
+    OF_SECONDS,
+    OWNERS,
+    PARTS_OF_DECADES,
+    WEEKDAYS,
+)
+from omni_ws.engine.spoken.number_words import cardinal, clock, decimal, in_pairs, ordinal, plural, year
 
 _MONTH: Final = "|".join(sorted(MONTH_NAMES, key=len, reverse=True))
-_WEEKDAYS: Final = {
-    "Mon": "Monday",
-    "Tue": "Tuesday",
-    "Tues": "Tuesday",
-    "Wed": "Wednesday",
-    "Thu": "Thursday",
-    "Thurs": "Thursday",
-    "Fri": "Friday",
-    "Sat": "Saturday",
-    "Sun": "Sunday",
-}
+#: Units of a duration, the longest first: one cannot follow a shorter one.
+_DURATIONS: Final = {"w": "week", "d": "day", "h": "hour", "m": "minute", "s": "second"}
+_PART: Final = r"(?:wks?|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?|[wdhms])"
 
 
 def _iso(match: re.Match[str]) -> str:
-    if not _is_date(int(match[2]), int(match[3])):
+    digits, _, month, day, hours, minutes, zone = match.groups()
+    said = _named("", int(month), int(day), digits)
+    if not said:
         return match[0]
-    said = f"{MONTHS[int(match[2]) - 1]} {ordinal(str(int(match[3])))}, {year(match[1])}"
-    if match[4]:
-        said += f", {_clock(match[4], match[5])}"
-        said += " U T C" if match[6] == "Z" else ""
+    if hours:
+        said += f", {_clock(hours, minutes)}"
+        said += " U T C" if zone == "Z" else ""
     return said
 
 
@@ -41,13 +49,39 @@ def _numeric(match: re.Match[str]) -> str:
 
 
 def _dotted(match: re.Match[str]) -> str:
-    return _named(match[0], int(match[2]), int(match[1]), match[3])
+    """15.03.2024 has the day first, unless there is no such month."""
+    first, second = int(match[1]), int(match[2])
+    day, month = (second, first) if second > 12 else (first, second)
+    return _named(match[0], month, day, match[3])
 
 
 def _named(text: str, month: int, day: int, digits: str) -> str:
     if not _is_date(month, day):
         return text
     return f"{MONTHS[month - 1]} {ordinal(str(day))}, {_year(digits)}"
+
+
+def _without_year(match: re.Match[str]) -> str:
+    """ "by 12/25" has a date, "on 3/4 of them" a fraction."""
+    words = match.string[: match.start()].lower().split()
+    first, second = int(match[1]), int(match[2])
+    month, day = (second, first) if first > 12 else (first, second)
+    told = (
+        bool(words) and words[-1].strip(",.(") in BEFORE_DATES and not re.match(r" of\b", match.string[match.end() :])
+    )
+    if not _is_date(month, day) or not (told or (match[1] + match[2]).startswith("0") or match[2].startswith("0")):
+        return match[0]
+    return f"{MONTHS[month - 1]} {ordinal(str(day))}"
+
+
+def _year_and_month(match: re.Match[str]) -> str:
+    """ "2024-10" is a month; "2009-10" may be two years, and "2024/25" is a season."""
+    first, sign, second = match.groups()
+    if 1 <= int(second) <= 12 and (second[0] == "0" or int(second) < int(first[2:])):
+        return f"{MONTHS[int(second) - 1]} {year(first)}"
+    if int(second) == int(first[2:]) + 1:
+        return f"{year(first)}{' to ' if sign != '/' else ' '}{short_year(second)}"
+    return match[0]
 
 
 def _month_first(match: re.Match[str]) -> str:
@@ -93,7 +127,7 @@ def _ratio(match: re.Match[str]) -> str:
 
 
 def _weekday(match: re.Match[str]) -> str:
-    return _WEEKDAYS[match[1]]
+    return WEEKDAYS[match[1]]
 
 
 def _month_name(match: re.Match[str]) -> str:
@@ -104,20 +138,113 @@ def _year(digits: str) -> str:
     return year(digits) if len(digits) == 4 else year(("20" if int(digits) < 50 else "19") + digits)
 
 
+def short_year(digits: str) -> str:
+    return f"oh {cardinal(digits[1])}" if digits[0] == "0" else cardinal(digits)
+
+
 def _is_date(month: int, day: int) -> bool:
     return 1 <= month <= 12 and 1 <= day <= 31
 
 
+def _era(match: re.Match[str]) -> str:
+    return f"{year(match[1]) if len(match[1]) == 4 else in_pairs(match[1])} {' '.join(match[2])}"
+
+
+def _duration(match: re.Match[str]) -> str:
+    """ "1h 30m" is a time, and so is "5m 30s"; "5m 30m" is none."""
+    parts = re.findall(rf"(\d+(?:\.\d+)?) ?({_PART}(?![a-z]))?", match[0])
+    units = [unit[:1] for _, unit in parts]
+    if units[-1] == "":  # 1h30
+        units[-1] = "m"
+    order = [*_DURATIONS]
+    places = [order.index(unit) if unit else -1 for unit in units]
+    if -1 in places or places != sorted(set(places)):
+        return match[0]
+    single = is_adjective(match)
+    return " ".join(
+        f"{decimal(amount)} {_DURATIONS[unit]}{'' if amount == '1' or single else 's'}"
+        for (amount, _), unit in zip(parts, units, strict=True)
+    )
+
+
+def _time_with_h(match: re.Match[str]) -> str:
+    return _clock(match[1], match[2])
+
+
+def is_adjective(match: re.Match[str]) -> bool:
+    """Whether an amount belongs to one thing: "a $5 bill", "a 10 km run"."""
+    return re.search(r"\b[Aa]n? $", match.string[: match.start()]) is not None
+
+
+def _several(match: re.Match[str]) -> str:
+    """ "20s" is an age or a decade, "747s" are airplanes, or both are seconds: what stands around them tells."""
+    mark, digits, behind = match.groups()
+    if mark or _is_several(match.string, match.start(), match.end(), digits=digits, apostrophe=behind):
+        return plural_of(digits.replace(",", ""))
+    if not behind and _following(match.string, match.end()) in OF_SECONDS:
+        return f"{cardinal(digits)} second"
+    return match[0]
+
+
+def _following(text: str, end: int) -> str:
+    """Return the word behind ``end``, in lower case."""
+    found = re.match(r" ([\w-]+)", text[end : end + 40])
+    return found[1].lower() if found else ""
+
+
+_LIKEWISE: Final = re.compile(
+    r"(?:^|[\s(-])[(\"'’]*(?:(?:mid|early|late)-)?['’]?(\d[\d,]*)['’]?s,? ?(?:and|or|to|–|-|,)$"
+)
+
+
+def _is_several(text: str, start: int, end: int, *, digits: str, apostrophe: str | None) -> bool:
+    before, following = text[:start].rstrip(" -"), _following(text, end)
+    words = [word.strip("\"'(,.“”‘’") for word in before.split()[-2:]]
+    last = words[-1] if words else ""
+    round_number = digits.endswith("0")
+    if apostrophe:  # "the 747's wings" are of one
+        return round_number and (len(digits) == 4 or last.lower() in OWNERS | PARTS_OF_DECADES)
+    if (len(digits) == 4 and round_number) or len(digits) > 4:
+        return True
+    if re.fullmatch(r"10{1,2}", digits) and following == "of":
+        return True
+    if last.lower() in OWNERS:
+        return following not in OF_SECONDS
+    if last.lower() in COUNTS | PARTS_OF_DECADES or last.isdecimal() or (last == "of" and words[0].lower() in LOTS):
+        return True
+    if (last.isupper() and len(last) > 1) or (following in OF_DECADES and len(digits) == 2 and round_number):
+        return True
+    if len(digits) == 3 and not round_number and (last.istitle() or digits[0] == digits[2] == "7"):
+        return True
+    # "In their 20s and 30s": as the one before.
+    if (likewise := _LIKEWISE.search(before)) is not None:
+        at = likewise.start(1)
+        return _is_several(before, at, likewise.end(1) + 1, digits=likewise[1], apostrophe=None)
+    return False
+
+
+def plural_of(digits: str) -> str:
+    if re.fullmatch(r"10+", digits) and len(digits) <= 7:
+        name = ("tens", "hundreds", "thousands", "tens of thousands", "hundreds of thousands", "millions")
+        return name[len(digits) - 2]
+    if len(digits) == 4:
+        return plural(year(digits))
+    return plural(in_pairs(digits) if len(digits) == 3 else cardinal(digits))
+
+
 #: In the order in which they apply.
 RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
-    (rf"\b({'|'.join(_WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", _weekday),
+    (rf"\b({'|'.join(WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", _weekday),
     (
-        r"(?<![\w-])(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?)?(?![\w-])",
+        r"(?<![\w/.-])([12]\d{3})([-/.])(\d{1,2})\2(\d{1,2})"
+        r"(?:[T ](\d\d):(\d\d)(?::\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?)?(?![\w/-]|[.,]\d)",
         _iso,
     ),
     (r"(?<![\w/])(\d{1,2})/(\d{1,2})/(\d{4}|\d\d)(?![\w/])", _numeric),
     (r"(?<![\w/-])(\d{1,2})-(\d{1,2})-(\d{4})(?![\w/-])", _numeric),
     (r"(?<![\w.])(\d{1,2})\.(\d{1,2})\.(\d{4})(?![\w])", _dotted),
+    (r"(?<![\w/.-])((?:19|20)\d\d)([-/])(\d\d)(?![\w/-]|[.,]\d)", _year_and_month),
+    (r"(?<![\w/.,-])(?<!\d )(\d{1,2})/(\d{1,2})(?![\w/%]|[.,]\d)", _without_year),
     (
         rf"\b({_MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?(?:[-–](\d{{1,2}}))?(?![\d:%])(?:,? (\d{{4}})\b)?",
         _month_first,
@@ -128,9 +255,22 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
         _day_first,
     ),
     (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", _month_name),
+    (r"(?<![\w.,])(\d{3,4}) (BCE?|CE|AD)\b", _era),
     (
         r"(?<![\w:.])(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?(?:\s?([AaPp])\.?[Mm]\b(?:\.(?! [A-Z]|$))?)?(?![\d:])",
         _time,
     ),
-    (r"(?<![\w:.])(\d{1,3}):(\d{1,3})(?![\w:])(?!\.\d)", _ratio),
+    (r"(?<![\w:.])(\d{1,3}):(\d{1,5})(?![\w:])(?!\.\d)", _ratio),
+    (r"(?<![\w:.,])(1[3-9]|2[0-3])h([0-5]\d)(?!\w)", _time_with_h),
+    (
+        rf"(?<![\w.,:/-])\d+(?:\.\d+)? ?{_PART}(?:,? (?:and )?\d+ ?{_PART}|(?<=[dhm])\d+ ?{_PART}|(?<=h)\d\d(?!\w))+"
+        r"(?![\w/°²³])",
+        _duration,
+    ),
+    (r"(?<=\ds)[-–](?=['’]?\d+s\b)", lambda match: " to "),
+    (
+        r"(?:(?<![\w.,:/$€£-])|(?<=[A-Za-z]-))(['’‘])?"
+        r"(\d{1,3}(?:,\d{3})+|\d{1,7})(['’])?s(?![\w/])",
+        _several,
+    ),
 )

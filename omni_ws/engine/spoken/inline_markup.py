@@ -39,21 +39,29 @@ _BARE: Final = re.compile(r"[A-Za-z0-9'’\"“”,.;:!?()%+=-]+")
 _BEHIND_ADDRESS: Final = ".,;:!?*_~'’…]}»"
 
 _ESCAPED: Final = re.compile(r"\\([$#%&.\-+!])")
-_STARS: Final = re.compile(r"(?<=\d)\*(?=\d)|\*+|~~+|\\[*_`\[\](){}~>|]")
+_STARS: Final = re.compile(r"\*+|~~+|\\[*_`\[\](){}~>|]")
+#: What may be multiplied, or raised to a power: before a star, and behind it.
+_OPERAND: Final = re.compile(r"(?:\d|(?<![^\W\d_])[^\W\d_]|\))$")
+_OPERAND_BEHIND: Final = re.compile(r"[-−]?\d|[^\W\d_](?![^\W\d_])|\(|[^\W\d_]{1,12}\(")
+_NUMBER: Final = re.compile(r"[-−]?\d")
+_LETTERS: Final = re.compile(r"[^\W\d_]+(?!\*)")
+_WINDOWS_PATH: Final = re.compile(r"[\"'“(]*(?:[A-Za-z]:\\|\\\\)\w")
 _UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
 
 _EMOJI: Final = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u2767\u2776-\u2793\u2b00-\u2bff\u231a-\u231b\u23e9-\u23fa\u25a0-\u25ff\u2190\u2139\u203c\u2049"
     "\u2b50\u3030\u303d\ufe0e\ufe0f\u200b-\u200f\u2060\ufeff\u20e3\u00ad\u200d\U000e0020-\U000e007f]+"
 )
-#: Letters in a style of their own (bold, script, …), and ligatures.
-_STYLED: Final = re.compile("[\U0001d400-\U0001d7ff\ufb00-\ufb06]")
+#: Letters in a style of their own (bold, script, …), ligatures, and units in one sign.
+_STYLED: Final = re.compile("[\U0001d400-\U0001d7ff\ufb00-\ufb06\u2103\u2109\u3371-\u33df]")
+#: Numbers in a circle.
+_CIRCLED: Final = re.compile("[\u2460-\u2473\u2776-\u2793]")
 _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
 #: Amounts of money, and formulas that could be taken for one.
-_DOLLARS: Final = re.compile(r"\$\.?\d")
+_DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
 _DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?")
-_FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?[ac-jln-zAC-JLN-SU-Z]")
+_FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
 
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
 _LATEX_HINT: Final = re.compile(r"\\[a-zA-Z]{2,}|\\[()\[\]]")
@@ -171,19 +179,16 @@ class InlineMarkup:
     def _without_signs(self, word: str) -> str:
         if "&" in word and ";" in word:
             word = html.unescape(word)
-        if "\\" in word:
+        if "\\" in word and not _WINDOWS_PATH.match(word):
             word = _latex(word) if _LATEX_HINT.search(word) else _ESCAPED.sub(r"\1", word)
         if "$" in word:
             word = self._without_dollars(word)
         if "*" in word or "~~" in word or "\\" in word:
-            word = (
-                word
-                if word == "*"
-                else _STARS.sub(lambda match: " × " if match[0] == "*" and _inside(match) else "", word)
-            )
+            word = word if word in ("*", "**") else _STARS.sub(_without_star, word)
         if "_" in word:
             word = _UNDERSCORES.sub("", word).replace("_", " ")
         if not word.isascii():
+            word = _CIRCLED.sub(lambda match: f" {unicodedata.numeric(match[0]):.0f} ", word)
             word = _EMOJI.sub("", _KEYCAP.sub(r"\1", word))
             if _STYLED.search(word):
                 word = unicodedata.normalize("NFKC", word)
@@ -200,12 +205,20 @@ class InlineMarkup:
         return word.replace("$", "")
 
 
-def _inside(match: re.Match[str]) -> bool:
-    """Whether a sign stands between two digits."""
-    return (
-        match.string[match.start() - 1 : match.start()].isdigit()
-        and match.string[match.end() : match.end() + 1].isdigit()
-    )
+def _without_star(match: re.Match[str]) -> str:
+    """Return what stars between numbers or variables mean, "×" or "^"; nothing where they are markup."""
+    marks, before = match[0], match.string[max(0, match.start() - 2) : match.start()]
+    if marks not in ("*", "**") or not before or match.string.startswith("*"):
+        return ""
+    behind = match.string[match.end() : match.end() + 20]
+    usual = _OPERAND.search(before) and _OPERAND_BEHIND.match(behind)
+    product = marks == "*" and before[-1].isdigit() and _LETTERS.match(behind)
+    power = marks == "**" and before[-1].isalnum() and _NUMBER.match(behind) and match.string.count("**") == 1
+    if not (usual or product or power):
+        return ""
+    if match.string.rstrip(".,;:!?)\"'").endswith(marks):
+        return ""
+    return " × " if marks == "*" else "^"
 
 
 def _code(word: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 #: Longer numbers are read digit by digit: nobody follows their names.
@@ -22,7 +23,8 @@ _ORDINALS: Final = {
     "nine": "ninth",
     "twelve": "twelfth",
 }
-_ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+_ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+_WELL_FORMED: Final = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 
 
 def cardinal(digits: str) -> str:
@@ -75,6 +77,14 @@ def year(digits: str) -> str:
     return f"{cardinal(str(century))} {_two_digits(rest)}"
 
 
+def in_pairs(digits: str) -> str:
+    """Return three digits or four as the number of a model is said: "747" is "seven forty-seven"."""
+    front, rest = digits[:-2], digits[-2:]
+    if rest == "00" or len(digits) > 4 or digits[0] == "0":
+        return cardinal(digits)
+    return f"{cardinal(front)} {_two_digits(int(rest))}"
+
+
 def clock(hours: str, minutes: str) -> str:
     """Return a time of day: "3", "05" is "three oh five"; the full hour is the hour alone."""
     name = cardinal(str(int(hours)))
@@ -89,12 +99,12 @@ def plural(name: str) -> str:
 
 
 def roman(numeral: str) -> int:
-    """Return the value of a Roman numeral up to a few hundred; 0 for what is none."""
+    """Return the value of a Roman numeral; 0 for what is none, such as "IIII" or "VIX"."""
+    if not _WELL_FORMED.fullmatch(numeral):
+        return 0
     total = previous = 0
     for letter in reversed(numeral):
-        value = _ROMAN.get(letter, 0)
-        if not value:
-            return 0
+        value = _ROMAN[letter]
         total += value if value >= previous else -value
         previous = max(previous, value)
     return total

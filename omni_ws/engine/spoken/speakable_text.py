@@ -9,11 +9,16 @@ from omni_ws.engine.spoken import english
 from omni_ws.engine.spoken.inline_markup import InlineMarkup
 from omni_ws.engine.spoken.table import MAX_ROW, SpokenTable, TableWord
 
+#: How much text is made speakable, in characters, before other tasks run: at 20 µs for each of a number.
+AT_A_STRETCH: Final = 256
 #: A longer word is cut; addresses are the longest that people write.
 MAX_WORD: Final = 2048
 #: Words that are read together at most: "March 15, 2024" is three.
 MAX_GROUP_WORDS: Final = 10
 MAX_GROUP_CHARACTERS: Final = 200
+#: Words before a group that may tell how it is read, and the length of a word that tells nothing.
+_REMEMBERED: Final = 3
+_MAX_REMEMBERED: Final = 30
 #: A longer word, without its markup, stays as it is: nobody would follow it, and reading it would take long.
 _MAX_READ_WORD: Final = 600
 #: From this length on, in characters, a line of code cannot be the end of a block.
@@ -75,13 +80,16 @@ class SpeakableText:
     """Turns text into its spoken form, piece by piece: markup, links, emoji and code go, and in English numbers, dates,
     units, abbreviations and signs are read in words.
 
-    Of another ``language`` (RFC 5646) only what does not depend on it is changed. The result does not depend on how the
-    text is cut into pieces. Time is linear in the length of the text, and memory is bounded: at most a word, a row of a
-    table, or a few words that are read together, are held back until what follows is known. ``rest`` returns them.
+    Of another ``language`` (RFC 5646) only what does not depend on it is changed. A ``literal`` text is no markup, and
+    nothing of it is left out: its numbers, dates and units are read in words, and that is all. The result does not
+    depend on how the text is cut into pieces. Time is linear in the length of the text, and memory is bounded: at most
+    a word, a row of a table, or a few words that are read together, are held back until what follows is known. ``rest``
+    returns them.
     """
 
-    def __init__(self, language: str = "en") -> None:
+    def __init__(self, language: str = "en", *, literal: bool = False) -> None:
         self._english = language.partition("-")[0].lower() == "en"
+        self._literal = literal
         self._markup = InlineMarkup(picture="picture" if self._english else "")
         self._table = SpokenTable(english=self._english)
         self._spoken: list[Spoken] = []
@@ -89,7 +97,7 @@ class SpeakableText:
         self._raw = ""
         self._offset = 0
         self._known = 0
-        #: Words that wait for the next one, and the word before them.
+        #: Words that wait for the next one, and the last words before them, up to three.
         self._group: list[_Word] = []
         self._before = ""
         #: Whether a space is due before the next word; the last character that was said.
@@ -157,7 +165,7 @@ class SpeakableText:
             if not self._at_line_start:
                 self._space(self._offset + at)
             return spaces.end()
-        if self._at_line_start and raw[at] == "|":
+        if self._at_line_start and raw[at] == "|" and not self._literal:
             end = raw.find("\n", at + self._known)
             whole = final or end >= 0
             if not whole and len(raw) - at <= MAX_ROW:
@@ -284,22 +292,24 @@ class SpeakableText:
 
     def _word(self, word: str, start: int) -> None:
         end = start + len(word)
-        if self._at_line_start:
+        if self._at_line_start and not self._literal:
             self._say_table(self._table.end())
             word = word.lstrip(">")
             if not word or self._begins_block(word, start):
                 return
-            self._at_line_start = False
+        self._at_line_start = False
         self._flush_item(alone=False)
         self._inline(word, start, end)
 
     def _inline(self, word: str, start: int, end: int) -> None:
         """Say a word of a line without its markup, once it is known how it is read."""
-        cleaned = self._markup.clean(word)
+        cleaned = word if self._literal else self._markup.clean(word)
+        if cleaned == "**" and not self._english:
+            return
         as_written = not self._english or len(cleaned) > _MAX_READ_WORD
         for text in cleaned.split():
             gap, self._gap = self._gap, False
-            if text == "|":
+            if text == "|" and not self._literal:
                 self._flush()
                 self._say(",", end, end)
             elif as_written or len(text) > MAX_GROUP_CHARACTERS:
@@ -318,7 +328,7 @@ class SpeakableText:
         waits = english.waits(word.text, before)
         if not group and not waits and english.is_read_as_written(word.text, before):
             self._say_word(*word[:3], gap=word.gap)
-            self._before = word.text.strip(_MARKS)
+            self._remember(word.text)
             return
         group.append(word)
         too_long = len(group) >= MAX_GROUP_WORDS or word.end - group[0].start > MAX_GROUP_CHARACTERS
@@ -332,7 +342,8 @@ class SpeakableText:
             return
         written = [word.text for word in group]
         spoken = english.in_words(" ".join(written), self._before).split()
-        self._before = written[-1].strip(_MARKS)
+        for text in written[-_REMEMBERED:]:
+            self._remember(text)
         head = tail = 0
         while head < min(len(written), len(spoken)) and written[head] == spoken[head]:
             head += 1
@@ -347,6 +358,11 @@ class SpeakableText:
             self._say_word(middle, first.start, last.end, gap=first.gap, written=names)
         for word in group[len(group) - tail :]:
             self._say_word(word.text, word.start, word.end, gap=word.gap)
+
+    def _remember(self, word: str) -> None:
+        """Keep what stands before the next words: nothing of a sentence that has ended."""
+        before = self._before.split(" ")[1 - _REMEMBERED :] if self._before and len(word) < _MAX_REMEMBERED else []
+        self._before = "" if word.endswith((".", "!", "?")) else " ".join([*before, word.strip(_MARKS)]).strip()
 
     def _say_word(self, text: str, start: int, end: int, *, gap: bool, written: str = "") -> None:
         written = (written or text) if end > start else ""

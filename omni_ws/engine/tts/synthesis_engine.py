@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -14,11 +14,14 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come
+from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come
 from omni_ws.engine.decoded_parts import TextPart
 from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.single_task import check_is_heard
+from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken
+from omni_ws.engine.spoken.written_words import WrittenWords
+from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.voice import Voice
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
@@ -116,11 +119,14 @@ class _Reading:
         self._read = WordCounter()
         self._text = AnswerText(request.sampling)
         self._spoken_ms = 0.0
+        language = voice.languages.get(request.voice or next(iter(voice.voices), ""), "")
+        reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
+        self._clauses = _SpokenClauses(language) if reads_numbers else ClauseSplitter()
 
     async def outputs(self) -> AsyncGenerator[EngineOutput, None]:
         async with (
             aclosing(self._pieces()) as pieces,
-            aclosing(clauses_as_they_come(pieces, ClauseSplitter())) as clauses,
+            aclosing(clauses_as_they_come(pieces, self._clauses)) as clauses,
         ):
             async for clause in clauses:
                 async with aclosing(self._speak(clause.text)) as outputs:
@@ -143,7 +149,8 @@ class _Reading:
                 assert isinstance(part, TextPart)
                 self._read.feed(part.text)
                 async for piece in self._text.add(part.text):
-                    yield piece
+                    for short in pieces_of(piece, AT_A_STRETCH):
+                        yield short
                 if self._text.reached is not None:
                     return
         yield self._text.finish()
@@ -163,7 +170,36 @@ class _Reading:
                 if not sample_rate:
                     continue
                 self._spoken_ms += len(piece.samples) * 1000 / sample_rate
-                yield AudioOutput(piece.samples, sample_rate, tuple(_moved(word, start_ms) for word in piece.words))
+                words = tuple(_moved(word, start_ms) for word in piece.words)
+                if isinstance(self._clauses, _SpokenClauses):
+                    words = self._clauses.written.place(words)
+                yield AudioOutput(piece.samples, sample_rate, words)
+
+
+class _SpokenClauses(ClauseSplitter):
+    """Splits what is read of a text of English, which is the text itself with its numbers in words, into clauses."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self.written = WrittenWords()
+        self._speakable = SpeakableText(language, literal=True)
+
+    def feed(self, text: str) -> list[TextClause]:
+        return super().feed(self._noted(self._speakable.feed(text)))
+
+    @property
+    def looks_complete(self) -> bool:
+        return self._speakable.looks_complete or super().looks_complete
+
+    def rest(self) -> TextClause:
+        clauses = super().feed(self._noted(self._speakable.rest()))
+        last = super().rest()
+        return TextClause(" ".join(clause.text for clause in (*clauses, last) if clause.text), last.end)
+
+    def _noted(self, pieces: Iterable[Spoken]) -> str:
+        noted = list(pieces)
+        self.written.add(noted)
+        return "".join(piece.text for piece in noted)
 
 
 def _has_latin(text: str) -> bool:

@@ -112,6 +112,18 @@ async def test_what_is_cut_off_is_not_spoken(
     assert result.finished.usage.output_tokens == len(words)
 
 
+async def test_numbers_are_read_in_words_and_told_as_they_are_written(engine: SynthesisEngine) -> None:
+    written = await read(engine, text("It was on 2024/10/01 and "), text("cost $20."))
+    assert [word.text for word in written.words] == ["It", "was", "on", "2024/10/01", "and", "cost", "$20"]
+    assert [word.text_end for word in written.words][-1] == len("It was on 2024/10/01 and cost $20.")
+    assert written.finished.usage.input_tokens == written.finished.usage.output_tokens == 7
+    spoken = await read(engine, text("It was on October first, twenty twenty-four and cost twenty dollars."))
+    assert written.audio_ms == pytest.approx(spoken.audio_ms, rel=0.02)
+    # What a composition sends is in words already.
+    done = await read(engine, text("It cost $20."), options=AnswerOptions(spoken_form=True))
+    assert all(word.text_end is None for word in done.words)
+
+
 async def test_speed_can_be_asked_for(engine: SynthesisEngine) -> None:
     assert engine.capabilities.speed
     slow, fast = [await read(engine, text("One. Two."), speed=speed) for speed in (0.5, 2.0)]
