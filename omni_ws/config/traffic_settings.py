@@ -30,7 +30,7 @@ class StreamingInputConfig(Section):
     )
     max_total_payload_per_session: Size | None = Field(
         default=None,
-        description="All input of one session (Mode B) or one request (Mode A), including what the engine "
+        description="All input of one session (Mode B) or one request (Mode A, WebSocket), including what the engine "
         "has consumed; unset: no limit.",
     )
     max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest decoded payload of one input chunk.")

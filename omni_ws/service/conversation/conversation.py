@@ -41,7 +41,7 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
+from omni_ws.core.stream_events import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
@@ -448,6 +448,8 @@ class Conversation:
                     self._listener.put(chunk)
                 case TextRefused(error=refusal):
                     self._refuse_text(refusal)
+                case InputRefused(error=excess) if request is not None:
+                    self.queue.refuse(request, excess)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if request is not None:
@@ -516,6 +518,8 @@ class Conversation:
         try:
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
+            if excess := self.stream.excess(request.session.received.bytes):
+                raise excess  # of input that came whole
         except OmniError as error:
             request.fail(error)
             self.queue.end(request, FinishReason.ERROR)

@@ -65,7 +65,7 @@ class Request:
     WAITING    ``begin_answer`` → ANSWERING, ``fail`` → FAILED, ``cancel`` → CANCELLED
     ANSWERING  ``hold`` → HELD, ``await_rest_of_input`` → ANSWERED, ``fail`` → FAILED, ``cancel`` → CANCELLED
     HELD       ``go_on`` → ANSWERING, ``cancel`` → CANCELLED
-    ANSWERED   ``cancel`` → CANCELLED
+    ANSWERED   ``fail`` → FAILED, ``cancel`` → CANCELLED
     FAILED     ``cancel`` → CANCELLED, which drops the error
     CANCELLED  ``cancel`` again changes nothing
     any        ``finish`` → FINISHED, which is final; the end of a session finishes requests in any state
