@@ -88,6 +88,12 @@ class StreamingInputConfig(Section):
     after_start: AfterStart | None = Field(
         default=None, description="Effect of chunks after the start; unset: extend if the engine supports it."
     )
+    alignment_window_ms: SecondsOrOff = Field(
+        default=200,
+        le=2000,
+        description="With `alignment: timestamp`, how long a chunk after the start waits for input of other modalities "
+        "whose times are further back than this, unless the client says; 0: not at all.",
+    )
     reorder_window_chunks: Count = Field(default=256, description="Chunks kept ahead of a gap.")
     reorder_timeout_sec: Seconds = Field(default=10, description="Time that a gap may stay open.")
     resume_grace_sec: SecondsOrOff = Field(

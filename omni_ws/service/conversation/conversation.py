@@ -443,7 +443,7 @@ class Conversation:
             request = self.receiving
             match event:
                 case InputAppended(chunk=chunk) if request is not None:
-                    request.append(chunk)
+                    request.extend(chunk)
                 case Diverted(chunk=chunk) if self._listener is not None:
                     self._listener.put(chunk)
                 case TextRefused(error=refusal):
@@ -546,8 +546,7 @@ class Conversation:
             self._stop_receiving()
         if error is not None:
             request.fail(error)
-        request.input.close()
-        request.input_ended.set()
+        request.end_input()
         self._update_answering()
         self.queue.wake()
 

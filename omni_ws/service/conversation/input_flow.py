@@ -39,7 +39,7 @@ class InputFlow:
     def is_full(self) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
         receiving = self._owner.receiving
-        behind = receiving is not None and receiving.answering and receiving.input.full
+        behind = receiving is not None and receiving.answering and receiving.input_full
         if not behind and (self.listener is None or not self.listener.full):
             return False
         self._wanted = True
@@ -53,7 +53,7 @@ class InputFlow:
         self._credit_was_low = credit < self._whole_chunk
         if receiving is not None and receiving.answering:
             # A client that respects its credit may wait for more now.
-            self._wanted = self._wanted or receiving.input.queued > INPUT_QUEUE_BYTES / 2
+            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
             next_sequence_id=ack.next_sequence_id,
             buffered_chunks=ack.buffered_chunks,
@@ -67,7 +67,7 @@ class InputFlow:
         credit = limits.max_held_bytes - self._stream.held_bytes
         if receiving is not None and receiving.answering:
             # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
         return credit
 
     @property
@@ -87,7 +87,7 @@ class InputFlow:
     def taken(self, request: Request, size: float) -> None:
         """The engine has taken ``size`` bytes of a request."""
         self._stream.taken(request.session, int(size))
-        if self._wanted and request.input.queued <= INPUT_QUEUE_BYTES / 2:
+        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
             self.offer()
         elif self._credit_was_low:
             self.renew_credit()

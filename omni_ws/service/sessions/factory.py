@@ -289,6 +289,7 @@ class SessionFactory:
         wanted = {
             "start_policy": streaming.start_policy,
             "after_start": streaming.after_start,
+            "alignment_window_ms": streaming.alignment_window_ms,
             "max_lead_ms": streaming.max_lead_ms if paced else None,
         }
         return {name: value for name, value in wanted.items() if value is not None}
