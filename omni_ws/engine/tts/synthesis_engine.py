@@ -14,7 +14,7 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come
+from omni_ws.engine.clauses import clauses_to_read
 from omni_ws.engine.decoded_parts import TextPart
 from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.media_room import MediaShare
@@ -120,7 +120,7 @@ class _Reading:
     async def outputs(self) -> AsyncGenerator[EngineOutput, None]:
         async with (
             aclosing(self._pieces()) as pieces,
-            aclosing(clauses_as_they_come(pieces, ClauseSplitter())) as clauses,
+            aclosing(clauses_to_read(pieces, self._request.input)) as clauses,
         ):
             async for clause in clauses:
                 async with aclosing(self._speak(clause.text)) as outputs:

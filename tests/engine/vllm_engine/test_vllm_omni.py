@@ -220,6 +220,18 @@ async def test_a_text_is_read_the_same_however_it_arrives(engine: VllmEngine) ->
     assert final(outputs).reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("written", ["Well, ", "My dear frie", "One two three "])
+async def test_a_text_is_spoken_while_it_is_being_written(engine: VllmEngine, written: str) -> None:
+    """From its first clause on, or from a pause."""
+    source = Input(written, open_end=True)
+    asked = request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=LONG_SPEECH)
+    async with aclosing(engine.generate(asked)) as outputs:
+        assert isinstance(await anext(outputs), AudioOutput)
+        source.send("nd, goes on.")
+        source.close()
+        assert final([output async for output in outputs]).usage.output_audio_ms > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
