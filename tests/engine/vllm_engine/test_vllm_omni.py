@@ -125,6 +125,14 @@ async def test_it_says_what_it_is(engine: VllmEngine) -> None:
     assert any("ethan, aiden, chelsie; 3 answers at a time" in line for line in engine.describe())
 
 
+async def test_token_sessions_see_though_the_configuration_does_not_name_what_ends_an_image(engine: VllmEngine) -> None:
+    vision = engine.tokens.vision_tokens
+    assert vision is not None
+    known = engine._thinker.llm.get_tokenizer().get_vocab()
+    names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    assert (vision.start, vision.pad, vision.end) == tuple(known[name] for name in names)
+
+
 async def test_the_sound_is_that_of_transformers(engine: VllmEngine) -> None:
     """From the words to the last sample: greedily, through three processes and in chunks of any size."""
     from support.omni_cases import CASE
