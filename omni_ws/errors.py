@@ -360,6 +360,14 @@ class EngineFailed(EngineError):
         self.message = f"{self.message}; error id {error_id}"
 
 
+def context_full(context: int) -> ContextLengthExceeded:
+    """Returns what is told of an answer that was cut off where the context, of so many tokens, was full."""
+    return ContextLengthExceeded(
+        f"the answer was cut off: with it the context of {context} tokens is full; send less, or shorten the history",
+        limit=context,
+    )
+
+
 def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
     """Yields every class with an error code, in the order of definition."""
     for child in base.__subclasses__():

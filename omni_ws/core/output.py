@@ -66,6 +66,8 @@ class FinalChunk:
     finish_reasons: tuple[FinishReason, ...] = ()
     #: Failures of parts of the engine that the answer had to do without.
     warnings: tuple[OmniError, ...] = ()
+    #: What was done otherwise than asked, and told nowhere else.
+    remarks: tuple[OmniError, ...] = ()
     #: NOT_YET: a late transcript will follow.
     words: WordsKnown = WordsKnown.ALL
     #: The client's name for the request, and the speech turn that opened or joined it.
@@ -123,6 +125,7 @@ class OutputSequencer:
         *,
         finish_reasons: tuple[FinishReason, ...] = (),
         warnings: tuple[OmniError, ...] = (),
+        remarks: tuple[OmniError, ...] = (),
         words: WordsKnown = WordsKnown.ALL,
         ref: str | None = None,
         turn_id: str | None = None,
@@ -139,6 +142,7 @@ class OutputSequencer:
             usage=usage,
             finish_reasons=finish_reasons,
             warnings=warnings,
+            remarks=remarks,
             words=words,
             ref=ref,
             turn_id=turn_id,

@@ -373,12 +373,13 @@ class Finished:
     """The last output of an answer; the server closes the generator after it.
 
     ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. CANCELLED and ERROR are
-    for the server to report.
+    for the server to report. ``remarks`` say what was done otherwise than asked.
     """
 
     reason: FinishReason
     usage: Usage
     reasons: tuple[FinishReason, ...] = ()
+    remarks: tuple[OmniError, ...] = ()
 
 
 EngineOutput: TypeAlias = (

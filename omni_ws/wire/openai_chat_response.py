@@ -60,8 +60,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return the failures that an answer had to do without; ``param`` is the part of the engine."""
-    return [{"code": one.code, "message": one.message, "param": one.param} for one in final.warnings]
+    """Return what an answer had to do without (``param`` is the part of the engine), and what was done otherwise."""
+    told = (*final.warnings, *final.remarks)
+    return [{"code": one.code, "message": one.message, "param": one.param} for one in told]
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
@@ -145,8 +146,8 @@ class ChatStream:
         for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
             last = index == self._options.choices - 1
             extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
-            if last and chunk.warnings:
-                extra["warnings"] = warning_objects(chunk)
+            if last and (warnings := warning_objects(chunk)):
+                extra["warnings"] = warnings
             yield self._delta({}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
             yield self._chunk([], usage=usage)
@@ -296,8 +297,8 @@ class ChatCompletion:
         }
         if self._transcript and options.input_transcript:
             completion["input_transcript"] = {"text": " ".join(self._transcript)}
-        if chunk.warnings:
-            completion["warnings"] = warning_objects(chunk)
+        if warnings := warning_objects(chunk):
+            completion["warnings"] = warnings
         return completion
 
     def _choice(self, index: int, reason: str) -> dict[str, Any]:

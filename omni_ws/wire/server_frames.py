@@ -178,6 +178,14 @@ class UsageFields(Struct, frozen=True, kw_only=True):
     input_after_start_bytes: int
 
 
+class WarningFields(Struct, frozen=True):
+    """What was done otherwise than asked; ``code`` is that of an error."""
+
+    code: str
+    message: str
+    param: str | None
+
+
 class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chunk"):
     """A piece of the answer or, with ``final``, its end."""
 
@@ -201,6 +209,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
     usage: UsageFields | UnsetType = UNSET
+    # Of a final: what was done otherwise than asked.
+    warnings: list[WarningFields] | UnsetType = UNSET
     # Of a final: the client's name for the request. Of a final and of a transcript: the speech turn.
     ref: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET

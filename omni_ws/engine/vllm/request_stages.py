@@ -15,7 +15,7 @@ from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.omni_voice import OmniVoice
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
-from omni_ws.errors import UnsupportedParameter
+from omni_ws.errors import OmniError, UnsupportedParameter
 
 
 class RequestStages:
@@ -74,6 +74,11 @@ class RequestStages:
         """The finish reason of each answer, if there are several."""
         reasons = self._thinker.finish_reasons
         return reasons if len(reasons) > 1 else ()
+
+    @property
+    def remarks(self) -> tuple[OmniError, ...]:
+        """What the client is told beside the finish reasons."""
+        return self._thinker.remarks
 
     @property
     def usage(self) -> Usage:

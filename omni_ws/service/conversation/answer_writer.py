@@ -365,6 +365,7 @@ def final_chunk(
         request.usage(finished.usage),
         finish_reasons=finished.reasons,
         warnings=tuple(request.warnings),
+        remarks=finished.remarks,
         ref=request.ref,
         turn_id=request.turn_id,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from omni_ws.core.chunks import OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
@@ -11,6 +13,7 @@ from omni_ws.wire.server_frames import (
     OutputChunkFrame,
     ServerFrame,
     UsageFields,
+    WarningFields,
     encode_frame,
     encode_output,
     error_frame,
@@ -40,6 +43,7 @@ def _final(chunk: FinalChunk) -> ServerFrame:
         final=True,
         finish_reason=chunk.finish_reason,
         usage=usage_fields(chunk.usage),
+        warnings=[WarningFields(one.code, one.message, one.param) for one in chunk.remarks] or UNSET,
         ref=unset(chunk.ref),
         turn_id=unset(chunk.turn_id),
     )
