@@ -143,7 +143,7 @@ class EventRecorder:
             self.dropped += len(lines)
 
 
-class EventSink(Protocol):
+class TakesEvents(Protocol):
     """Takes events."""
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
@@ -154,7 +154,7 @@ class EventSink(Protocol):
 class SeveralRecorders:
     """Records each event with all of them."""
 
-    def __init__(self, recorders: Sequence[EventSink]) -> None:
+    def __init__(self, recorders: Sequence[TakesEvents]) -> None:
         self._recorders = tuple(recorders)
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
@@ -164,7 +164,7 @@ class SeveralRecorders:
 
 
 #: Active recorder; None while profiling is off. Test it before computing the metadata of an event.
-recorder: EventSink | None = None
+recorder: TakesEvents | None = None
 
 _NOTHING: Final = nullcontext()
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from omni_ws.core.output import FinalChunk
 from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.profiler import events
-from omni_ws.profiler.events import COORDINATOR, EventSink
+from omni_ws.profiler.events import COORDINATOR, TakesEvents
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
     Observation,
@@ -48,7 +48,7 @@ class ProfileEvents:
     Requests that were open before are left out: half a request explains nothing.
     """
 
-    def __init__(self, recorder: EventSink | None = None) -> None:
+    def __init__(self, recorder: TakesEvents | None = None) -> None:
         """``recorder`` takes the events; None stands for those that are active."""
         self._sessions: dict[str, _ProfiledSession] = {}
         self._recorder = recorder
