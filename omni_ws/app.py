@@ -163,4 +163,4 @@ class App:
         if self.sessions.daily_use_file is not None:
             await self.sessions.daily_use_file.close()
         self.sessions.speech_workers.close()
-        await self.profiling.stop()
+        await self.profiling.close()

@@ -267,7 +267,12 @@ class SessionConflict(SessionError):
 class PayloadTooLarge(SessionError):
     """Input exceeds a limit of a chunk, session or body. Send smaller chunks, or less."""
 
-    wire = WireMapping("payload_too_large", 1009, 413, "RESOURCE_EXHAUSTED", note="session closed")
+    wire = WireMapping(
+        "payload_too_large", 1009, 413, "RESOURCE_EXHAUSTED", note="session closed; a request over its total ends alone"
+    )
+
+    #: Whether it is all input of one request that is too much: on a WebSocket that request ends alone.
+    of_request: bool = False
 
 
 class SequenceGap(SessionError):
@@ -385,9 +390,12 @@ def websocket_close_code(error: OmniError) -> int | None:
 def ends_session(error: OmniError) -> bool:
     """Returns whether a WebSocket session ends with this error of one of its requests.
 
-    A request that finds no capacity ends alone: a session is closed as busy only where it cannot be taken at all.
+    A request that finds no capacity ends alone: a session is closed as busy only where it cannot be taken at all. So
+    does one whose input is too much in all.
     """
-    return not isinstance(error, Busy) and websocket_close_code(error) is not None
+    if isinstance(error, Busy) or (isinstance(error, PayloadTooLarge) and error.of_request):
+        return False
+    return websocket_close_code(error) is not None
 
 
 def http_status(error: OmniError) -> int | None:

@@ -69,14 +69,20 @@ def create_app(
     config: ServerConfig | None = None,
     keys: tuple[ApiKey, ...] = (),
     *,
+    model_name: str | None = None,
     turn_model: TurnModel | None = None,
     group: WorkerGroup | None = None,
 ) -> App:
     """The front ends over a running engine, to be served with ``listen``. ``semantic_vad`` needs a ``turn_model``.
 
+    ``model_name`` is the name that the model is served and announced under, before those of the configuration.
     ``group`` is that of a worker.
     """
-    return App(engine, config or ServerConfig(), keys, turn_model=turn_model, group=group)
+    config = config or ServerConfig()
+    if model_name is not None:
+        names = (model_name, *(name for name in config.served_model_name if name != model_name))
+        config = ServerConfig.model_validate({**dict(config), "served_model_name": names})
+    return App(engine, config, keys, turn_model=turn_model, group=group)
 
 
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:

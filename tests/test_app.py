@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.raw_http import raw_client, request
+from support.raw_http import call, post, raw_client, request
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import InvalidStatus
@@ -14,7 +14,7 @@ from omni_ws.app import App
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import OmniError, Unauthenticated
-from omni_ws.server import listen
+from omni_ws.server import create_app, listen
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.request import HttpRequest
@@ -98,3 +98,22 @@ async def test_connections_are_not_kept_by_the_registry() -> None:
                 await connection.send("x")
                 await connection.recv()
         assert not app._serving
+
+
+@pytest.mark.parametrize(("configured", "announced"), [((), ["mine"]), (("other", "mine"), ["mine", "other"])])
+async def test_an_embedded_server_has_the_model_name_that_it_is_given(
+    configured: tuple[str, ...], announced: list[str]
+) -> None:
+    engine = EchoEngine()
+    await engine.start()
+    config = ServerConfig(engine=EngineName.FAKE, port=0, served_model_name=configured)
+    try:
+        async with listen(create_app(engine, config, model_name="mine")) as server:
+            listed = (await call(server.port, "GET", "/v1/models")).json()["data"]
+            assert [model["id"] for model in listed][: len(announced)] == announced
+            assert (await call(server.port, "GET", "/health")).json()["model"] == "mine"
+            body = {"model": "mine", "messages": [{"role": "user", "content": "hello"}]}
+            answered = (await post(server.port, "/v1/chat/completions", body)).json()
+            assert (answered["model"], answered["choices"][0]["message"]["content"]) == ("mine", "hello")
+    finally:
+        await engine.stop()

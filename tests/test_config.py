@@ -238,6 +238,22 @@ def test_unknown_empty_sections_are_errors_too() -> None:
     assert problems(toml="[nonsense]") == "unknown key nonsense in configuration file"
 
 
+def test_a_start_policy_is_a_name_or_an_object() -> None:
+    table = '[streaming_input.start_policy]\ntype = "on_modality"\nmodality = "audio"\nmin_audio_ms = 300\n'
+    written = load(toml=table)
+    wanted = {"type": "on_modality", "modality": "audio", "min_audio_ms": 300}
+    assert written.config.streaming_input.start_policy == wanted
+    assert load(toml=written.render()).config == written.config
+    # One from another source takes its place as a whole.
+    variable = {"OMNI_WS_STREAMING_INPUT__START_POLICY": '{"type": "on_min_length", "min_bytes": 4}'}
+    replaced = load((), variable, table)
+    assert replaced.config.streaming_input.start_policy == {"type": "on_min_length", "min_bytes": 4}
+    assert replaced.origin("streaming_input.start_policy").endswith("OMNI_WS_STREAMING_INPUT__START_POLICY")
+    assert load(
+        ["--streaming-input.start-policy", "on_end_only"], variable, table
+    ).config.streaming_input.start_policy == ("on_end_only")
+
+
 @pytest.mark.parametrize(
     ("argv", "key"),
     [
@@ -248,6 +264,18 @@ def test_unknown_empty_sections_are_errors_too() -> None:
         (["--streaming-input.session-timeout-sec", "inf"], "streaming_input.session_timeout_sec"),
         (["--sse-heartbeat-sec", "-0.1"], "sse_heartbeat_sec"),
         (["--streaming-input.start-policy", "now"], "streaming_input.start_policy"),
+        (["--streaming-input.start-policy", "on_modality"], "streaming_input.start_policy"),
+        (["--streaming-input.start-policy", '{"type": "on_modality"}'], "streaming_input.start_policy"),
+        (["--streaming-input.start-policy", '{"min_bytes": 4}'], "streaming_input.start_policy"),
+        (
+            ["--streaming-input.start-policy", '{"type": "on_min_length", "min_byte": 4}'],
+            "streaming_input.start_policy",
+        ),
+        (
+            ["--streaming-input.start-policy", '{"type": "on_min_length", "min_chunks": 0}'],
+            "streaming_input.start_policy",
+        ),
+        (["--streaming-input.start-policy", '{"type": "on_min_length",'], "streaming_input.start_policy"),
         (["--streaming-input.reorder-window-chunks", "0"], "streaming_input.reorder_window_chunks"),
         (["--streaming-input.enabled", "perhaps"], "streaming_input.enabled"),
         (["--engine", "Embedded"], "engine"),

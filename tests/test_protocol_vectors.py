@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from support.acknowledged_stream import AcknowledgedStream
 
+from omni_ws.core.accumulator import TimestampOrder
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
 from omni_ws.core.output import OutputChunk
@@ -42,6 +43,7 @@ FILES = (
     "start_policies",
     "session_config",
     "reorder",
+    "alignment",
 )
 
 Vector = dict[str, Any]
@@ -224,7 +226,25 @@ def test_frames_of_a_body(vector: Vector) -> None:
         assert (frames, error) == (vector["frames_hex"], vector["error"])
 
 
-# --- policies and configuration
+# --- policies, order and configuration
+
+
+@vectors("alignment")
+def test_alignment(vector: Vector) -> None:
+    order = TimestampOrder(vector["alignment_window_ms"], map(timed_chunk, vector["before"]))
+    for step in vector["steps"]:
+        now = step["at_ms"] / 1000
+        if "chunk" in step:
+            passed = order.put(timed_chunk(step["chunk"]), now=now)
+        else:
+            passed = order.handle_timer(now=now) if "timer" in step else order.take_all()
+        assert [chunk.sequence_id for chunk in passed] == step["passed"]
+        if "end" in step:
+            assert (len(order), order.held_bytes, order.get_timer()) == (0, 0, None)
+
+
+def timed_chunk(chunk: Vector) -> InputChunk:
+    return InputChunk(Modality(chunk["modality"]), b"x", chunk["sequence_id"], None, chunk.get("timestamp_ms"))
 
 
 @vectors("start_policies")

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from omni_ws.config.media_domains import MediaDomains
 from omni_ws.config.section import Section
 from omni_ws.config.values import MIB, Count, Seconds, SecondsOrOff, Size, Text, Whole
 
-# on_modality is left out: it needs the name of a modality, which only a client can choose.
+# on_modality is left out: it needs the name of a modality.
 StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length"]
+_Minimum = Annotated[int, Field(ge=1)]
+_MODALITY_MISSING: Final = 'on_modality needs a modality, in an object: {type = "on_modality", modality = "audio"}'
+
+
+class _StartPolicyObject(Section):
+    """A start policy with its minimums, as in ``session_config``."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]
+    min_audio_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    min_text_chars: _Minimum | None = None
+    min_bytes: _Minimum | None = None
+    min_chunks: _Minimum | None = None
+    min_video_frames: _Minimum | None = None
+    modality: Literal["audio", "text", "video", "image"] | None = None
+
+
+def _checked_policy(policy: object) -> object:
+    """A name, or an object, which may be written as JSON. Raises ValueError with what is wrong."""
+    if isinstance(policy, str) and policy.lstrip().startswith("{"):
+        policy = json.loads(policy)
+    names = get_args(StartPolicyName)
+    if not isinstance(policy, dict):
+        if policy == "on_modality":
+            raise ValueError(_MODALITY_MISSING)
+        if policy not in names:
+            raise ValueError(f"is neither an object nor one of {', '.join(names)}")
+        return policy
+    try:
+        checked = _StartPolicyObject.model_validate(policy)
+    except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        raise ValueError("; ".join(reasons)) from None
+    if checked.type == "on_modality" and checked.modality is None:
+        raise ValueError(_MODALITY_MISSING)
+    return checked.model_dump(exclude_none=True)
+
+
+#: A start policy by its name, or as the whole object of ``session_config``.
+StartPolicySetting = Annotated[StartPolicyName | dict[str, Any], BeforeValidator(_checked_policy)]
 AfterStart = Literal["extend", "snapshot"]
 
 
@@ -30,18 +72,27 @@ class StreamingInputConfig(Section):
     )
     max_total_payload_per_session: Size | None = Field(
         default=None,
-        description="All input of one session (Mode B) or one request (Mode A), including what the engine "
+        description="All input of one session (Mode B) or one request (Mode A, WebSocket), including what the engine "
         "has consumed; unset: no limit.",
     )
     max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest decoded payload of one input chunk.")
-    start_policy: StartPolicyName = Field(
-        default="on_min_length", description="When a request starts, unless the client names a policy."
+    start_policy: StartPolicySetting = Field(
+        default="on_min_length",
+        description="When a request starts, unless the client names a policy; or a whole object (a table, or JSON) "
+        'such as `{"type": "on_min_length", "min_audio_ms": 800}` or `{"type": "on_modality", "modality": "audio"}`, '
+        "into which an object of the client is merged.",
     )
     force_start_policy: StartPolicyName | None = Field(
         default=None, description="Start policy of every request, overriding the client's."
     )
     after_start: AfterStart | None = Field(
         default=None, description="Effect of chunks after the start; unset: extend if the engine supports it."
+    )
+    alignment_window_ms: SecondsOrOff = Field(
+        default=200,
+        le=2000,
+        description="With `alignment: timestamp`, how long a chunk after the start waits for input of other modalities "
+        "whose times are further back than this, unless the client says; 0: not at all.",
     )
     reorder_window_chunks: Count = Field(default=256, description="Chunks kept ahead of a gap.")
     reorder_timeout_sec: Seconds = Field(default=10, description="Time that a gap may stay open.")

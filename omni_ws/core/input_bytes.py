@@ -13,8 +13,10 @@ class InputBytes:
     ``budget`` is shared by all inputs of the server.
     """
 
-    def __init__(self, limits: StreamLimits, budget: ByteBudget) -> None:
+    def __init__(self, limits: StreamLimits, budget: ByteBudget, *, single_request: bool = False) -> None:
         self.limits = limits
+        #: Whether a chunk after the end of the first request is a conflict instead of a second request.
+        self.single_request = single_request
         #: Bytes accepted or buffered that no engine has taken over.
         self.held_bytes = 0
         #: Of these, those that wait behind a gap.
@@ -43,9 +45,17 @@ class InputBytes:
         self.waiting_bytes -= size
 
     def _check_total(self, size: int) -> None:
+        if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
+            raise excess
+
+    def excess(self, total: int) -> PayloadTooLarge | None:
+        """The error for an input of so many bytes in all, if that is too much."""
         most = self.limits.max_total_bytes
-        if most is not None and self.received_bytes + self.waiting_bytes + size > most:
-            raise PayloadTooLarge(f"the input exceeds {most} bytes in total", param="payload")
+        if most is None or total <= most:
+            return None
+        error = PayloadTooLarge(f"the input exceeds {most} bytes in total", param="payload")
+        error.of_request = not self.single_request
+        return error
 
     def _hold(self, size: int, *, counted: bool = False) -> None:
         """Count ``size`` more bytes. There is room for them, and no check, where they were ``counted`` before."""

@@ -19,7 +19,7 @@ from omni_ws.core.offsets import OffsetBuffer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
 from omni_ws.core.request_input import InputSettings, RequestInput
-from omni_ws.core.stream_events import Diverted, ReceivedInput, RequestOpened, StreamEvent
+from omni_ws.core.stream_events import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.core.whole_characters import WholeCharacters
 from omni_ws.errors import (
@@ -65,9 +65,8 @@ class InputStream(InputBytes):
         now: float,
         single_request: bool = False,
     ) -> None:
-        super().__init__(limits, budget)
-        #: Whether a chunk after the end of the first request is a conflict instead of a second request.
-        self.single_request = single_request
+        super().__init__(limits, budget, single_request=single_request)
+        self._limits_requests = not single_request and limits.max_total_bytes is not None
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
         self.diverting = False
@@ -466,10 +465,21 @@ class InputStream(InputBytes):
             request_input.name(chunk)
         if chunk.end_of_input:
             self.current = None
+        size = len(chunk.payload)
+        refused: list[StreamEvent] = []
+        if self._limits_requests and request_input.input_open:
+            excess = self.excess(request_input.received.bytes + size)
+            if excess is not None:
+                excess.sequence_id = chunk.sequence_id
+                refused.append(InputRefused(excess))
+                self._release(size if request_input.keeps_input else 0)
+                request_input.fail()
         if not request_input.input_open:
-            return []
+            if chunk.tool_call_id is not None:
+                self.completes(chunk, request_input)  # it is lost with the input, and may come again
+            return refused
         if request_input.keeps_input:
-            request_input.held_bytes += len(chunk.payload)
+            request_input.held_bytes += size
         events = request_input.receive_chunk(chunk)
         if chunk.tool_call_id is not None and self.completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]

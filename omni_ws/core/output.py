@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, Hearing, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
-from omni_ws.errors import OmniError
+from omni_ws.errors import ContextLengthExceeded, OmniError
 
 #: OpenAI's finish reason of an answer that was cut because of what it says.
 CONTENT_FILTER: Final = "content_filter"
@@ -58,6 +58,14 @@ class AnswerWarning(Struct, frozen=True):
     code: str
     message: str
     param: str | None = None
+
+
+def context_full(context: int) -> AnswerWarning:
+    """What is told of an answer that was cut off where the context, of so many tokens, was full."""
+    return AnswerWarning(
+        ContextLengthExceeded.wire.code,
+        f"the answer was cut off: with it the context of {context} tokens is full; send less, or shorten the history",
+    )
 
 
 class WordsKnown(Enum):

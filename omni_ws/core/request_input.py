@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from omni_ws.core.accumulator import Alignment, InputAccumulator
+from omni_ws.core.accumulator import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator
 from omni_ws.core.audio_format import DEFAULT_INPUT_AUDIO, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, StartTrigger
 from omni_ws.core.start_policy import StartPolicy
@@ -57,6 +57,8 @@ class InputSettings:
     mode: InputMode
     audio: AudioFormat = DEFAULT_INPUT_AUDIO
     alignment: Alignment = Alignment.ARRIVAL
+    #: Under ``Alignment.TIMESTAMP``, see TimestampOrder; 0 for the order of arrival after the start.
+    alignment_window_ms: float = ALIGNMENT_WINDOW_MS
     #: Whether input of nothing but results of tools starts at its end, whatever the policy.
     results_wait: bool = False
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.request_input import InputEvent, RequestInput
-from omni_ws.errors import InvalidValue
+from omni_ws.errors import InvalidValue, PayloadTooLarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,13 @@ class TextRefused:
     error: InvalidValue
 
 
+@dataclass(frozen=True, slots=True)
+class InputRefused:
+    """The input of the open request is too much in all. The rest of it is dropped, up to its end."""
+
+    error: PayloadTooLarge
+
+
 class ReceivedInput(Struct, frozen=True):
     """How much of an input has arrived: everything below ``next_sequence_id`` was accepted in order."""
 
@@ -45,4 +52,4 @@ class ReceivedInput(Struct, frozen=True):
     received_bytes: int
 
 
-StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputEvent
+StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputRefused | InputEvent

@@ -18,5 +18,5 @@ class StreamLimits:
     max_chunk_bytes: int = 4 << 20
     #: Bytes that the engine has not taken over yet.
     max_held_bytes: int = 64 << 20
-    #: Bytes of the whole input; None for no limit.
+    #: Bytes of the whole input: of a session of one request, else of each request by itself; None for no limit.
     max_total_bytes: int | None = None

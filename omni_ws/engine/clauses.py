@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
+from omni_ws.engine.base import InputSource
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.continued_input import own_part
 from omni_ws.engine.text_pieces import CooperativePieces
 
 #: How long, in seconds, text that looks like a complete sentence waits for more.
 SENTENCE_GRACE = 0.15
+
+#: How long, in seconds, the beginning of a text that is being written waits for more before its words are spoken.
+BEGIN_AFTER: Final = 0.4
 
 #: From this length on, in characters, a clause may also end at a comma, colon, semicolon or dash.
 COMMA_AFTER = 60
@@ -39,6 +46,7 @@ _MARK: Final = re.compile(
 _MORE_MARKS: Final = {"sentence": re.compile(r"[.!?…]*"), "clause": re.compile(r"[,;:—–]*")}
 _MORE_CLOSERS: Final = re.compile(r"[\"'”’)\]]*")
 _SPACE: Final = re.compile(r"\s*")
+_BORDER: Final = re.compile(r"(?<=\S)\s")
 _CLOSERS: Final = "\"'”’)]"
 _SENTENCE_MARKS: Final = ".!?…"
 _SENTENCE_ENDS: Final = ("。", "！", "？")
@@ -110,6 +118,15 @@ class ClauseSplitter:
         if rest.text:
             self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
         return rest
+
+    def words(self) -> TextClause:
+        """Remove and return the words in progress without the last, which may go on; there may be none."""
+        end = last_border(self._waiting)
+        words = self._clause(self._waiting[:end], self._fed - len(self._waiting))
+        if words.text:
+            self._begin(self._waiting[end:].lstrip())
+            self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
+        return words
 
     @staticmethod
     def _clause(text: str, start: int) -> TextClause:
@@ -185,31 +202,77 @@ def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys
     return position if found is None else found.end()
 
 
+def is_being_written(source: InputSource) -> bool:
+    """Whether this input is a client's, and has not ended: speech begins early, which cuts what is read more often."""
+    own = own_part(source)
+    return isinstance(own, Channel) and not own.closed
+
+
 async def clauses_as_they_come(
-    source: AsyncIterator[str], splitter: ClauseSplitter, *, grace_sec: float = SENTENCE_GRACE
+    source: AsyncIterator[str],
+    splitter: ClauseSplitter,
+    *,
+    grace_sec: float = SENTENCE_GRACE,
+    begin_after_sec: float | None = None,
 ) -> AsyncGenerator[TextClause, None]:
     """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
 
-    Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. A caller that
-    stops early has to close the generator.
+    Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. So are, before
+    the first clause, the words that arrived, after ``begin_after_sec``. A caller that stops early has to close the
+    generator.
     """
+    begun = begin_after_sec is None
+
+    def patience() -> float | None:
+        return grace_sec if splitter.looks_complete else None if begun else begin_after_sec
+
+    async with aclosing(with_pauses(source, patience)) as pieces:
+        async for text in pieces:
+            if text is None:
+                clause = splitter.rest() if splitter.looks_complete else splitter.words()
+                if clause.text:
+                    yield clause
+                    begun = begun or is_speakable(clause.text)
+                continue
+            async for piece in CooperativePieces(text):
+                for clause in splitter.feed(piece):
+                    yield clause
+                    begun = begun or is_speakable(clause.text)
+    if (rest := splitter.rest()).text:
+        yield rest
+
+
+def first_clause_of(source: InputSource) -> tuple[int, float | None]:
+    """Where a comma may end the first clause of text from this input, and when its words do; None for never."""
+    return (0, BEGIN_AFTER) if is_being_written(source) else (COMMA_AFTER, None)
+
+
+def clauses_to_read(text: AsyncIterator[str], source: InputSource) -> AsyncGenerator[TextClause, None]:
+    """The clauses of ``text``, which is decoded from the input ``source``, each as it comes."""
+    comma_after, begin_after_sec = first_clause_of(source)
+    splitter = ClauseSplitter(first_comma_after=comma_after)
+    return clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)
+
+
+async def with_pauses(
+    source: AsyncIterator[str], patience: Callable[[], float | None]
+) -> AsyncGenerator[str | None, None]:
+    """Yield the pieces of a text, and None, once until the next, where none arrives within ``patience``, in seconds."""
     reading: asyncio.Task[str | None] | None = None
+    paused = False
     try:
         while True:
             if reading is None:
                 reading = asyncio.create_task(_next(source), name="reading text")
-            await asyncio.wait([reading], timeout=grace_sec if splitter.looks_complete else None)
-            if not reading.done():
-                yield splitter.rest()
+            await asyncio.wait([reading], timeout=None if paused else patience())
+            paused = not reading.done()
+            if paused:
+                yield None
                 continue
             text, reading = reading.result(), None
             if text is None:
-                break
-            async for piece in CooperativePieces(text):
-                for clause in splitter.feed(piece):
-                    yield clause
-        if (rest := splitter.rest()).text:
-            yield rest
+                return
+            yield text
     finally:
         if reading is not None:
             reading.cancel()
@@ -218,6 +281,14 @@ async def clauses_as_they_come(
 
 async def _next(source: AsyncIterator[str]) -> str | None:
     return await anext(source, None)
+
+
+def last_border(text: str) -> int:
+    """Where the last word of ``text`` that cannot go on ends, before white space; 0 where there is none."""
+    last = 0
+    for found in _BORDER.finditer(text):
+        last = found.start()
+    return last
 
 
 def is_speakable(clause: str) -> bool:

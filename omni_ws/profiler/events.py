@@ -10,11 +10,11 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -73,6 +73,11 @@ class EventRecorder:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="request events", daemon=True)
         self._thread.start()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return self._folder
 
     @property
     def path(self) -> Path:
@@ -138,8 +143,28 @@ class EventRecorder:
             self.dropped += len(lines)
 
 
+class TakesEvents(Protocol):
+    """Takes events."""
+
+    def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
+        """See EventRecorder."""
+        ...
+
+
+class SeveralRecorders:
+    """Records each event with all of them."""
+
+    def __init__(self, recorders: Sequence[TakesEvents]) -> None:
+        self._recorders = tuple(recorders)
+
+    def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
+        """See EventRecorder."""
+        for each in self._recorders:
+            each.record(request_id, stage, name, metadata)
+
+
 #: Active recorder; None while profiling is off. Test it before computing the metadata of an event.
-recorder: EventRecorder | None = None
+recorder: TakesEvents | None = None
 
 _NOTHING: Final = nullcontext()
 

@@ -132,7 +132,11 @@ scrape_configs:
 - Times are measured by the event loop's clock, which has a resolution of one millisecond under uvloop.
 - Metrics of players (`player_…`) need clients that send `played_ms`.
 - The response also has metrics of the process (`process_…`, `python_…`) and of libraries in it: of vLLM (`vllm:…`) if
-  it is started with `--vllm.args.disable_log_stats false` (*untested*: taken from its source).
+  it is started with `--vllm.args.disable_log_stats false`. Those count the prompts that vLLM gets, not those of
+  clients: a prompt that is [read early](vllm-engine.md#early-work) in steps counts once a step in
+  `vllm:prompt_tokens_total`, with all before it (what was found in the cache is in `vllm:prompt_tokens_cached_total`),
+  or with its first step alone where it is streamed; each step adds a token to `vllm:generation_tokens_total`. What
+  clients are told in `usage` has each token once.
 
 | metric | kind | labels | meaning |
 |---|---|---|---|

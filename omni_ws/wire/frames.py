@@ -242,7 +242,9 @@ def loads_object(data: bytes | bytearray | memoryview, *, most: int = MAX_MESSAG
         parsed = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         bytes(data).decode("utf-8")
-        raise InvalidFrame(f"not JSON: {error}") from None
+        is_comment = error.doc.startswith(("//", "/*", "#"), error.pos)
+        hint = "; JSON has no comments, remove them" if is_comment else ""
+        raise InvalidFrame(f"not JSON: {error}{hint}") from None
     if not isinstance(parsed, dict):
         raise InvalidFrame("a frame must be a JSON object")
     return parsed

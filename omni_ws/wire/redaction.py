@@ -21,7 +21,17 @@ _HARMLESS: Final = frozenset(
         *("reason", "retryable", "retry_after_ms", "time_left_ms", "server_time_ms", "expires_in", "channels"),
         *("input_tokens", "output_tokens", "total_tokens", "input_audio_ms", "output_audio_ms"),
         *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
-        *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "out_of_order", "resume_token"),
+        *(
+            "input_audio",
+            "output_audio",
+            "modalities",
+            "overlap",
+            "task",
+            "alignment",
+            "alignment_window_ms",
+            "out_of_order",
+            "resume_token",
+        ),
         *("dropped_requests", "turn_id"),
     }
 )

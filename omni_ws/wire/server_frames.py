@@ -209,6 +209,7 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
     usage: UsageFields | UnsetType = UNSET
+    # Of a final: what was done otherwise than asked.
     warnings: list[WarningFields] | UnsetType = UNSET
     # Of a final: the client's name for the request. Of a final and of a transcript: the speech turn.
     ref: str | UnsetType = UNSET

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
-from omni_ws.core.accumulator import Alignment
+from omni_ws.core.accumulator import ALIGNMENT_WINDOW_MS, MAX_ALIGNMENT_WINDOW_MS, Alignment
 from omni_ws.core.audio_format import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
 from omni_ws.core.chunks import InputMode, Modality, Task
 from omni_ws.core.start_policy import (
@@ -154,6 +154,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
     after_start: InputMode = InputMode.EXTEND
     out_of_order: Literal["buffer", "reject"] = "buffer"
     alignment: Alignment = Alignment.ARRIVAL
+    alignment_window_ms: Annotated[float, Meta(ge=0, le=MAX_ALIGNMENT_WINDOW_MS)] = ALIGNMENT_WINDOW_MS
     turn_detection: TurnDetectionConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
     stage_sampling: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

@@ -781,7 +781,7 @@ def test_a_chunk_that_waited_is_not_refused_for_the_character_that_it_completes(
         max_held_bytes=room if limit == "held" else 4000, max_total_bytes=room if limit == "total" else None
     )
     budget = ByteBudget(room if limit == "budget" else 1 << 20)
-    stream = make(limits=limits, budget=budget)
+    stream = make(limits=limits, budget=budget, single_request=limit == "total")
     assert stream.receive_chunk(text(1, b"\x82\xac" + b"x" * 8), now=0) == []
     assert payload(stream.receive_chunk(text(0, b"\xe2"), now=0)) == "€xxxxxxxx".encode()
     assert stream.take_ack() == ReceivedInput(2, 0, 11)

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import (
+    BEGIN_AFTER,
     COMMA_AFTER,
     MAX_CLAUSE,
     ClauseSplitter,
     TextClause,
     _is_abbreviation,
     clauses_as_they_come,
+    clauses_to_read,
     is_speakable,
 )
 
@@ -260,6 +263,52 @@ class TestAsTheyCome:
         asyncio.get_running_loop().call_later(0.6, text.close)
         async with aclosing(clauses_as_they_come(aiter(text), ClauseSplitter(), grace_sec=0.15)) as clauses:
             assert [clause.text async for clause in clauses] == ["It is 3.14 or so.", "End"]
+
+    async def test_what_is_being_written_begins_after_its_first_clause_or_a_pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        for written, spoken, waited in (
+            ("Well, I", "Well,", 0),
+            ("Listen: th", "Listen:", 0),
+            ("Oh so\nand", "Oh so", 0),
+            ("Done. And", "Done.", 0),
+            ("3.5 apples", "3.5", BEGIN_AFTER),
+            ("My dear frie", "My dear", BEGIN_AFTER),
+            ("My dear friend ", "My dear friend", BEGIN_AFTER),
+            ("1,000 people, who", "1,000 people,", 0),
+            ("Why so?! He", "Why so?!", 0),
+        ):
+            text: Channel[str] = Channel(1000, cost=len)
+            source: Channel[InputChunk] = Channel(1000, cost=lambda chunk: len(chunk.payload))
+            async with aclosing(clauses_to_read(aiter(text), source)) as clauses:
+                text.put_nowait(written[:4])
+                loop.call_later(0.3, text.put_nowait, written[4:])
+                before = loop.time()
+                assert (await anext(clauses)).text == spoken
+                assert loop.time() - before == pytest.approx(0.3 + waited)
+                # Once begun, what follows is read as it always is.
+                text.put_nowait(" of mine, the")
+                loop.call_later(30, text.close)
+                [rest] = [clause.text async for clause in clauses]
+                assert rest.endswith("of mine, the")
+                assert loop.time() - before > 30
+
+    async def test_a_word_that_may_go_on_and_what_is_whole_wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        text: Channel[str] = Channel(1000, cost=len)
+        source: Channel[InputChunk] = Channel(1000, cost=lambda chunk: len(chunk.payload))
+        async with aclosing(clauses_to_read(aiter(text), source)) as clauses:
+            text.put_nowait("Donau")
+            loop.call_later(20, text.put_nowait, "dampfschiff f")
+            before = loop.time()
+            assert (await anext(clauses)).text == "Donaudampfschiff"
+            assert loop.time() - before == pytest.approx(20 + BEGIN_AFTER)
+        source.close()
+        text = Channel(1000, cost=len)
+        text.put_nowait("Well, this is all there is to be read.")
+        text.close()
+        assert [clause.text async for clause in clauses_to_read(aiter(text), source)] == [
+            "Well, this is all there is to be read."
+        ]
 
     async def test_nothing_comes_of_nothing(self) -> None:
         text: Channel[str] = Channel(1000, cost=len)

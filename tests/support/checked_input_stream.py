@@ -17,7 +17,7 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnMinLength
-from omni_ws.core.stream_events import Diverted, ReceivedInput, RequestOpened, StreamEvent, TextRefused
+from omni_ws.core.stream_events import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EngineOverloaded,
@@ -484,8 +484,8 @@ class CheckedInputStream:
                 return ("appended", len(self.sessions) - 1, chunk.payload)
             case InputEnded(error=error):
                 return ("ended", len(self.sessions) - 1, error is not None)
-            case Diverted() | TextRefused():
-                raise AssertionError("nothing is diverted here, or no text")
+            case Diverted() | TextRefused() | InputRefused():
+                raise AssertionError("nothing is diverted here, or no text, and no total is limited")
 
     def _settings(self) -> InputSettings:
         return InputSettings(start_policy=OnMinLength(min_bytes=MIN_BYTES), mode=self.model.mode)

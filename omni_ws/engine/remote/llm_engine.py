@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import count
 from typing import ClassVar, Final
 
-from omni_ws.core.chunks import Modality, OutputModality, Task
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task
 from omni_ws.core.messages import Message
+from omni_ws.core.output import context_full
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, GenerationRequest
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest
 from omni_ws.engine.history_turns import whole_turns
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.context_window import ContextWindow
@@ -109,6 +110,8 @@ class RemoteLlmEngine(UpstreamEngine):
             try:
                 async with aclosing(self._answer(replace(request, history=kept), prompt, answer)) as outputs:
                     async for output in outputs:
+                        if isinstance(output, Finished) and answer.prompt_tokens is not None:
+                            output = _told_if_full(output, window.limit, wanted=limit)
                         yield output
             except ContextLengthExceeded as refused:
                 if answer.begun or left_out == len(turns):
@@ -177,6 +180,15 @@ class RemoteLlmEngine(UpstreamEngine):
 
     async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:
         return await self._run(len(event.data), lambda: answer.read(event))
+
+
+def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:
+    """Say that the answer was cut off since the context is full, where that is known."""
+    usage = finished.usage
+    asked_for = wanted is not None and usage.output_tokens >= wanted
+    if finished.reason is not FinishReason.LENGTH or context is None or asked_for or usage.total_tokens < context - 1:
+        return finished
+    return replace(finished, warnings=(*finished.warnings, context_full(context)))
 
 
 def _dialect(upstreams: Sequence[Upstream]) -> Dialect:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.answer_limit import WordCounter
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, InputSource
-from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_speakable
+from omni_ws.engine.clauses import clauses_to_read, is_speakable
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.speech import RemoteVoice
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
@@ -63,7 +63,7 @@ class RemoteTtsEngine(UpstreamEngine):
 async def _speech(source: InputSource, words: WordCounter, voice: RemoteVoice) -> AsyncGenerator[EngineOutput, None]:
     async with (
         aclosing(_text(source, words)) as text,
-        aclosing(clauses_as_they_come(text, ClauseSplitter())) as clauses,
+        aclosing(clauses_to_read(text, source)) as clauses,
     ):
         async for clause in clauses:
             if is_speakable(clause.text):

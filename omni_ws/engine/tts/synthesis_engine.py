@@ -14,7 +14,7 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come
+from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, first_clause_of
 from omni_ws.engine.decoded_parts import TextPart
 from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.media_room import MediaShare
@@ -121,12 +121,15 @@ class _Reading:
         self._spoken_ms = 0.0
         language = voice.languages.get(request.voice or next(iter(voice.voices), ""), "")
         reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
-        self._clauses = _SpokenClauses(language) if reads_numbers else ClauseSplitter()
+        comma_after, self._begin_after_sec = first_clause_of(request.input)
+        self._clauses = (
+            _SpokenClauses(language, comma_after) if reads_numbers else ClauseSplitter(first_comma_after=comma_after)
+        )
 
     async def outputs(self) -> AsyncGenerator[EngineOutput, None]:
         async with (
             aclosing(self._pieces()) as pieces,
-            aclosing(clauses_as_they_come(pieces, self._clauses)) as clauses,
+            aclosing(clauses_as_they_come(pieces, self._clauses, begin_after_sec=self._begin_after_sec)) as clauses,
         ):
             async for clause in clauses:
                 async with aclosing(self._speak(clause.text)) as outputs:
@@ -179,8 +182,8 @@ class _Reading:
 class _SpokenClauses(ClauseSplitter):
     """Splits what is read of a text of English, which is the text itself with its numbers in words, into clauses."""
 
-    def __init__(self, language: str) -> None:
-        super().__init__()
+    def __init__(self, language: str, first_comma_after: int) -> None:
+        super().__init__(first_comma_after=first_comma_after)
         self.written = WrittenWords()
         self._speakable = SpeakableText(language, literal=True)
 

@@ -96,6 +96,8 @@ class EarlyWork(Protocol):
 
     #: The part of the prompt that was accepted. The rest remains in the draft.
     given: Given
+    #: How many tokens the answer may find in the cache because of this work itself, not of earlier requests.
+    own_tokens: int
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
         """Compute the part of the prompt that follows ``given``; returns when that is done.
@@ -153,6 +155,7 @@ class StreamedPrompt:
 
     def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
         self.given = Given()
+        self.own_tokens = 0  # unless the answer starts from the complete prompt
         self._origin = origin
         self._budget = budget
         self._context: int = origin.model.llm.model_config.max_model_len
@@ -202,6 +205,7 @@ class StreamedPrompt:
     async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
         rest = whole.after(self.given)
         if rest is None or not self._holding:
+            self.own_tokens = self._tokens
             await self.aclose()
             return await self._origin.at_once(whole, parameters)
         prompt = await self._render(rest)
@@ -259,8 +263,11 @@ class WarmedPrefix:
 
     def __init__(self, origin: EarlyOrigin) -> None:
         self.given = Given()
+        self.own_tokens = 0
         self._origin = origin
         self._steps = 0
+        #: The length of the prompt that was computed last.
+        self._computed = 0
         block = origin.model.llm.vllm_config.cache_config.block_size or 1
         #: The block size of the cache, in tokens. Only whole blocks are reused.
         self._block: int = block
@@ -277,6 +284,10 @@ class WarmedPrefix:
         complete = True
         async with aclosing(warming) as outputs:
             async for output in outputs:
+                length, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+                # What is in the cache beyond the step before is of somebody else.
+                self.own_tokens += length - max(self._computed, cached)
+                self._computed = length
                 complete = await self._origin.fed(output)
         return complete
 

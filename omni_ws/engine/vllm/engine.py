@@ -356,7 +356,7 @@ class VllmEngine:
             async with aclosing(decoded), pipeline(decoded, run.stages, run.links, sink=request.sink) as outputs:
                 async for output in outputs:
                     yield output
-            yield Finished(run.finish_reason, run.usage, run.finish_reasons)
+            yield Finished(run.finish_reason, run.usage, run.finish_reasons, warnings=run.warnings)
         except OmniError:
             raise
         except Exception as error:

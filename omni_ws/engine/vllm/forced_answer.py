@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from omni_ws.engine.base import EngineOutput, GenerationRequest
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written, last_border, with_pauses
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.early_input import EarlyOrigin
 from omni_ws.engine.vllm.excerpt import Excerpt
@@ -20,6 +21,7 @@ from omni_ws.engine.vllm.thinker_rows import ThinkerRows
 
 #: Where a text may be cut so that its tokens are those of the whole: before white space that a word follows.
 _BORDER: Final = re.compile(r"(?<=\S)\s+(?=\S)")
+_CLAUSE_END: Final = re.compile(r"[.!?;:,]\s|\n")
 #: How much text without any white space is held back, in characters.
 _LONGEST_WORD: Final = 200
 
@@ -28,8 +30,9 @@ class ForcedAnswer:
     """A Stage: pieces of text in, TalkerItems out.
 
     The Thinker computes the text as its answer to an empty message, in steps of at least LEAST_EARLY_TOKENS tokens
-    while the text still arrives. A Talker that reads no states of the answer needs no step. A text without words has
-    no items. Raises ContextLengthExceeded for a text that is too long for the Thinker.
+    while the text still arrives, and at the end of a clause and at a pause where a client is writing it. A Talker that
+    reads no states of the answer needs no step. A text without words has no items. Raises ContextLengthExceeded for a
+    text that is too long for the Thinker.
     """
 
     name = "spoken text"
@@ -52,12 +55,16 @@ class ForcedAnswer:
         self._prompt = await self._in_thread(form.tokens, head + tail)
         with TalkerFeed(self._rows, sink, conversation=None, salt=None) as feed:
             held = ""
-            async for piece in source:
-                held += piece
-                whole, held = whole_words(held)
-                await self._say(whole)
-                if len(self._new) >= LEAST_EARLY_TOKENS:
-                    await self._compute(feed)
+            # One that is being written is computed clause by clause, and at pauses: nothing is left to say meanwhile.
+            being_written = is_being_written(self._request.input)
+            async with aclosing(with_pauses(source, lambda: BEGIN_AFTER if being_written else None)) as pieces:
+                async for piece in pieces:
+                    held += piece or ""
+                    ended = piece is None or (being_written and _CLAUSE_END.search(held) is not None)
+                    whole, held = whole_words(held, ended=ended)
+                    await self._say(whole)
+                    if len(self._new) >= LEAST_EARLY_TOKENS or (ended and self._new):
+                        await self._compute(feed)
             await self._say(held)
             if self._new:
                 await self._compute(feed)
@@ -94,10 +101,13 @@ class ForcedAnswer:
         return await run_in_thread(self._parts.thread, call, *arguments)
 
 
-def whole_words(text: str) -> tuple[str, str]:
-    """Cut ``text`` before its last word, which may go on; a word without end is cut anywhere."""
+def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
+    """Cut ``text`` before its last word, which may go on; a word without end is cut anywhere.
+
+    ``ended``: a last word that white space follows belongs to the text before.
+    """
     borders = [found.start() for found in _BORDER.finditer(text)]
-    cut = borders[-1] if borders else 0
+    cut = last_border(text) if ended else borders[-1] if borders else 0
     if len(text) - cut > _LONGEST_WORD:
         cut = len(text)
     return text[:cut], text[cut:]

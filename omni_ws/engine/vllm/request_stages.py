@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage
+from omni_ws.core.output import AnswerWarning
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.speech_part import SpeechPart
@@ -74,6 +75,11 @@ class RequestStages:
         """The finish reason of each answer, if there are several."""
         reasons = self._thinker.finish_reasons
         return reasons if len(reasons) > 1 else ()
+
+    @property
+    def warnings(self) -> tuple[AnswerWarning, ...]:
+        """What the client is told beside the finish reasons."""
+        return self._thinker.warnings
 
     @property
     def usage(self) -> Usage:

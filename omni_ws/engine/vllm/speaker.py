@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy, whole_numbers
+from omni_ws.engine.clauses import BEGIN_AFTER
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.code2wav import Code2Wav
@@ -106,10 +108,12 @@ class Speaker:
         sampling: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         priority: int = 0,
+        being_written: bool = False,
     ) -> tuple[Talker, Code2Wav]:
         """Return the stages of one request; the first one takes pieces of text.
 
-        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. Raises InvalidValue.
+        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. ``being_written``: see
+        ``is_being_written``. Raises InvalidValue.
         """
         decoder, queue = self._started()
         talker = Talker(
@@ -119,7 +123,10 @@ class Speaker:
             voice=voice,
             sampling=sampling,
             priority=priority,
-            first_clause=_first_clause(whole_numbers("talker", _TALKER_PARAMETERS, parameters)),
+            first_clause=_first_clause(
+                whole_numbers("talker", _TALKER_PARAMETERS, parameters),
+                FirstClause(comma_after=0, begin_after_sec=BEGIN_AFTER) if being_written else FirstClause(),
+            ),
         )
         code2wav = Code2Wav(
             queue,
@@ -155,9 +162,9 @@ class Speaker:
             await queue.decode(CodecWindow(codes, 0, 0, frames))
 
 
-def _first_clause(values: Mapping[str, int]) -> FirstClause:
-    limits = FirstClause()
-    return FirstClause(
+def _first_clause(values: Mapping[str, int], limits: FirstClause) -> FirstClause:
+    return replace(
+        limits,
         comma_after=values.get("first_comma_after", limits.comma_after),
         longest=values.get("first_longest", limits.longest),
     )

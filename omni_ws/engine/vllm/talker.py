@@ -40,6 +40,8 @@ class FirstClause:
 
     comma_after: int = 12
     longest: int = 90
+    #: See ``clauses_as_they_come``.
+    begin_after_sec: float | None = None
 
 
 class TalkerModel(LanguageModel):
@@ -110,7 +112,8 @@ class Talker:
         assert sink is not None, "the Talker requires a stage after it"
         limits = self._first_clause
         splitter = ClauseSplitter(first_comma_after=limits.comma_after, first_longest=limits.longest)
-        async with aclosing(clauses_as_they_come(source, splitter)) as clauses:
+        come = clauses_as_they_come(source, splitter, begin_after_sec=limits.begin_after_sec)
+        async with aclosing(come) as clauses:
             async for clause in clauses:
                 await self._speak(clause, sink)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest
+from omni_ws.engine.clauses import is_being_written
 from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.reading import ReadingStages, read_request
@@ -88,5 +89,6 @@ class TalkerEngine:
             sampling=request.stage_sampling.get(Talker.name),
             parameters=request.stage_params,
             priority=request.options.priority if self.speaker.model.by_priority else 0,
+            being_written=is_being_written(request.input),
         )
         return ReadingStages(talker, code2wav, self.speaker.links)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, InputMode, Modality
 from omni_ws.core.messages import Speech
+from omni_ws.core.output import AnswerWarning, context_full
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart
@@ -98,8 +100,10 @@ class Thinker:
     ) -> None:
         #: Of the prompt, or of what was computed while the input was open.
         self.prompt_tokens = 0
-        #: The prompt tokens found in the cache; of a streamed prompt, those of its first part.
+        #: The prompt tokens that earlier requests had computed; of a streamed prompt, those of its first part.
         self.cached_tokens: int | None = None
+        #: Those in the cache that this request has put there, while its input was open.
+        self._own_tokens = 0
         #: The number of parts of the prompt that were computed before the end of the input.
         self.early_steps = 0
         self._shared = parts
@@ -111,6 +115,8 @@ class Thinker:
         self._feed: TalkerFeed | None = None
         self._asked = AskedSampling.of(request, self.name)
         self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
+        #: The limit on the answer. vLLM sets one in the parameters where there is none.
+        self._most_tokens: int | None = self._parameters.max_tokens
         self._origin = EarlyOrigin(
             model=parts.model,
             request_id=request.request_id,
@@ -141,6 +147,19 @@ class Thinker:
     def finish_reasons(self) -> tuple[FinishReason, ...]:
         """The finish reason of each answer, once all have ended."""
         return tuple(answer.finish_reason for answer in self._answers if answer.finish_reason is not None)
+
+    @property
+    def warnings(self) -> tuple[AnswerWarning, ...]:
+        """That an answer has filled the context, and was cut off by that."""
+        context = self._shared.model.llm.model_config.max_model_len
+        wanted = math.inf if self._most_tokens is None else self._most_tokens
+        full = any(
+            answer.finish_reason is FinishReason.LENGTH
+            and answer.tokens < wanted
+            and self.prompt_tokens + answer.tokens >= context
+            for answer in self._answers
+        )
+        return (context_full(context),) if full else ()
 
     async def run(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
@@ -367,7 +386,9 @@ class Thinker:
             self._check_tokens(whole.tokens)
             try:
                 self._origin.check_length(len(whole.tokens))
-                return whole, work, await work.answer(whole, self._parameters)
+                submitted = await work.answer(whole, self._parameters)
+                self._own_tokens = work.own_tokens
+                return whole, work, submitted
             except ContextLengthExceeded:
                 # Media turned out to be longer than estimated.
                 if not await self._in_thread(draft.shorten):
@@ -408,7 +429,8 @@ class Thinker:
 
     def _note_prompt(self, output: RequestOutput) -> None:
         self.prompt_tokens = max(self.prompt_tokens, len(output.prompt_token_ids or ()))
-        self.cached_tokens = output.num_cached_tokens
+        cached = output.num_cached_tokens
+        self.cached_tokens = None if cached is None else max(0, cached - self._own_tokens)
 
     async def _room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
         """Wait until an output can be passed on."""

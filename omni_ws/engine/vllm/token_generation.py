@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
@@ -49,7 +49,7 @@ class TokenGenerator:
         config = model.llm.model_config
         self.max_model_len: int = config.max_model_len
         self.vocabulary_size: int = config.get_vocab_size()
-        self.vision_tokens = _vision_tokens(config)
+        self.vision_tokens = _vision_tokens(config, model.llm.get_tokenizer())
         self.readout_manifest = manifest
         self._model = model
         self._channel = channel
@@ -313,16 +313,41 @@ def _picture(data: bytes) -> Any:
         raise InvalidValue(error.message) from None
 
 
-def _vision_tokens(config: Any) -> VisionTokens | None:
+#: What ends the block of an image where the configuration does not say: in Qwen's models.
+_VISION_ENDS: Final = ("<|vision_end|>", "<|vision_eos|>")
+
+
+def _vision_tokens(config: Any, tokenizer: Any) -> VisionTokens | None:
     """Return the model's vision tokens; for omni models, those of the Thinker's configuration."""
     if not config.is_multimodal_model:
         return None
-    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
     for part in (config.hf_config, getattr(config.hf_config, "thinker_config", None)):
-        start, pad, end = (getattr(part, name, None) for name in names)
-        if start is not None and pad is not None and end is not None:
+        start, pad, end = (
+            _first_of(part, names)
+            for names in (
+                ("vision_start_token_id",),
+                ("image_token_id", "image_token_index"),
+                ("vision_end_token_id",),
+            )
+        )
+        if start is None or pad is None:
+            continue
+        if end is None:  # configurations of Qwen3-Omni do not name it
+            end = next(iter(_ids_of(tokenizer, _VISION_ENDS)), None)
+        if end is not None:
             return VisionTokens(start, pad, end)
     return None
+
+
+def _first_of(part: Any, names: Sequence[str]) -> int | None:
+    """The first of these fields that is set."""
+    return next((value for name in names if (value := getattr(part, name, None)) is not None), None)
+
+
+def _ids_of(tokenizer: Any, texts: Sequence[str]) -> Iterator[int]:
+    """The ids of those texts that are tokens."""
+    known = tokenizer.get_vocab()
+    return (known[text] for text in texts if text in known)
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

@@ -7,6 +7,7 @@ each, which also provides the grammar that forces a call.
 from __future__ import annotations
 
 import copy
+import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class ParserUse:
     @property
     def constraint(self) -> Any:
         """The constraint on the answer, as vLLM's structured outputs; None if there is none."""
-        return self.request.extract_structured_outputs()
+        return _with_few_blanks(self.request.extract_structured_outputs(), self.model)
 
     @property
     def skip_special_tokens(self) -> bool:
@@ -131,6 +132,42 @@ def parser_use(
         reason = " ".join(str(error).split())
         raise InvalidValue(f"tools not supported by the model: {reason[:500]}", param="tools") from error
     return replace(use, request=asked)
+
+
+def _with_few_blanks(constraint: Any, model: LanguageModel) -> Any:
+    """Return the constraint with one blank at most between the parts of its JSON, as far as the backend can do that.
+
+    Where any number may follow one another, a model that prefers a blank, at temperature 0, writes nothing else.
+    """
+    if constraint is None or model.llm.vllm_config.structured_outputs_config.backend not in ("auto", "xgrammar"):
+        return constraint
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+
+    if constraint.structural_tag is not None:
+        tag = json.loads(constraint.structural_tag)
+    elif constraint.json is not None:
+        schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+        if has_xgrammar_unsupported_json_features(schema):
+            return constraint
+        tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    else:
+        return constraint
+    _limit_blanks(tag)
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+
+
+def _limit_blanks(tag: Any) -> None:
+    """Limit the blanks in every schema of a structural tag."""
+    if isinstance(tag, list):
+        for inner in tag:
+            _limit_blanks(inner)
+    elif isinstance(tag, dict):
+        if "json_schema" in tag and tag.get("max_whitespace_cnt") is None:
+            tag["max_whitespace_cnt"] = 1
+        for name, inner in tag.items():
+            if name != "json_schema":
+                _limit_blanks(inner)
 
 
 def _own(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:

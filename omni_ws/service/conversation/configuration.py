@@ -172,6 +172,7 @@ class Configuration:
             mode=config.after_start,
             audio=AudioFormat(audio.format, audio.sample_rate, audio.channels),
             alignment=config.alignment,
+            alignment_window_ms=config.alignment_window_ms,
         )
 
     @property

@@ -41,7 +41,7 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
+from omni_ws.core.stream_events import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
@@ -463,11 +463,13 @@ class Conversation:
             request = self.receiving
             match event:
                 case InputAppended(chunk=chunk) if request is not None:
-                    request.append(chunk)
+                    request.extend(chunk)
                 case Diverted(chunk=chunk) if self._listener is not None:
                     self._listener.put(chunk)
                 case TextRefused(error=refusal):
                     self._refuse_text(refusal)
+                case InputRefused(error=excess) if request is not None:
+                    self.queue.refuse(request, excess)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if request is not None:
@@ -544,6 +546,8 @@ class Conversation:
                 request.charge(held)
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
+            if excess := self.stream.excess(request.session.received.bytes):
+                raise excess  # of input that came whole
             request.timeline.admitted = True
         except OmniError as error:
             request.fail(error)
@@ -571,8 +575,7 @@ class Conversation:
             self._stop_receiving()
         if error is not None:
             request.fail(error)
-        request.input.close()
-        request.input_ended.set()
+        request.end_input()
         self.ledger.weigh()
         self._update_answering()
         self.queue.wake()

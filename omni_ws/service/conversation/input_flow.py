@@ -51,7 +51,7 @@ class InputFlow:
     def engine_is_behind(self) -> bool:
         """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
         receiving = self._owner.receiving
-        if receiving is None or not receiving.answering or not receiving.input.full:
+        if receiving is None or not receiving.answering or not receiving.input_full:
             return False
         self._wanted = True
         return True
@@ -64,7 +64,7 @@ class InputFlow:
         self._credit_was_low = credit < self._whole_chunk
         if receiving is not None and receiving.answering:
             # A client that respects its credit may wait for more now.
-            self._wanted = self._wanted or receiving.input.queued > INPUT_QUEUE_BYTES / 2
+            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
             next_sequence_id=ack.next_sequence_id,
             buffered_chunks=ack.buffered_chunks,
@@ -78,7 +78,7 @@ class InputFlow:
         credit = limits.max_held_bytes - self._stream.held_bytes
         if receiving is not None and receiving.answering:
             # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
         return credit
 
     @property
@@ -98,7 +98,7 @@ class InputFlow:
     def taken(self, request: Request, size: float) -> None:
         """The engine has taken ``size`` bytes of a request."""
         self._stream.taken(request.session, int(size))
-        if self._wanted and request.input.queued <= INPUT_QUEUE_BYTES / 2:
+        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
             self.offer()
         elif self._credit_was_low:
             self.renew_credit()

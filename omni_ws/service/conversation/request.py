@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace as replace_struct
 
+from omni_ws.core.accumulator import Alignment, TimestampOrder
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, InputChunk, InputMode, Modality, OutputModality, ToolCall, Usage
 from omni_ws.core.ledger import Ledger, LedgerEntry
@@ -70,7 +71,7 @@ class Request:
     WAITING    ``begin_answer`` → ANSWERING, ``fail`` → FAILED, ``cancel`` → CANCELLED
     ANSWERING  ``hold`` → HELD, ``await_rest_of_input`` → ANSWERED, ``fail`` → FAILED, ``cancel`` → CANCELLED
     HELD       ``go_on`` → ANSWERING, ``cancel`` → CANCELLED
-    ANSWERED   ``cancel`` → CANCELLED
+    ANSWERED   ``fail`` → FAILED, ``cancel`` → CANCELLED
     FAILED     ``cancel`` → CANCELLED, which drops the error
     CANCELLED  ``cancel`` again changes nothing
     any        ``finish`` → FINISHED, which is final; the end of a session finishes requests in any state
@@ -148,6 +149,9 @@ class Request:
     remembered: bool = False
     #: Of what it holds besides the bytes that the stream counts; None while that is little.
     share: Share | None = None
+    #: What orders the input after the start; None where that is the order of arrival.
+    _order: TimestampOrder | None = None
+    _order_timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         detection = self.config.turn_detection
@@ -179,8 +183,11 @@ class Request:
         self.started = event
         for chunk in event.chunks:
             self.append(chunk)
+        settings = self.session.settings
         if self.is_frozen:
             self.input.close()
+        elif settings.alignment is Alignment.TIMESTAMP and settings.alignment_window_ms:
+            self._order = TimestampOrder(settings.alignment_window_ms, event.chunks)
 
     def begin_answer(self, *, held_back: bool = False) -> None:
         """The engine gets the request."""
@@ -242,8 +249,7 @@ class Request:
     def hear_on(self) -> None:
         """The answer is cut off; what was said is written down to its end. ``know_words`` must follow."""
         self.cut.make()
-        self.input.close()
-        self.input_ended.set()
+        self.end_input()
         self._note_silence()
 
     def finish(self) -> None:
@@ -255,6 +261,8 @@ class Request:
         self.input.discard()
         if self.share is not None:
             self.share.resize(0)
+        self._order = None
+        self._align()
         self.meter = UsageMeter()  # through which an engine might hold on to its work
         if self.speech is not None:
             self.speech.release()
@@ -357,10 +365,51 @@ class Request:
                 self.speech.append(chunk)
         self.input.put_nowait(chunk)
 
+    def extend(self, chunk: InputChunk) -> None:
+        """Queue a chunk that arrived after the start; with timestamps, when its time has come."""
+        if self._order is None:
+            self.append(chunk)
+        else:
+            self._align(self._order.put(chunk, now=asyncio.get_running_loop().time()))
+
+    def end_input(self) -> None:
+        """Nothing follows, and nothing waits for it any more."""
+        if self._order is not None:
+            self._align(self._order.take_all())
+        self.input.close()
+        self.input_ended.set()
+
+    def _align(self, passed: Sequence[InputChunk] = ()) -> None:
+        """Queue what has passed, and look again when the next chunk has waited for long enough."""
+        for chunk in passed:
+            self.append(chunk)
+        if self._order_timer is not None:
+            self._order_timer.cancel()
+        due = None if self._order is None else self._order.get_timer()
+        self._order_timer = None if due is None else asyncio.get_running_loop().call_at(due, self._on_order_timer, due)
+
+    def _on_order_timer(self, due: float) -> None:
+        if self._order is not None:
+            # Loops round: a timer may fire a little early.
+            self._align(self._order.handle_timer(now=max(due, asyncio.get_running_loop().time())))
+            self.on_input_taken(self, 0)  # where what waited was all that made the input full
+
+    @property
+    def queued_bytes(self) -> float:
+        """Bytes of input between the socket and the engine."""
+        return self.input.queued if self._order is None else self.input.queued + self._order.held_bytes
+
+    @property
+    def input_full(self) -> bool:
+        """Whether no more of them should be read."""
+        return self.input.full or (self._order is not None and self.queued_bytes >= INPUT_QUEUE_BYTES)
+
     @property
     def waiting_chunks(self) -> int:
         """Chunks that the engine has not taken."""
-        return self.session.received.chunks if self.started is None else self.input.items
+        if self.started is None:
+            return self.session.received.chunks
+        return self.input.items + (0 if self._order is None else len(self._order))
 
     def check_held(self) -> None:
         """Raise PayloadTooLarge for more of what is not counted in bytes than a request may hold."""

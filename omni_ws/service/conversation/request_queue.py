@@ -13,7 +13,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.messages import Message
 from omni_ws.core.output import OutputChunk, OutputSequencer, WordsKnown
 from omni_ws.engine.base import Engine, Finished
-from omni_ws.errors import EngineFailed, ends_session
+from omni_ws.errors import EngineFailed, OmniError, ends_session
 from omni_ws.service.conversation.answer_writer import (
     AnswerWriter,
     final_chunk,
@@ -231,6 +231,13 @@ class RequestQueue:
         if self._held is not None and self._held.by is request:
             self._go_on(self._held)
         self._wake.set()
+
+    def refuse(self, request: Request, error: OmniError) -> None:
+        """End a request at once, because of its input."""
+        request.fail(error)
+        self.end(request, FinishReason.ERROR)
+        if (answer := self._answers.get(request)) is not None:
+            answer.cancel()
 
     def _write_final(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
         if reason is FinishReason.CANCELLED:

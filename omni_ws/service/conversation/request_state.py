@@ -51,7 +51,7 @@ _TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
         }
     ),
     RequestState.HELD: frozenset({RequestState.ANSWERING, RequestState.CANCELLED, RequestState.FINISHED}),
-    RequestState.ANSWERED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
+    RequestState.ANSWERED: frozenset({RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}),
     RequestState.FAILED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
     RequestState.CANCELLED: frozenset({RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from omni_ws.core.output import FinalChunk
 from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.profiler import events
-from omni_ws.profiler.events import COORDINATOR
+from omni_ws.profiler.events import COORDINATOR, TakesEvents
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
     Observation,
@@ -48,8 +48,16 @@ class ProfileEvents:
     Requests that were open before are left out: half a request explains nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: TakesEvents | None = None) -> None:
+        """``recorder`` takes the events; None stands for those that are active."""
         self._sessions: dict[str, _ProfiledSession] = {}
+        self._recorder = recorder
+
+    def _emit(self, stage: str, name: str, *, request_id: str | None, **metadata: Any) -> None:
+        if self._recorder is None:
+            events.emit(stage, name, request_id=request_id, **metadata)
+        elif request_id is not None:
+            self._recorder.record(request_id, stage, name, metadata)
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Emit the events of an observation."""
@@ -73,7 +81,7 @@ class ProfileEvents:
     def _observe(self, session: SessionIdentity, known: _ProfiledSession, observation: Observation) -> None:
         match observation:
             case OutputMade(chunk=chunk):
-                events.emit(
+                self._emit(
                     ANSWER,
                     "stage_stream_chunk_sent",
                     request_id=chunk.request_id,
@@ -85,9 +93,9 @@ class ProfileEvents:
                 self._written(observation, known)
             case SpeechHeard(event=event):
                 name = type(event).__struct_config__.tag
-                events.emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
+                self._emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
             case OutputStalled(request_id=str() as request_id, seconds=seconds):
-                events.emit(TRANSPORT, "send_stall", request_id=request_id, stalled_ms=seconds * 1000)
+                self._emit(TRANSPORT, "send_stall", request_id=request_id, stalled_ms=seconds * 1000)
             case RequestReached(timeline=timeline, milestone=Milestone.OPENED):
                 self._opened(session, timeline, known)
             case RequestReached(timeline=timeline, milestone=milestone) if timeline.request_id in known.followed:
@@ -105,7 +113,7 @@ class ProfileEvents:
         request_id = known.newest = timeline.request_id
         known.followed.add(request_id)
         known.unwritten.add(request_id)
-        events.emit(
+        self._emit(
             COORDINATOR,
             "request_admission",
             request_id=request_id,
@@ -114,13 +122,13 @@ class ProfileEvents:
             task=timeline.task.value,
             by_speech=timeline.by_speech,
         )
-        events.emit(INPUT, events.STAGE_START, request_id=request_id, from_stage=COORDINATOR)
+        self._emit(INPUT, events.STAGE_START, request_id=request_id, from_stage=COORDINATOR)
 
     def _reached(self, timeline: RequestTimeline, milestone: Milestone) -> None:
         request_id = timeline.request_id
         match milestone:
             case Milestone.POLICY_FIRED if timeline.policy is not None:
-                events.emit(
+                self._emit(
                     INPUT,
                     "policy_fired",
                     request_id=request_id,
@@ -129,27 +137,27 @@ class ProfileEvents:
                     chunks=timeline.policy.chunks,
                     input_mode=timeline.input_mode.value,
                 )
-                events.emit(QUEUE, events.STAGE_START, request_id=request_id, from_stage=INPUT)
+                self._emit(QUEUE, events.STAGE_START, request_id=request_id, from_stage=INPUT)
             case Milestone.ENGINE_STARTED:
-                events.emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
-                events.emit(ENGINE, "model_path_start", request_id=request_id)
+                self._emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
+                self._emit(ENGINE, "model_path_start", request_id=request_id)
             case Milestone.INPUT_ENDED:
-                events.emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
+                self._emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
             case Milestone.CANCELLED:
                 by = timeline.cancellations[-1].by
-                events.emit(COORDINATOR, "cancel" if by is None else "interrupt", request_id=request_id, by=by)
+                self._emit(COORDINATOR, "cancel" if by is None else "interrupt", request_id=request_id, by=by)
             case Milestone.ENGINE_ENDED if timeline.engine_end is not None:
-                events.emit(ENGINE, "model_path_end", request_id=request_id, status=timeline.engine_end.status)
+                self._emit(ENGINE, "model_path_end", request_id=request_id, status=timeline.engine_end.status)
 
     def _ended(self, ended: RequestEnded) -> None:
         timeline, final, error = ended.timeline, ended.outcome.final, ended.outcome.error
         request_id = timeline.request_id
         # Stages that the end cut short are closed, so that each event of a beginning has its end.
         if timeline.input_ended is None:
-            events.emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
+            self._emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
         if timeline.policy is not None and not timeline.reached_engine:
-            events.emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
-        events.emit(
+            self._emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
+        self._emit(
             COORDINATOR,
             "terminal_response",
             request_id=request_id,
@@ -181,16 +189,16 @@ class ProfileEvents:
                 "reorder_wait_ms": 1000 * (now.waited - before.waited),
                 "gap_ms": 1000 * (now.gaps - before.gaps),
             }
-        events.emit(INPUT, "input_received", request_id=request_id, **counts)
+        self._emit(INPUT, "input_received", request_id=request_id, **counts)
 
     def _written(self, observation: OutputWritten, known: _ProfiledSession) -> None:
         chunk = observation.chunk
         request_id = chunk.request_id
         if isinstance(chunk, FinalChunk):
             known.unwritten.discard(request_id)
-            events.emit(TRANSPORT, "response_written", request_id=request_id)
+            self._emit(TRANSPORT, "response_written", request_id=request_id)
             return
-        events.emit(
+        self._emit(
             TRANSPORT,
             "stage_stream_chunk_received",
             request_id=request_id,
@@ -199,4 +207,4 @@ class ProfileEvents:
         )
         if request_id in known.unwritten:
             known.unwritten.discard(request_id)
-            events.emit(TRANSPORT, "first_byte_written", request_id=request_id, modality=chunk.modality.value)
+            self._emit(TRANSPORT, "first_byte_written", request_id=request_id, modality=chunk.modality.value)

@@ -294,8 +294,10 @@ class SessionFactory:
         limits = self._limits
         if single_request:  # its client sends the history along, and decides how long it is
             limits = replace(limits, max_history_tokens=sys.maxsize)
+        if single_request and not streamed_body:  # an ordinary body has its own limit
+            return limits
         total = self.config.streaming_input.max_total_payload_per_session
-        return replace(limits, stream=replace(limits.stream, max_total_bytes=total)) if streamed_body else limits
+        return replace(limits, stream=replace(limits.stream, max_total_bytes=total))
 
     def _defaults(self, *, paced: bool) -> Mapping[str, Any]:
         """The operator's defaults for a session's configuration. HTTP responses are never paced."""
@@ -303,6 +305,7 @@ class SessionFactory:
         wanted = {
             "start_policy": streaming.start_policy,
             "after_start": streaming.after_start,
+            "alignment_window_ms": streaming.alignment_window_ms,
             "max_lead_ms": streaming.max_lead_ms if paced else None,
         }
         return {name: value for name, value in wanted.items() if value is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from omni_ws.core.chunks import OutputModality, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import AnswerWarning, FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
 from omni_ws.wire.binary import encode_output_audio
@@ -43,7 +43,12 @@ def _final(chunk: FinalChunk) -> ServerFrame:
         final=True,
         finish_reason=chunk.finish_reason,
         usage=usage_fields(chunk.usage),
-        warnings=[WarningFields(code=one.code, message=one.message, param=one.param) for one in chunk.warnings]
+        # Failures, of the input or of parts of the engine, were told as they came.
+        warnings=[
+            WarningFields(code=one.code, message=one.message, param=one.param)
+            for one in chunk.warnings
+            if isinstance(one, AnswerWarning)
+        ]
         or UNSET,
         ref=unset(chunk.ref),
         turn_id=unset(chunk.turn_id),

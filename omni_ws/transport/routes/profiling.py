@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.startup import is_loopback
 from omni_ws.errors import InvalidValue, Unauthenticated
-from omni_ws.service.observing.profiling import FinishedProfile, ProfileRequest, Profiling
+from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
 from omni_ws.service.sessions.worker_group import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
@@ -48,25 +49,27 @@ class ProfilingRoutes(FrontEnd):
     def register(self, router: Router) -> None:
         router.add("POST", "/start_profile", self.start_profile)
         router.add("POST", "/start_request_profile", self.start_request_profile)
-        router.add("POST", "/stop_profile", self.stop)
-        router.add("POST", "/stop_request_profile", self.stop)
+        router.add("POST", "/stop_profile", partial(self._stop, ProfileKind.WHOLE))
+        router.add("POST", "/stop_request_profile", partial(self._stop, ProfileKind.REQUESTS))
 
     async def start_profile(self, exchange: HttpExchange) -> None:
         """Start recording events and, unless ``enable_torch`` is false, a trace if the engine supports that."""
         fields = await self._fields(exchange)
-        await self._start(exchange, fields, trace=_flag(fields, "enable_torch", default=True))
+        trace = _flag(fields, "enable_torch", default=True)
+        await self._start(exchange, fields, kind=ProfileKind.WHOLE, trace=trace)
 
     async def start_request_profile(self, exchange: HttpExchange) -> None:
         """Start recording events only."""
-        await self._start(exchange, await self._fields(exchange), trace=False)
+        await self._start(exchange, await self._fields(exchange), kind=ProfileKind.REQUESTS, trace=False)
 
-    async def stop(self, exchange: HttpExchange) -> None:
-        """Stop the run with the id of the body, or any run where it has none."""
+    async def _stop(self, kind: ProfileKind, exchange: HttpExchange) -> None:
+        """Stop the run of this kind; where the body has an id, only the run with that."""
         fields = await self._fields(exchange)
         run_id = _run_id(fields)
-        finished = await self._profiling.stop(run_id)
+        asked = ProfileStop(kind, run_id)
+        finished = await self._profiling.stop(asked)
         if self._group is not None:
-            finished = _together([finished, *await self._group.ask_others(STOP_PROFILE, run_id)])
+            finished = _together([finished, *await self._group.ask_others(STOP_PROFILE, asked)])
         report: dict[str, Any] = {"run_id": run_id, "stopped": finished is not None}
         if finished is not None:
             report |= {
@@ -77,8 +80,9 @@ class ProfilingRoutes(FrontEnd):
             }
         await exchange.respond_json(200, report)
 
-    async def _start(self, exchange: HttpExchange, fields: dict[str, Any], *, trace: bool) -> None:
+    async def _start(self, exchange: HttpExchange, fields: dict[str, Any], *, kind: ProfileKind, trace: bool) -> None:
         asked = ProfileRequest(
+            kind=kind,
             run_id=_run_id(fields),
             event_dir=_text(fields, "event_dir"),
             trace_path_template=_text(fields, "trace_path_template"),

@@ -14,10 +14,10 @@ from support.dialect_servers import (
     tokens_of,
     words_for,
 )
-from support.engine_answers import answer, said, text
-from support.scripted_upstream import refuses, remote_llm, says, streams, upstream
+from support.engine_answers import answer, final, said, text
+from support.scripted_upstream import delta, finish, refuses, remote_llm, says, streams, upstream, usage
 
-from omni_ws.core.chunks import InputChunk, Modality, ToolCall
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall
 from omni_ws.core.messages import Message
 from omni_ws.engine.history_turns import whole_turns
 from omni_ws.engine.remote.context_refusal import context_limit, prompt_tokens, says_too_long
@@ -291,3 +291,23 @@ async def test_contexts_that_are_garbage_change_nothing() -> None:
     server = Garbage(context=128, replies=[says("ok")])
     async with server.serve(), remote_llm(server) as engine:
         assert said(await answer(engine, text("now"))) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling", "told"),
+    [
+        ((20, 108), {}, True),
+        ((20, 108), {"max_tokens": 200}, True),
+        ((20, 16), {"max_tokens": 16}, False),
+        ((112, 16), {"max_tokens": 16}, False),
+        ((20, 50), {}, False),
+    ],
+)
+async def test_an_answer_that_fills_the_context_is_told(
+    tokens: tuple[int, int], sampling: dict[str, Any], told: bool
+) -> None:
+    server = LlamaCppServer(context=128, replies=[streams(delta(content="ok"), finish("length"), usage(*tokens))])
+    async with server.serve(), remote_llm(server) as engine:
+        finished = final(await answer(engine, "now", sampling=sampling))
+        assert finished.reason is FinishReason.LENGTH
+        assert [warning.code for warning in finished.warnings] == ["context_length_exceeded"] * told

@@ -125,6 +125,14 @@ async def test_it_says_what_it_is(engine: VllmEngine) -> None:
     assert any("ethan, aiden, chelsie; 3 answers at a time" in line for line in engine.describe())
 
 
+async def test_token_sessions_see_though_the_configuration_does_not_name_what_ends_an_image(engine: VllmEngine) -> None:
+    vision = engine.tokens.vision_tokens
+    assert vision is not None
+    known = engine._thinker.llm.get_tokenizer().get_vocab()
+    names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    assert (vision.start, vision.pad, vision.end) == tuple(known[name] for name in names)
+
+
 async def test_the_sound_is_that_of_transformers(engine: VllmEngine) -> None:
     """From the words to the last sample: greedily, through three processes and in chunks of any size."""
     from support.omni_cases import CASE
@@ -218,6 +226,18 @@ async def test_a_text_is_read_the_same_however_it_arrives(engine: VllmEngine) ->
     assert np.abs(sound_of(outputs) - whole).max() <= 1e-5 * np.abs(whole).max()
     assert final(outputs).usage.output_tokens == 40
     assert final(outputs).reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("written", ["Well, ", "My dear frie", "One two three "])
+async def test_a_text_is_spoken_while_it_is_being_written(engine: VllmEngine, written: str) -> None:
+    """From its first clause on, or from a pause."""
+    source = Input(written, open_end=True)
+    asked = request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=LONG_SPEECH)
+    async with aclosing(engine.generate(asked)) as outputs:
+        assert isinstance(await anext(outputs), AudioOutput)
+        source.send("nd, goes on.")
+        source.close()
+        assert final([output async for output in outputs]).usage.output_audio_ms > 0
 
 
 @pytest.mark.parametrize(

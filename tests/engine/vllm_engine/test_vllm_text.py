@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
@@ -215,6 +216,11 @@ async def test_without_max_tokens_the_answer_fills_the_context(engine: VllmEngin
     filling = "x" * (ENGINE_ARGS["max_model_len"] - 50 - len("user: \nassistant:"))
     _, final = await answer(engine, Input(filling), sampling={"temperature": 0.0})
     assert (final.reason, final.usage.output_tokens) == (FinishReason.LENGTH, 50)
+    (warning,) = final.warnings
+    assert (warning.code, str(ENGINE_ARGS["max_model_len"]) in warning.message) == ("context_length_exceeded", True)
+    # A limit of the client's own that ends it is no surprise.
+    _, final = await answer(engine, Input(filling), sampling={"temperature": 0.0, "max_tokens": 50})
+    assert (final.reason, final.warnings) == (FinishReason.LENGTH, ())
 
 
 @pytest.mark.parametrize("mode", list(InputMode))
@@ -307,6 +313,31 @@ async def test_what_a_streamed_prompt_found_in_the_cache_is_told(engine: VllmEng
     assert cached[0] == 0
     assert cached[1] is not None
     assert 200 < cached[1] < final.usage.input_tokens
+
+
+def _has_gone_on(steps: Callable[[], int], before: int) -> bool:
+    return steps() > before
+
+
+@pytest.mark.parametrize("stop", [None, "zzz"], ids=["streamed", "warmed"])
+async def test_what_a_request_has_computed_early_itself_is_not_told_as_cached(
+    engine: VllmEngine, early_steps: Callable[[], int], stop: str | None
+) -> None:
+    sampling = {**GREEDY, **({} if stop is None else {"stop": stop})}
+    cached = []
+    for _ in range(2):
+        source = Input(open_end=True)
+        answering = asyncio.create_task(answer(engine, source, sampling=sampling, owner=f"early {stop}"))
+        for number in range(3):
+            before = early_steps()
+            source.send(f"{number} of three. " * 20)
+            await until(partial(_has_gone_on, early_steps, before))
+        source.close()
+        _, final = await answering
+        cached.append(final.usage.cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] is not None
+    assert cached[1] > (0 if stop is None else 300)
 
 
 async def test_an_input_that_is_cancelled_while_open_has_the_models_usage(engine: VllmEngine) -> None:

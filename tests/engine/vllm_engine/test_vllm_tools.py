@@ -177,6 +177,18 @@ async def test_the_function_that_is_named_is_called(engine: VllmEngine) -> None:
     assert final(outputs).reason is FinishReason.TOOL_CALLS
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_a_forced_call_ends_where_a_model_prefers_blanks(engine: VllmEngine, choice: Any) -> None:
+    assert engine._shared is not None
+    tokenizer = engine._shared.form.tokenizer
+    blanks = [token for token in range(len(tokenizer)) if tokenizer.decode([token]).isspace()]
+    assert blanks
+    sampling = {**LONG_ENOUGH, "logit_bias": {str(token): 100.0 for token in blanks}}
+    outputs = await outputs_of(engine, Input("Hello"), tool_choice=choice, sampling=sampling, options=ONE_CALL)
+    assert final(outputs).reason is FinishReason.TOOL_CALLS
+    assert len(calls_of(outputs)) == 1
+
+
 async def test_only_one_call_where_only_one_is_wanted(engine: VllmEngine) -> None:
     for seed in range(3):
         sampling = {"temperature": 1.0, "seed": seed, "max_tokens": 400}

@@ -53,7 +53,7 @@ LEGAL = {
     RequestState.WAITING: {"begin_answer", "go_on", "fail", "cancel", "finish"},
     RequestState.ANSWERING: {"hold", "await_rest_of_input", "fail", "cancel", "finish"},
     RequestState.HELD: {"begin_answer", "go_on", "cancel", "finish"},
-    RequestState.ANSWERED: {"cancel", "finish"},
+    RequestState.ANSWERED: {"fail", "cancel", "finish"},
     RequestState.FAILED: {"cancel", "finish"},
     RequestState.CANCELLED: {"cancel", "finish"},
     RequestState.FINISHED: set[str](),

@@ -60,6 +60,35 @@ async def test_patches_merge_and_null_restores() -> None:
         assert updated["input_audio"]["channels"] == 1
 
 
+async def test_the_operators_start_policy_is_the_default_and_a_client_merges_into_it() -> None:
+    operators = {"type": "on_min_length", "min_text_chars": 3}
+    async with live_server(streaming_input={"start_policy": operators}) as server, native_client(server) as client:
+        assert client.created["start_policy"] == operators
+        await client.chunk("ab")
+        await client.barrier()
+        assert client.seen("response_started") == []
+        await client.chunk("c", end=True)
+        assert (await client.until("response_started"))["trigger"] == "min_length"
+        updated = await client.configure(start_policy={"min_chunks": 9})
+        assert updated["start_policy"] == {**operators, "min_chunks": 9}
+        updated = await client.configure(start_policy={"min_text_chars": 1, "min_chunks": None})
+        assert updated["start_policy"] == {"type": "on_min_length", "min_text_chars": 1}
+        assert (await client.configure(start_policy="on_end_only"))["start_policy"] == "on_end_only"
+        assert (await client.configure(start_policy=None))["start_policy"] == operators
+
+
+async def test_the_operators_policy_may_be_a_modality() -> None:
+    operators = {"type": "on_modality", "modality": "text"}
+    async with live_server(streaming_input={"start_policy": operators}) as server, native_client(server) as client:
+        await client.chunk("Listen:")
+        await client.barrier()
+        assert client.seen("response_started") == []
+        await client.binary(bytes(640))
+        assert (await client.until("response_started"))["trigger"] == "modality"
+        await client.chunk(end=True)
+        await client.answer()
+
+
 async def test_unknown_fields_are_ignored() -> None:
     async with live_server() as server, native_client(server) as client:
         updated = await client.configure(colour="red", input_audio={"colour": "red"}, instructions="x")

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.embedded_engine import EmbeddedEngine
+from support.event_stream import events_of
 from support.live_server import live_server
 from support.native_client import native_client
+from support.raw_http import post
 from support.speech_clips import clip_bytes
 
 from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
+from omni_ws.core.output import context_full
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
@@ -636,3 +639,24 @@ async def test_usage_is_that_of_the_whole_input_when_chunks_come_after_the_start
         assert usage["input_audio_ms"] == round(len(spoken) / 32)
         assert usage["input_tokens"] == 5 + heard
         assert usage["input_after_start_bytes"] == len(spoken) + len(" is it so")
+
+
+async def test_what_was_done_otherwise_than_asked_is_told_with_the_final() -> None:
+    engine = ScriptedEngine(
+        [TextOutput("It goes on"), Finished(FinishReason.LENGTH, Usage(), warnings=(context_full(100),))]
+    )
+    async with live_server(engine) as server, native_client(server) as client:
+        await client.say("Tell me all.")
+        answer = await client.answer()
+        assert (answer.reason, answer.errors) == ("length", [])
+        (warning,) = answer.final["warnings"]
+        assert (warning["code"], warning["param"], "100 tokens" in warning["message"]) == (
+            "context_length_exceeded",
+            None,
+            True,
+        )
+        body = {"messages": [{"role": "user", "content": "Tell me all."}]}
+        whole = (await post(server.port, "/v1/chat/completions", body)).json()
+        assert (whole["choices"][0]["finish_reason"], whole["warnings"]) == ("length", [warning])
+        streamed = events_of(await post(server.port, "/v1/chat/completions", {**body, "stream": True}))
+        assert streamed[-2].json()["warnings"] == [warning]

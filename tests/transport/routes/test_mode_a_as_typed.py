@@ -200,6 +200,28 @@ async def test_such_a_body_is_recorded_once(tmp_path: Path) -> None:
     assert len(events(path, "in")) == 1
 
 
+async def test_live_input_by_curl() -> None:
+    """``-T .`` sends what is there: the answer to the first line comes before there is a second."""
+    async with live_server() as server:
+        curl = await asyncio.create_subprocess_exec(
+            *("curl", "-sSN", "-X", "POST", "-T", ".", "-H", "X-Streaming-Input: true"),
+            f"http://127.0.0.1:{server.port}/v1/chat/completions",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert curl.stdin is not None
+        assert curl.stdout is not None
+        curl.stdin.write(b'{"text":"one "}\n')
+        while b'"content":"one "' not in await curl.stdout.readline():
+            pass
+        curl.stdin.write(b'{"text":"two"}\n')
+        curl.stdin.close()
+        rest = await curl.stdout.read()
+        assert await curl.wait() == 0
+    assert b'"content":"two"' in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
 # --- the bytes decide what a body is that has no type, or a wrong one
 
 STREAMING: Final = "X-Streaming-Input: true"

@@ -102,6 +102,62 @@ async def test_a_new_run_ends_the_one_before_and_the_same_one_goes_on(tmp_path: 
     assert event_names(stopped)
 
 
+async def test_neither_kind_of_profile_stops_the_other(tmp_path: Path) -> None:
+    async with live_server(TracedEcho(), **root(tmp_path)) as server:
+        whole = (await post(server.port, "/start_profile", {"run_id": "same"})).json()
+        requests = (await post(server.port, "/start_request_profile", {"run_id": "same"})).json()
+        assert whole["event_file"] != requests["event_file"]
+        assert (whole["enable_torch"], requests["enable_torch"], requests["trace_path_template"]) == (True, False, None)
+        await one_request(server)
+        stopped = await post(server.port, "/stop_request_profile", {})
+        assert (stopped.json()["event_file"], stopped.json()["trace_files"]) == (requests["event_file"], [])
+        assert event_names(stopped).count("request_admission") == 1
+        assert (await post(server.port, "/stop_request_profile", {"run_id": "same"})).json()["stopped"] is False
+        await post(server.port, "/start_request_profile", {"run_id": "other"})
+        await one_request(server)
+        stopped = await post(server.port, "/stop_profile", {})
+        assert stopped.json()["event_file"] == whole["event_file"]
+        assert stopped.json()["trace_files"] == [f"{whole['trace_path_template']}_rank0.json"]
+        assert event_names(stopped).count("request_admission") == 2
+        assert (await post(server.port, "/stop_profile", {})).json()["stopped"] is False
+        stopped = await post(server.port, "/stop_request_profile", {})
+        assert event_names(stopped).count("request_admission") == 1
+        assert events.recorder is None
+
+
+async def test_two_profiles_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        await post(server.port, "/start_request_profile", {"run_id": "one", "event_dir": "mine"})
+        response = await post(server.port, "/start_profile", {"run_id": "two", "event_dir": "mine"})
+        assert (response.status, response.error["param"]) == (400, "event_dir")
+
+
+PRINTED_BODY = b"""{
+  "run_id": "demo-run",
+  "trace_path_template": "/tmp/profiles/demo-run/trace", // torch trace template
+  "event_dir": "/tmp/profiles/demo-run/events", // request-event JSONL dir (optional)
+  "enable_torch": true // set false to skip torch trace
+}"""
+
+
+async def test_who_sends_a_body_as_it_is_printed_elsewhere_is_told_what_to_change(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        response = await post(server.port, "/start_profile", PRINTED_BODY)
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
+        assert "JSON has no comments, remove them" in response.error["message"]
+        without = b"\n".join(line.split(b" //")[0] for line in PRINTED_BODY.splitlines())
+        response = await post(server.port, "/start_profile", without)
+        assert (response.status, response.error["param"]) == (400, "event_dir")
+        folder = str(tmp_path / "profiles")
+        for part in (folder, "leave it out", "relative to that folder", "--profiler.root"):
+            assert part in response.error["message"]
+        for comment in (b'{"a": 1} # one', b"/* one */ {}"):
+            response = await post(server.port, "/start_request_profile", comment)
+            assert "remove them" in response.error["message"]
+        response = await post(server.port, "/start_request_profile", b'{"a": "//}')
+        assert "comments" not in response.error["message"]
+
+
 async def test_a_server_that_ends_ends_its_profile(tmp_path: Path) -> None:
     async with live_server(**root(tmp_path)) as server:
         await post(server.port, "/start_request_profile", {})
