@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
-from itertools import chain
 from random import Random
 from typing import Final
 
@@ -42,8 +41,12 @@ _POLITE: Final = re.compile(
     r"i(?: would|['’]d) like you to|i want you to|do you know|go on and|just)[\s,.!]+",
     re.I,
 )
-_POLITE_END: Final = re.compile(r"[\s,](?:please|thank you|thanks|for me)$", re.I)
-_LONGEST_POLITE_END: Final = len(", thank you")
+_POLITE_END: Final = re.compile(
+    r"(?:[\s,](?:please|thank you|thanks|for me)|"
+    r",\s?(?:(?:do|can|if) you (?:still )?(?:know|remember)|(?:can|could) you (?:please )?tell me|any idea))$",
+    re.I,
+)
+_LONGEST_POLITE_END: Final = len(", could you please tell me")
 _TRAILING: Final = " \t\r\n.!?,;"
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+(?=\S)")
 _ANOTHER: Final = re.compile(
@@ -123,13 +126,25 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
         return first.sentences
     heavy = [match for match in found if match is not None and not match.intent.light]
     if heavy:
-        return chain.from_iterable(match.sentences for match in heavy[:_MAX_ANSWERED])
+        return _each_once(heavy[:_MAX_ANSWERED])
     if (whole := _found(asked)) is not None:
         return whole.sentences
     for one, match in zip(each, found, strict=True):
         if match is None:
             return _unknown(one)
     return next(match.sentences for match in reversed(found) if match is not None)
+
+
+def _each_once(found: Sequence[Understood]) -> Iterator[str]:
+    """The sentences of several answers, but for those that an earlier one of them has."""
+    said: set[str] = set()
+    for match in found:
+        here: list[str] = []
+        for sentence in match.sentences:
+            if sentence not in said:
+                here.append(sentence)
+                yield sentence
+        said.update(here)
 
 
 def _in_play(asked: Asked) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
@@ -32,7 +33,19 @@ _WEATHER_TOLD: Final = (
     r"tonight|here|out|there|again|a lot|is not it))*"
 )
 
-BEYOND = (
+#: What is asked of the world, where a lone word would be taken for a wish: "what is a vacuum", "how far is the moon".
+#: What the words "the", "my" and "it" begin is what somebody has in mind.
+_KNOWLEDGE: Final = (
+    r"(?:what|who) (?:is|are|was|were) (?:an? )?(?!the\b|my\b|your\b|this\b|that\b|it\b|on\b|in\b|playing\b|winning\b)"
+    r"[a-z]+(?: [a-z]+)?|"
+    r"(?:what|who) (?:is|are|was|were) the .+ (?:of|in) (?:a|an|the) (?!house\b|weather\b|news\b)(?:[a-z]+ ?){1,3}|"
+    r"(?:what|who|when|where|why|how|which|is|are|does|do|did)\b.*\b(?:moon|sun|mars|venus|jupiter|saturn|earth|planets?|"
+    r"stars?|galax(?:y|ies)|universe|ocean|atom|history|invented|discovered|founded|painted|born|means?|called)\b.*|"
+    r"how (?:does|do|did) (?:an? |the )?(?!i\b|you\b|we\b)[a-z]+(?: [a-z]+)? (?:works?|worked|form|happen|grow)|"
+    r"why (?:is|are|do|does|did|was|were) (?!it\b|you\b|i\b|we\b|my\b).+"
+)
+
+_REFUSALS = (
     Intent(
         name="weather told",
         slots=(_WEATHER_TOLD,),
@@ -335,3 +348,5 @@ BEYOND = (
         says=("No, I can't. I listen and answer, that's all.", "No, that I can't do."),
     ),
 )
+
+BEYOND = tuple(replace(intent, unless=_KNOWLEDGE) for intent in _REFUSALS)
