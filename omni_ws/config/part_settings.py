@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from omni_ws.config.parts import FORMS, PartChoice, parse_part
 from omni_ws.config.section import Section
-from omni_ws.config.values import Count, Key, Seconds, Text
+from omni_ws.config.values import Count, Key, Seconds, Text, Whole
 
 #: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
 SPOKEN_INSTRUCTIONS: Final = (
@@ -108,6 +108,11 @@ class LlmConfig(PartConfig):
         default=None,
         description="Instructions for spoken answers, unless the client gives its own; unset: to write for the ear "
         "(docs/speech.md); empty: none.",
+    )
+    max_spoken_tokens: Whole = Field(
+        default=300,
+        description="About how many tokens a spoken answer has, unless the client names a limit: it ends with a whole "
+        "sentence, `finish_reason` `length`. 300 are about a minute and a half; 0: no limit.",
     )
     tool_filler: Text | None = Field(
         default=None,
