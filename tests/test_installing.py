@@ -71,7 +71,9 @@ def test_parts_choose_the_environment_of_the_server(parts: tuple[str, ...], pyth
     assert " ".join(command.split()) == f"exec {python} serve --fetch {flags}"
 
 
-@pytest.mark.parametrize(("llm", "installed"), [("gguf:a.gguf", True), ("smollm2", True), ("rules", False)])
+@pytest.mark.parametrize(
+    ("llm", "installed"), [("gguf:a.gguf", True), ("smollm2", True), ("qwen", True), ("rules", False)]
+)
 def test_a_language_model_inside_brings_what_runs_it(llm: str, installed: bool) -> None:
     planned = make("--dry-run", "serve", f"LLM={llm}", "VENV=VENV").stdout
     assert (".[gguf]" in planned) is installed

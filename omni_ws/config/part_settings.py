@@ -21,6 +21,12 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
+#: What else a small model is told, which would rather say yes.
+_OF_SMALL_MODELS: Final = (
+    " You cannot see, browse the internet, know the weather or the news, play music, call anybody or control devices: "
+    "if you are asked to, say that you cannot. If you do not know something, say so."
+)
+
 
 def _forms(part: str, server: str = "") -> str:
     """Returns the forms of a part's ``use``, for its description."""
@@ -142,7 +148,9 @@ class LlmConfig(PartConfig):
         """What an LLM is told where its answers are spoken; empty for nothing. Only one that was named is told."""
         if self.use is None:
             return ""
-        return SPOKEN_INSTRUCTIONS if self.instructions is None else self.instructions
+        if self.instructions is not None:
+            return self.instructions
+        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name == "qwen" else "")
 
 
 class TtsConfig(PartConfig):

@@ -22,6 +22,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "embedded": "embedded",
         "rules": "rules",
         "gguf": "gguf:FILE",
+        "qwen": "qwen",
         "smollm2": "smollm2",
         "vllm": "vllm:MODEL",
         "ollama": "ollama[:MODEL]",
@@ -41,7 +42,7 @@ SERVER: Final = "server"
 #: The ports on which servers of models listen on this machine unless told otherwise.
 LOCAL_PORTS: Final[Mapping[str, int]] = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080}
 #: The names of LLMs that llama.cpp runs in a process of this server.
-GGUF_PARTS: Final = frozenset({"gguf", "smollm2"})
+GGUF_PARTS: Final = frozenset({"gguf", "qwen", "smollm2"})
 #: The names of parts on vLLM.
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of parts that another server is.

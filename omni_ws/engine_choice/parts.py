@@ -5,6 +5,7 @@ Each is imported only when it is named, since engines have heavy dependencies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +23,19 @@ _FORWARDING: Final = (
     *("voices", "audio_format", "audio_sample_rate"),
 )
 
-_SMOLLM2: Final = "SmolLM2-135M-Instruct"
-#: For those who meet it first here.
-_ABOUT_SMOLLM2: Final = (
-    "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm gguf:FILE "
-    "runs a better one"
-)
+#: The models that can be fetched, by what ``--llm`` calls them: their own names, and what to know of them.
+_FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
+    "qwen": (
+        "Qwen2.5-Coder-1.5B-Instruct",
+        "Qwen answers everyday questions, on two cores hardly faster than one listens; rules answer what they know "
+        "exactly: time, dates, sums, units, spelling",
+    ),
+    "smollm2": (
+        "SmolLM2-135M-Instruct",
+        "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm qwen, "
+        "or --llm gguf:FILE, is better",
+    ),
+}
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
@@ -69,8 +77,12 @@ def llm_of(config: ServerConfig) -> Engine:
         case "gguf":
             assert choice.model is not None  # without a model the configuration is refused
             return _gguf(config, Path(choice.model).expanduser())
+        case "qwen":
+            from omni_ws.engine.llm.rules_first import RulesFirst
+
+            return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
         case "smollm2":
-            return _gguf(config, _fetched("smollm2"), name=_SMOLLM2, about=_ABOUT_SMOLLM2)
+            return _fetched_llm(config)
     from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
     from omni_ws.engine_choice.local_llm import LocalServerLlm
@@ -78,6 +90,12 @@ def llm_of(config: ServerConfig) -> Engine:
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
     settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def _fetched_llm(config: ServerConfig) -> Engine:
+    name = config.llm.choice.name
+    model, about = _FETCHED_LLMS[name]
+    return _gguf(config, _fetched(name), name=model, about=about)
 
 
 def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") -> Engine:
@@ -93,6 +111,7 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
             parallel=llm.parallel,
             think=llm.think,
             chat_template=llm.chat_template,
+            instructions="" if config.tts.choice.name == "none" else llm.spoken_instructions,
             about=about,
             first_byte_timeout=llm.first_byte_timeout_sec,
         )

@@ -121,6 +121,11 @@ _REFUSALS = (
             "(reminder|reminders)",
             "(tell|call|alert|notify) me (in|when|at) *",
         ),
+        slots=(
+            r"(?:set|start|stop|cancel|make|create) (?:me )?(?:a|an|the|my|another) (?:[a-z0-9]+ ){0,3}"
+            r"(?:timer|alarm|reminder|stopwatch)(?: .+)?",
+            r"(?:wake|remind) me .+",
+        ),
         phrases=("set (a|an|the) (timer|alarm)",),
         says=(
             "I can't set timers or reminders. I only speak when I'm spoken to.",
@@ -140,6 +145,11 @@ _REFUSALS = (
             "thermostat",
             "vacuum",
         ),
+        slots=(
+            r"(?:turn|switch|put) (?:on|off) (?:the|my|all|your) .+",
+            r"(?:turn|switch) (?:the|my|all) .+ (?:on|off)",
+            r"(?:open|close|lock|unlock) (?:the|my) (?:door|window|garage|blinds|curtains|windows|doors)(?: .+)?",
+        ),
         says=("I can't control any devices. I'm only a voice.", "I'm not connected to anything in your home."),
     ),
     Intent(
@@ -151,6 +161,10 @@ _REFUSALS = (
             "(make|place) a [phone] call",
             "(any|new|my) (messages|emails|mail|missed calls)",
             "post (on|to) (twitter|facebook|instagram)",
+        ),
+        slots=(
+            r"(?:call|phone|ring|dial|text|email|message) (?:(?:my (?!doctor)|mom\b|dad\b|him\b|her\b|them\b).*)",
+            r"send (?:a|an|my|the|him|her|them) (?:.+ )?(?:message|email|text|letter|mail)(?: .+)?",
         ),
         says=("I can't send messages or call anyone.", "I can't reach anybody but you."),
     ),

@@ -64,6 +64,8 @@ class Intent:
     light: bool = False
     #: Whether its keys count before anything else, and in sentences of any length.
     first: bool = False
+    #: Whether its answer is exact where its phrases or slots fit, so that a model could only do worse.
+    exact: bool = False
     #: Whether "another one" asks for it again.
     renews: bool = False
 

@@ -49,17 +49,21 @@ class Matcher:
 
     def find(self, asked: Asked, request: str) -> Understood | None:
         """What is answered; ``request`` is the text without courtesies, as it was written."""
-        inside = f" {asked.words} "
-        for key, intent in self._first:
-            if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
-                return Understood(intent, sentences)
-        if (fitting := self.fitting(asked, request)) is not None:
+        if (fitting := self.exactly(asked, request)) is not None:
             return fitting
         asks = _asks(asked)
         meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._by_sound(asks) if asks else None
         if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
             return Understood(meant, sentences)
         return None
+
+    def exactly(self, asked: Asked, request: str) -> Understood | None:
+        """What is answered to a key that counts first, or to what fits to the letter."""
+        inside = f" {asked.words} "
+        for key, intent in self._first:
+            if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
+                return Understood(intent, sentences)
+        return self.fitting(asked, request)
 
     def fitting(self, asked: Asked, request: str) -> Understood | None:
         """What is answered to what fits to the letter: no keys, and nothing that only sounds alike."""
