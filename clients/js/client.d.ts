@@ -68,6 +68,8 @@ export interface Turn {
     state: "none" | "thinking" | "speaking" | "held" | "done" | "stopped" | "failed";
     /* A code of the protocol, or a sentence. */
     error: string;
+    /* The server's own words for it. */
+    reason: string;
     finishReason: string | null;
     usage: Record<string, number> | null;
     calls: ToolCall[];

@@ -99,7 +99,7 @@ export class ConversationView {
     if (used) said.push(`used ${used}`);
     else if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");
-    if (answer.error) said.push(ofAnswer(answer.error));
+    if (answer.error) said.push(ofAnswer(answer.error, answer.reason));
     else if (answer.state === "failed") said.push("no answer came");
     setText(note, said.join(" · "));
   }

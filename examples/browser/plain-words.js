@@ -1,5 +1,7 @@
 /* What went wrong, as one would say it, and what can be done about it; how long something took; names of voices. */
 
+import { isHere } from "./who.js";
+
 const MICROPHONE = {
   NotAllowedError:
     "The browser does not let this page use the microphone. Allow it beside the address of the page and try again. " +
@@ -16,6 +18,7 @@ const MICROPHONE = {
     "Open this page over https (docs/browser.md tells how), or write.",
 };
 
+const FAILED = "engine_failed";
 const SERVER = {
   engine_overloaded: "The server is busy. Try again in a moment.",
   rate_limited: "Too many requests or sessions with this key at once. Try again in a moment.",
@@ -58,11 +61,14 @@ export function ofMicrophone(error) {
 }
 
 export function ofServer({ code, message, param }) {
+  if (code === FAILED && message && isHere(location.hostname)) return ofAnswer(code, message);
   if (code === "unsupported_parameter") return `The server cannot do that: ${message}${param ? ` (${param})` : ""}.`;
   return SERVER[code] ?? (message ? `The server says: ${message}` : code);
 }
 
-/* An answer's error is kept by its code. */
-export function ofAnswer(code) {
+/* An answer's error is kept by its code, with the server's `reason`: whoever reads it on the server's own machine can do
+   something about that. */
+export function ofAnswer(code, reason) {
+  if (code === FAILED && reason && isHere(location.hostname)) return `The server could not work this out: ${reason}`;
   return SERVER[code] ?? code;
 }

@@ -82,7 +82,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       kind,
       startedAt: new Date(),
       user: { text, interim: "", images, done },
-      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, calls: [] },
+      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", reason: "", finishReason: null, usage: null, calls: [] },
       requestId: null,
       unwanted: false,
       interrupts: false,
@@ -267,7 +267,10 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     if (!requestId) return null;
     const turn = this.#turnOf(requestId, frame);
     if (frame.type === "output_chunk") this.#output(turn, frame);
-    if (frame.type === "error" && !turn.unwanted) turn.answer.error = frame.error.code;
+    if (frame.type === "error" && !turn.unwanted) {
+      turn.answer.error = frame.error.code;
+      turn.answer.reason = frame.error.message;
+    }
     // Sound without a name is that of the answer that was announced last, whatever else was heard or has ended meanwhile.
     if (frame.type !== "error" && !frame.final && frame.modality !== "transcript") this.#named = turn;
     this.#changed(turn);
