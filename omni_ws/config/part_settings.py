@@ -135,6 +135,16 @@ class LlmConfig(PartConfig):
         default=None,
         description="Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.",
     )
+    reasoning_effort: Text | None = Field(
+        default=None,
+        description="How much a model on a server thinks before it answers, as that server calls it (`none`, `low` …; "
+        "OpenAI, Ollama), unless the client says: speech begins late then; unset: as the server does.",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={},
+        description="Arguments of the chat template of a model on a server, such as `enable_thinking false` (vLLM, "
+        "llama.cpp, SGLang).",
+    )
     think: bool = Field(
         default=False,
         description="Whether a GGUF model that can think does so before it answers: speech begins late then.",

@@ -88,7 +88,10 @@ def llm_of(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.local_llm import LocalServerLlm
 
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
-    settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
+    llm = config.llm
+    wanted = {"reasoning_effort": llm.reasoning_effort, "chat_template_kwargs": llm.chat_template_kwargs}
+    body = {name: value for name, value in wanted.items() if value}
+    settings = RemoteLlmSettings(**_upstream(config, llm), **fields, body=body)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
 
 
