@@ -509,6 +509,9 @@ def test_what_was_said_and_asked_first() -> None:
     ):
         expected = told or "I haven't heard that many from you."
         assert conversation(*said, ask)[-1] == expected, ask
+    assert conversation("hi", "what is three plus four", "What was my first question?")[-1] == (
+        "You asked: what is three plus four?"
+    )
     assert conversation("What did I ask you first?") == ["That was the first thing that I heard from you."]
 
 

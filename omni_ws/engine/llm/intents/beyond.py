@@ -9,7 +9,7 @@ from typing import Final
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 
 _SIGHTLESS: Final = (
-    "I can't see. If you send me a picture, I can tell its size and its main color.",
+    "I can't see. Of a picture that is sent to me I can tell its size and its main color, no more.",
     "I have no eyes. Of a picture I can tell only its size and its main color.",
 )
 

@@ -35,7 +35,7 @@ def _what_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
 
 
 def _quoted(heard: str) -> str:
-    return f"You asked: {heard}" if heard.endswith("?") else f"I heard: {heard.rstrip('.!')}."
+    return f"You asked: {heard.rstrip('.!?')}?" if is_question(heard) else f"I heard: {heard.rstrip('.!')}."
 
 
 def _which_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
