@@ -10,7 +10,10 @@ from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasShortcomings, Role, parts_of
 
-_BETTER_THAN_RULES: Final = "To talk with a language model instead of rules, start the server with --llm ollama, --llm qwen (1.1 GB), or --llm and a URL"
+_BETTER_THAN_RULES: Final = (
+    "To talk with a language model instead of rules, start the server with --llm ollama, --llm qwen (1.1 GB), "
+    "or --llm and a URL"
+)
 
 
 def advice(engine: Engine, config: ServerConfig, suggested: Iterable[str] = ()) -> str | None:
