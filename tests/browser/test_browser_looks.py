@@ -204,8 +204,10 @@ async def test_the_centre_moves_and_stands_still_on_request() -> None:
         assert (await demo.page.evaluate(orb))["frames"] > still["frames"]
         await demo.in_state("ready")
         stands = "last === (last = document.querySelector('#orb').orb.cost.frames) ? (same += 1) : (same = 0)"
-        frames = f"const frame = () => (({stands}) < 20 ? requestAnimationFrame(frame) : go()); frame();"
-        await demo.page.evaluate(f"new Promise((go) => {{ let last = -1, same = 0; {frames} }})")
+        frames = (
+            f"const frame = () => (({stands}) >= 20 || !--left ? go(left) : requestAnimationFrame(frame)); frame();"
+        )
+        assert await demo.page.evaluate(f"new Promise((go) => {{ let last = -1, same = 0, left = 600; {frames} }})")
 
 
 #: The levels of an answer to what was written: the server's side alone has any.
