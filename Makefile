@@ -20,6 +20,7 @@ TTS :=
 ENGINE :=
 MODEL :=
 TALKER :=
+# The recipes that serve turn globbing off: a * in ARGS, as in --allow-origin *, is for the server.
 PARTS_OF_ENGINE = $(if $(ASR),--asr '$(ASR)') $(if $(LLM),--llm '$(LLM)') $(if $(TTS),--tts '$(TTS)')
 # Prints progress, and one line about the reason if it fails.
 INSTALL := requirements/install.sh
@@ -69,21 +70,21 @@ else
 SERVE_VENV := $(VLLM_SERVES)
 endif
 serve: ## a voice server; its last line says what to open. LLM=ollama or ENGINE=vllm MODEL=… serves a model, ARGS are any settings
-	@exec $(SERVE_VENV)/bin/python -m omni_ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
+	@set -f; exec $(SERVE_VENV)/bin/python -m omni_ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
 	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(PARTS_OF_ENGINE) $(ARGS)
 else ifneq ($(MODEL)$(TALKER),)
 serve:
 	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER)); other models are named in LLM, as in LLM=ollama:NAME' >&2
 	@exit 2
 else
-ifneq ($(filter gguf:% smollm2,$(LLM)),)
+ifneq ($(filter gguf:% qwen smollm2,$(LLM)),)
 serve: $(VENV)/.ready-for-gguf
 endif
 ifneq ($(filter --lan,$(ARGS)),)
 serve: $(VENV)/.ready-for-lan
 endif
 serve: $(VENV)/.ready-to-serve
-	@exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
+	@set -f; exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
 endif
 
 # Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
@@ -178,7 +179,7 @@ test-vllm: $(VLLM_VENV)/.ready ## the tests with vLLM
 # Models with random weights, built in seconds: their text and speech are noise, everything else is real.
 serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, no download; also MODEL=qwen3-omni or qwen2.5-omni
 	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS) $(MODEL)
-	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
+	@set -f; $(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
 
 # Third-party software for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside

@@ -78,6 +78,26 @@ def test_every_variable_is_a_setting(name: str) -> None:
     assert found <= known
 
 
+def test_compose_waits_for_its_model_and_is_reached_over_tls() -> None:
+    services = parsed(DEPLOY / "compose.yaml")["services"]
+    server = services["omni_ws"]
+    assert "ports" not in server  # Caddy alone is reached from outside
+    assert services["caddy"]["command"][-1] == "omni_ws:8080"
+    assert server["environment"]["OMNI_WS_ALLOW_ORIGIN"] == f"https://{services['caddy']['command'][3]}"
+    assert services["model"]["entrypoint"][-1] == server["environment"]["OMNI_WS_LLM__MODEL"]
+    assert server["depends_on"] == {"model": {"condition": "service_completed_successfully"}}
+    # Those think before they answer, unless they are told not to.
+    assert not re.search(r"qwen3|deepseek-r1|gpt-oss|magistral", server["environment"]["OMNI_WS_LLM__MODEL"])
+
+
+def test_the_unit_fetches_its_weights_where_it_may_write() -> None:
+    text = (DEPLOY / "omni_ws.service").read_text(encoding="utf-8")
+    assert re.search(r"^ExecStart=\S+/omni-ws serve --fetch ", text, re.MULTILINE)
+    cache = re.search(r"^CacheDirectory=(.+)$", text, re.MULTILINE)
+    assert cache is not None
+    assert f"\nEnvironment=XDG_CACHE_HOME=/var/cache/{cache[1]}\n" in text
+
+
 def test_manifests_of_kubernetes_fit_the_server() -> None:
     text = (DEPLOY / "kubernetes" / "omni_ws.yaml").read_text(encoding="utf-8")
     manifests = {one["kind"]: one for one in yaml.safe_load_all(text)}

@@ -71,7 +71,25 @@ def test_parts_choose_the_environment_of_the_server(parts: tuple[str, ...], pyth
     assert " ".join(command.split()) == f"exec {python} serve --fetch {flags}"
 
 
-@pytest.mark.parametrize(("llm", "installed"), [("gguf:a.gguf", True), ("smollm2", True), ("rules", False)])
+def test_a_star_in_the_arguments_reaches_the_server_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "venv" / "bin" / "omni-ws"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
+    for made in ("bin/python", ".ready-to-serve"):
+        (tmp_path / "venv" / made).touch()
+    ended = run(
+        "make",
+        *("--no-print-directory", "serve", f"VENV={tmp_path}/venv", "ARGS=--allow-origin * --port 9000"),
+        MAKEFLAGS="",
+        MAKELEVEL="",
+    )
+    assert ended.stdout.splitlines() == ["serve", "--fetch", "--allow-origin", "*", "--port", "9000"], ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("llm", "installed"), [("gguf:a.gguf", True), ("smollm2", True), ("qwen", True), ("rules", False)]
+)
 def test_a_language_model_inside_brings_what_runs_it(llm: str, installed: bool) -> None:
     planned = make("--dry-run", "serve", f"LLM={llm}", "VENV=VENV").stdout
     assert (".[gguf]" in planned) is installed

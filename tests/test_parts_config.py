@@ -155,6 +155,7 @@ def refused(**fields: Any) -> str:
         ({"llm": {"use": "rules", "threads": 2}}, "llm.threads means nothing beside --llm rules"),
         ({"llm": {"use": "gguf:f", "api_key": "hush"}}, "llm.api_key means nothing beside --llm gguf"),
         ({"llm": {"use": "smollm2", "model": "m"}}, "llm.model means nothing beside --llm smollm2"),
+        ({"llm": {"use": "qwen", "reasoning_effort": "low"}}, "llm.reasoning_effort means nothing beside --llm qwen"),
         ({"asr": {"use": "vllm"}}, "--asr vllm needs a model: --asr vllm:NAME-OR-FOLDER"),
         ({"tts": {"use": "talker"}}, "--tts talker needs a model"),
         ({"tts": {"use": "talker:m", "voice": "tara"}}, "tts.voice means nothing beside --tts talker"),

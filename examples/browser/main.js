@@ -17,6 +17,7 @@ import { SettingsDrawer } from "./settings-drawer.js";
 import { showTheme } from "./theme.js";
 import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
+import { seen, waitedFor } from "./who.js";
 
 const NEXT_DOWNLOAD_MS = 500;
 /* How long it is said that an answer was interrupted, if nothing else happens. */
@@ -85,6 +86,7 @@ const attachments = new Attachments({
 });
 
 let models = [];
+let created = {}; // what the server said of itself
 
 // --- the session
 
@@ -117,7 +119,8 @@ session.addEventListener("created", async ({ detail }) => {
   if (detail.lost && conversation.turns.some(({ dropped }) => !dropped)) {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
-  attachments.allow(detail.capabilities.input_modalities);
+  attachments.allow(seen(detail));
+  created = detail;
   view.transcripts = detail.capabilities.transcripts;
   figures.server(detail, calls ? "WebRTC" : "WebSocket");
   models = await servedModels();
@@ -357,6 +360,25 @@ const STATES = {
 };
 
 client.addEventListener("change", showState);
+
+/* An answer that does not begin for a while: what it waits for is said. */
+const SLOW_MS = 4000;
+let slow = null;
+function watchSlowness() {
+  const waits = client.state === "thinking" && !conversation.current?.answer.text;
+  if (!waits) {
+    clearTimeout(slow);
+    slow = null;
+    messages.hide("slow");
+  } else if (slow === null) {
+    slow = setTimeout(() => {
+      const { user } = conversation.current ?? {};
+      messages.show("slow", waitedFor(created, Boolean(user?.text)), { kind: "busy" });
+    }, SLOW_MS);
+  }
+}
+client.addEventListener("change", watchSlowness);
+client.addEventListener("turn", watchSlowness);
 
 /* Whether the server takes speech; it is not offered where it does not. */
 function hears() {

@@ -2,17 +2,21 @@
    levels of both voices.
 
    away       a broken ring, still           listening  the person's colour, a slow swell
-   ready      small, grey, asleep            hearing    its edge follows the voice, and rings draw in
+   ready      small, grey, asleep, still     hearing    its edge follows the voice, and rings draw in
    busy       small, with arcs that circle   speaking   the server's colour, its edge follows, and rings go out
    muted      struck through, still          interrupted (for a moment)  the ring breaks and flies apart
 
-   Where less motion is wanted, each state is a picture that stands still. */
+   Where less motion is wanted, each state is a picture that stands still. What stands still is drawn once: a page that waits
+   for hours should cost nothing, least of all where no graphics card draws it. */
 
 const POINTS = 56;
 const BREAK_MS = 550;
 const STILL_BREAK_MS = 1200;
 const RING_MS = 1500;
 const REST_FRAME_MS = 33;
+/* Below this level, nobody is heard. */
+const QUIET = 0.02;
+const STILL = new Set(["away", "muted", "ready"]);
 const RECENT_FRAMES = 60;
 const TURN = Math.PI * 2;
 
@@ -44,6 +48,7 @@ export class Orb {
   #phase = 0;
   #reach = 0;
   #stale = true;
+  #looping = false;
   #colours = null;
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -53,7 +58,7 @@ export class Orb {
     canvas.orb = this;
     const repaint = () => {
       this.#colours = null;
-      this.#stale = true;
+      this.#change();
     };
     new ResizeObserver(() => {
       repaint();
@@ -62,9 +67,17 @@ export class Orb {
     this.repaint = repaint;
     addEventListener("themechange", repaint);
     this.#calm.addEventListener("change", repaint);
+    this.#change();
+  }
+
+  /* Something is to be drawn anew. */
+  #change() {
+    this.#stale = true;
+    if (this.#looping) return;
+    this.#looping = true;
     const loop = (now) => {
-      this.#frame(now);
-      requestAnimationFrame(loop);
+      this.#looping = this.#frame(now);
+      if (this.#looping) requestAnimationFrame(loop);
     };
     requestAnimationFrame(loop);
   }
@@ -74,13 +87,13 @@ export class Orb {
     if (state === this.#state) return;
     this.#state = state;
     this.#rings = [];
-    this.#stale = true;
+    this.#change();
   }
 
   /* An answer was cut short. */
   interrupt() {
     this.#brokenAt = performance.now();
-    this.#stale = true;
+    this.#change();
   }
 
   /* `side` is "you" or "server"; `peak` from 0 to 1. */
@@ -88,16 +101,16 @@ export class Orb {
     this.#wanted[side] = Math.max(this.#wanted[side], Math.min(1, Math.sqrt(peak)));
   }
 
+  /* Whether it goes on to move. */
   #frame(now) {
     const since = now - this.#drawnAt;
-    const rests = this.#state === "away" || this.#state === "muted" || this.#calm.matches;
+    const rests = STILL.has(this.#state) || this.#calm.matches;
     const breaking = now - this.#brokenAt < (this.#calm.matches ? STILL_BREAK_MS : BREAK_MS);
     if (breaking !== this.#breaking) this.#stale = true; // also to draw the body whole again
     this.#breaking = breaking;
     const moves = breaking && !this.#calm.matches;
-    if (!this.#stale && !moves && (rests ? this.#settled : this.#state === "ready" && since < REST_FRAME_MS)) {
-      return;
-    }
+    const slow = this.#state === "listening" && Math.max(this.#level, this.#wanted.you) < QUIET;
+    if (!this.#stale && !moves && (rests ? this.#settled : slow && since < REST_FRAME_MS)) return breaking || !rests;
     const begun = performance.now();
     this.#stale = false;
     this.#move(Math.min(0.1, since / 1000), now);
@@ -106,6 +119,7 @@ export class Orb {
     this.cost.frames += 1;
     this.cost.recent.push(performance.now() - begun);
     if (this.cost.recent.length > RECENT_FRAMES) this.cost.recent.shift();
+    return true;
   }
 
   get #settled() {

@@ -1,5 +1,7 @@
 /* What went wrong, as one would say it, and what can be done about it; how long something took; names of voices. */
 
+import { isHere } from "./who.js";
+
 const MICROPHONE = {
   NotAllowedError:
     "The browser does not let this page use the microphone. Allow it beside the address of the page and try again. " +
@@ -16,7 +18,8 @@ const MICROPHONE = {
     "Open this page over https (docs/browser.md tells how), or write.",
 };
 
-const OF_OTHERS = ["engine_overloaded", "engine_failed", "upstream_invalid", "model_not_found"];
+const FAILED = "engine_failed";
+const OF_OTHERS = ["engine_overloaded", "upstream_invalid", "model_not_found"];
 
 const SERVER = {
   engine_overloaded: "The server is busy. Try again in a moment.",
@@ -61,12 +64,16 @@ export function ofMicrophone(error) {
 }
 
 export function ofServer({ code, message, param }) {
+  if (code === FAILED && message && isHere(location.hostname)) return ofAnswer(code, message);
   if (code === "unsupported_parameter") return `The server cannot do that: ${message}${param ? ` (${param})` : ""}.`;
   return SERVER[code] ?? (message ? `The server says: ${message}` : code);
 }
 
-/* An answer's error is kept by its code; the reason says more where another server was asked. */
+/* An answer's error is kept by its code, with the server's `reason`: it says more where another server was asked, and
+   whoever reads it on the server's own machine can do something about a failure. */
 export function ofAnswer(code, reason) {
   const said = SERVER[code] ?? code;
-  return reason && OF_OTHERS.includes(code) ? `${said} It says: ${reason}` : said;
+  if (!reason) return said;
+  if (code === FAILED) return isHere(location.hostname) ? `The server could not work this out: ${reason}` : said;
+  return OF_OTHERS.includes(code) ? `${said} It says: ${reason}` : said;
 }

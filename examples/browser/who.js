@@ -33,7 +33,7 @@ export function brief(created) {
 
 /* Where a voice and words go, in a sentence. `host` is that of the page's address. */
 export function places({ parts, capabilities }, host) {
-  const here = /^(localhost|127\..*|\[::1\])$/.test(host);
+  const here = isHere(host);
   const machine = here ? "this machine" : host;
   const takes = (...modalities) => modalities.some((one) => capabilities.input_modalities.includes(one));
   const given = new Map(); // what goes on, by the hosts that get it
@@ -53,6 +53,24 @@ export function places({ parts, capabilities }, host) {
   return capitalised(`${goes.join("; ")}.`);
 }
 
+/* Whether the server is on the machine of whoever reads the page. */
+export function isHere(host) {
+  return /^(localhost|127\..*|\[::1\])$/.test(host);
+}
+
+/* The modalities that somebody looks at: rules take pictures, too, but can tell no more than their size and colour. */
+export function seen({ parts, capabilities: { input_modalities: takes } }) {
+  return parts?.llm?.name === "rules" ? [] : takes.filter((one) => one === "image" || one === "video");
+}
+
+/* What an answer waits for that has not begun. `words` says whether what was said is written down. */
+export function waitedFor({ parts }, words) {
+  if (!words && parts?.asr) return `Still waiting for ${parts.asr.model} to write down what you said.`;
+  const hosts = parts?.llm?.hosts ?? [];
+  const model = parts?.llm?.model ? `the model ${parts.llm.model}` : "the model";
+  return `Still waiting for ${model}${hosts.length ? ` on ${hosts.join(" or ")}` : ""} to begin its answer.`;
+}
+
 function listed(things) {
   return things.length < 2 ? things.join("") : `${things.slice(0, -1).join(", ")} and ${things.at(-1)}`;
 }
@@ -66,14 +84,16 @@ function capitalised(text) {
 }
 
 /* What the server can do and cannot, in words: [can, what]. */
-export function abilities({ capabilities: { input_modalities: takes, output_modalities: gives, ...can } }) {
+export function abilities(created) {
+  const { input_modalities: takes, output_modalities: gives, ...can } = created.capabilities;
+  const sights = seen(created);
   return [
     [takes.includes("audio"), "hear you"],
     [gives.includes("audio"), "speak"],
     [can.turn_detection, "notice by itself when you speak"],
     [can.turn_detection_types?.includes("semantic_vad") ?? false, "tell by your voice that you have finished"],
-    [takes.includes("image"), "look at pictures"],
-    [takes.includes("video"), "watch the camera or a screen"],
+    [sights.includes("image"), "look at pictures"],
+    [sights.includes("video"), "watch the camera or a screen"],
     [can.tools, "use the tools of this page"],
   ];
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -51,7 +51,7 @@ class AudioChunk:
 
     request_id: str
     sequence_id: int
-    audio: bytes
+    audio: bytes = field(repr=False)
     format: str
     sample_rate: int
     start_ms: int | None = None
@@ -363,7 +363,7 @@ class Answer:
     turn_id: str | None = None
     text: str = ""
     transcript: str = ""
-    audio: bytes = b""
+    audio: bytes = field(default=b"", repr=False)
     audio_format: str | None = None
     sample_rate: int | None = None
     words: tuple[Word, ...] = ()

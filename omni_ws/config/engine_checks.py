@@ -44,10 +44,13 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
 }
 #: Settings of an LLM in a GGUF file.
 _OF_GGUF: Final = frozenset({"context", "threads", "parallel", "think", "chat_template"})
+#: Settings of an LLM on a server.
+_OF_SERVER: Final = frozenset({"reasoning_effort", "chat_template_kwargs"})
 #: Settings of a part that say more about what ``use`` names.
 _BESIDE_USE: Final = (
     frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice", "opens_thoughts"})
     | _OF_GGUF
+    | _OF_SERVER
 )
 #: Settings of the remote engine that a part has of its own.
 _REMOTE_ALONE: Final = frozenset(
@@ -111,6 +114,7 @@ def _settings_of(part: PartConfig) -> frozenset[str]:
     elif takes_model(part.part, name):
         used |= {"model"}
     if part.part == "llm":
+        used |= _OF_SERVER if name in REMOTE_PARTS else set()
         used |= {"speculate"}  # says when any LLM is asked
     if name == "vllm":
         used |= {"args"}

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from omni_ws.config.parts import FORMS, PartChoice, parse_part
 from omni_ws.config.section import Section
-from omni_ws.config.values import Count, Key, Seconds, Text
+from omni_ws.config.values import Count, Key, Seconds, Text, Whole
 
 #: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
 SPOKEN_INSTRUCTIONS: Final = (
@@ -19,6 +19,12 @@ SPOKEN_INSTRUCTIONS: Final = (
     "headings, tables, Markdown, emoji, links or code: nobody sees them. If there is much to say, say the essence and "
     "offer to go on. The user's words come from speech recognition: if a word makes no sense, think of one that sounds "
     "like it, and ask if you are unsure."
+)
+
+#: What else a small model is told, which would rather say yes.
+_OF_SMALL_MODELS: Final = (
+    " You cannot see, browse the internet, know the weather or the news, play music, call anybody or control devices: "
+    "if you are asked to, say that you cannot. If you do not know something, say so."
 )
 
 
@@ -109,6 +115,11 @@ class LlmConfig(PartConfig):
         description="Instructions for spoken answers, unless the client gives its own; unset: to write for the ear "
         "(docs/speech.md); empty: none.",
     )
+    max_spoken_tokens: Whole = Field(
+        default=300,
+        description="About how many tokens a spoken answer has, unless the client names a limit: it ends with a whole "
+        "sentence, `finish_reason` `length`. 300 are about a minute and a half; 0: no limit.",
+    )
     tool_filler: Text | None = Field(
         default=None,
         description="Sentence, such as `One moment.`, that a spoken answer says where the LLM calls a tool without "
@@ -123,6 +134,16 @@ class LlmConfig(PartConfig):
     parallel: Count | None = Field(
         default=None,
         description="Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.",
+    )
+    reasoning_effort: Text | None = Field(
+        default=None,
+        description="How much a model on a server thinks before it answers, as that server calls it (`none`, `low` …; "
+        "OpenAI, Ollama), unless the client says: speech begins late then; unset: as the server does.",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={},
+        description="Arguments of the chat template of a model on a server, such as `enable_thinking false` (vLLM, "
+        "llama.cpp, SGLang).",
     )
     think: bool = Field(
         default=False,
@@ -142,7 +163,9 @@ class LlmConfig(PartConfig):
         """What an LLM is told where its answers are spoken; empty for nothing. Only one that was named is told."""
         if self.use is None:
             return ""
-        return SPOKEN_INSTRUCTIONS if self.instructions is None else self.instructions
+        if self.instructions is not None:
+            return self.instructions
+        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name == "qwen" else "")
 
 
 class TtsConfig(PartConfig):

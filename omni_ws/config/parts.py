@@ -24,6 +24,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "embedded": "embedded",
         "rules": "rules",
         "gguf": "gguf:FILE",
+        "qwen": "qwen",
         "smollm2": "smollm2",
         "vllm": "vllm:MODEL",
         "ollama": "ollama[:MODEL]",
@@ -49,7 +50,7 @@ OPENAI_KEY: Final = "OPENAI_API_KEY"
 #: An address without a scheme, and perhaps a path.
 _BARE_ADDRESS: Final = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(?P<path>/\S*)?", re.ASCII)
 #: The names of LLMs that llama.cpp runs in a process of this server.
-GGUF_PARTS: Final = frozenset({"gguf", "smollm2"})
+GGUF_PARTS: Final = frozenset({"gguf", "qwen", "smollm2"})
 #: The names of parts on vLLM.
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of parts that another server is.

@@ -1,4 +1,4 @@
-"""AnswerLimit: applies ``max_tokens`` and ``stop`` for engines without a tokenizer, which count words as tokens."""
+"""Limits on answers: ``max_tokens`` and ``stop`` where words count as tokens, and the length of what is spoken."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from omni_ws.core.chunks import FinishReason
 _WORDS: Final = re.compile(r"\S+")
 #: The limit on white space held back after the last word, in characters; the rest is dropped.
 MAX_HELD_SPACE: Final = 4096
+#: Where a sentence ends: behind marks, closing quotes and white space, at a line's end, or at a mark of East Asia.
+_SENTENCE_END: Final = re.compile(r"[.!?…]+[\"'”’)\]]*\s+|\n+|[。！？]+[」』”’）]*")
+_CLAUSE_END: Final = re.compile(r"[,;:—–]\s+|[，、；：]")
+#: Characters of scripts without spaces: each is about a token. English has about so many characters in one.
+_WIDE: Final = "\u1100-\u11ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
+_CHARACTERS_PER_TOKEN: Final = 4
+#: A word, or such a character, with the white space before it.
+_UNIT: Final = re.compile(rf"\s*(?:[{_WIDE}]|[^\s{_WIDE}]+)|\s+")
 
 
 def count_words(text: str) -> int:
@@ -97,6 +105,70 @@ class AnswerLimit:
             self._space = (self._space + text[position:])[:MAX_HELD_SPACE]
             text = text[:position]
         return text
+
+
+class SpokenLimit:
+    """Cuts an answer that is read aloud, and arrives in pieces, at the end of a sentence within about ``tokens``.
+
+    Tokens are estimated: each word is at least one. Text of the second half of the limit is passed on in whole
+    sentences: which one is the last is known only at its end. So much is written ahead of the voice by then that nobody
+    waits for it.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = 0
+        #: Whether the answer was cut off.
+        self.reached = False
+        self._most = tokens
+        self._held = ""
+
+    def passes(self, text: str) -> bool:
+        """Whether this piece is passed on as it comes: then it only has to be counted."""
+        return self.tokens + len(text) < self._most // 2 and not self._held
+
+    def count(self, text: str) -> None:
+        """Count a piece that is passed on as it came."""
+        for unit in _UNIT.finditer(text):
+            self.tokens += _tokens(unit[0])
+
+    def feed(self, text: str) -> str:
+        """Count a piece; return what may be said now."""
+        passed: list[str] = []
+        for unit in _UNIT.finditer(text):
+            if self.reached:
+                break
+            free = self.tokens < self._most // 2 and not self._held
+            self.tokens += _tokens(unit[0])
+            if self.tokens > self._most:
+                self.reached = True
+                passed.append(self.finish(cut=True))
+            elif free:
+                passed.append(unit[0])
+            else:
+                self._held += unit[0]
+        end = _last_end(_SENTENCE_END, self._held)
+        passed.append(self._held[:end])
+        self._held = self._held[end:]
+        return "".join(passed)
+
+    def finish(self, *, cut: bool) -> str:
+        """End the answer; returns what is left to be said: all of it, unless the answer was ``cut`` off."""
+        held, self._held = self._held, ""
+        if not cut:
+            return held
+        # A sentence that is longer than half an answer is cut at a clause, or a word.
+        ends = (_last_end(kind, f"{held} ") for kind in (_SENTENCE_END, _CLAUSE_END))
+        return held[: next(filter(None, ends), len(held))].rstrip()
+
+
+def _tokens(unit: str) -> int:
+    length = len(unit.lstrip())
+    return max(1, length // _CHARACTERS_PER_TOKEN) if length else 0
+
+
+def _last_end(kind: re.Pattern[str], text: str) -> int:
+    """Where the last match of ``kind`` ends; 0 for none."""
+    return max((found.end() for found in kind.finditer(text)), default=0)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -29,7 +29,9 @@ def create_engine(config: ServerConfig) -> Engine:
             remote = config.remote
             if "first_byte_timeout_sec" in config.llm.changed:
                 remote = remote.model_copy(update={"first_byte_timeout_sec": config.llm.first_byte_timeout_sec})
-            return RemoteEngine(remote, log_content=config.log_content)
+            return RemoteEngine(
+                remote, log_content=config.log_content, max_spoken_tokens=config.llm.max_spoken_tokens or None
+            )
         case EngineName.VLLM:
             return _whole_vllm(config)
     from omni_ws.engine.composed.engine import ComposedEngine
@@ -43,6 +45,7 @@ def create_engine(config: ServerConfig) -> Engine:
         asr_optional=True,
         name="embedded",
         model=EMBEDDED_MODEL,
+        max_spoken_tokens=config.llm.max_spoken_tokens or None,
         think_ahead=_thinks_ahead(config),
     )
 
@@ -61,6 +64,7 @@ def _composed(config: ServerConfig) -> Engine:
         # One on a server watches for the beginning of its answers itself, which it retries.
         first_byte_timeout_sec=None if config.llm.choice.name in REMOTE_PARTS else config.llm.first_byte_timeout_sec,
         tool_filler=config.llm.tool_filler or "",
+        max_spoken_tokens=config.llm.max_spoken_tokens or None,
         think_ahead=_thinks_ahead(config),
     )
 
@@ -78,6 +82,7 @@ def _whole_vllm(config: ServerConfig) -> Engine:
         where_missing=True,
         asr_optional=config.asr.choice.name == "embedded",
         first_byte_timeout_sec=config.llm.first_byte_timeout_sec,
+        max_spoken_tokens=config.llm.max_spoken_tokens or None,
         think_ahead=_thinks_ahead(config),
     )
 

@@ -11,7 +11,8 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasShortcomings, Role, parts_of
 
 _BETTER_THAN_RULES: Final = (
-    "To talk with a language model instead of rules, start the server with --llm ollama, or with --llm and a URL"
+    "To talk with a language model instead of rules, start the server with --llm ollama, --llm qwen (1.1 GB), "
+    "or --llm and a URL"
 )
 
 

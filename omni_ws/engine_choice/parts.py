@@ -6,6 +6,7 @@ Each is imported only when it is named, since engines have heavy dependencies.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +24,19 @@ _FORWARDING: Final = (
     *("voices", "audio_format", "audio_sample_rate"),
 )
 
-_SMOLLM2: Final = "SmolLM2-135M-Instruct"
-#: For those who meet it first here.
-_ABOUT_SMOLLM2: Final = (
-    "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm gguf:FILE "
-    "runs a better one"
-)
+#: The models that can be fetched, by what ``--llm`` calls them: their own names, and what to know of them.
+_FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
+    "qwen": (
+        "Qwen2.5-Coder-1.5B-Instruct",
+        "Qwen answers everyday questions, on two cores hardly faster than one listens; rules answer what they know "
+        "exactly: time, dates, sums, units, spelling",
+    ),
+    "smollm2": (
+        "SmolLM2-135M-Instruct",
+        "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm qwen, "
+        "or --llm gguf:FILE, is better",
+    ),
+}
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
@@ -70,16 +78,29 @@ def llm_of(config: ServerConfig) -> Engine:
         case "gguf":
             assert choice.model is not None  # without a model the configuration is refused
             return _gguf(config, Path(choice.model).expanduser())
+        case "qwen":
+            from omni_ws.engine.llm.rules_first import RulesFirst
+
+            return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
         case "smollm2":
-            return _gguf(config, _fetched("smollm2"), name=_SMOLLM2, about=_ABOUT_SMOLLM2)
+            return _fetched_llm(config)
     from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
     from omni_ws.engine_choice.local_llm import LocalServerLlm
 
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
-    thoughts = config.llm.opens_thoughts
-    settings = RemoteLlmSettings(**_upstream(config, config.llm), opens_thoughts=thoughts, **fields)
+    llm = config.llm
+    wanted = {"reasoning_effort": llm.reasoning_effort, "chat_template_kwargs": llm.chat_template_kwargs}
+    body = {name: value for name, value in wanted.items() if value}
+    thoughts = llm.opens_thoughts
+    settings = RemoteLlmSettings(**_upstream(config, llm), opens_thoughts=thoughts, **fields, body=body)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def _fetched_llm(config: ServerConfig) -> Engine:
+    name = config.llm.choice.name
+    model, about = _FETCHED_LLMS[name]
+    return _gguf(config, _fetched(name), name=model, about=about)
 
 
 def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") -> Engine:
@@ -95,6 +116,7 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
             parallel=llm.parallel,
             think=llm.think,
             chat_template=llm.chat_template,
+            instructions="" if config.tts.choice.name == "none" else llm.spoken_instructions,
             about=about,
             first_byte_timeout=llm.first_byte_timeout_sec,
         )

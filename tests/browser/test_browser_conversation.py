@@ -156,12 +156,14 @@ async def test_speaking_interrupts(server: LiveServer) -> None:
         await demo.in_state("ready")
 
 
-async def test_pictures_go_with_what_is_written(server: LiveServer, tmp_path: Path) -> None:
+async def test_pictures_go_with_what_is_written(tmp_path: Path) -> None:
     from PIL import Image
 
     picture = tmp_path / "red.png"
     Image.new("RGB", (640, 320), "red").save(picture)
-    async with demo_page("--use-fake-ui-for-media-stream") as demo:
+    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    engine.llm.name = "a model that sees"  # to rules no pictures are offered
+    async with live_server(engine) as server, demo_page("--use-fake-ui-for-media-stream") as demo:
         await demo.open(url(server))
         await demo.page.locator("#image-file").set_input_files(picture)
         await demo.page.locator("#pictures img").wait_for()

@@ -187,7 +187,7 @@ async def test_all_text_can_be_read() -> None:
 
 
 async def test_the_centre_moves_and_stands_still_on_request() -> None:
-    """No frames at all where less motion is wanted."""
+    """No frames at all where less motion is wanted, nor while nothing goes on."""
     async with live_server(ToneEngine()) as server, demo_page(reduced_motion="reduce") as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.write("tone")
@@ -202,6 +202,12 @@ async def test_the_centre_moves_and_stands_still_on_request() -> None:
         await demo.write("tone")
         await demo.answered(turn=1)
         assert (await demo.page.evaluate(orb))["frames"] > still["frames"]
+        await demo.in_state("ready")
+        stands = "last === (last = document.querySelector('#orb').orb.cost.frames) ? (same += 1) : (same = 0)"
+        frames = (
+            f"const frame = () => (({stands}) >= 20 || !--left ? go(left) : requestAnimationFrame(frame)); frame();"
+        )
+        assert await demo.page.evaluate(f"new Promise((go) => {{ let last = -1, same = 0, left = 600; {frames} }})")
 
 
 #: The levels of an answer to what was written: the server's side alone has any.

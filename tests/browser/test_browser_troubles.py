@@ -17,7 +17,9 @@ from websockets.asyncio.client import connect
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
+from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.errors import EngineFailed
 
 pytestmark = IN_BROWSER
@@ -321,11 +323,39 @@ async def test_time_without_a_connection_is_no_latency() -> None:
 
 
 async def test_the_engine_fails() -> None:
-    async with live_server(ScriptedEngine([EngineFailed("secret")]), expect_errors=True) as server, demo_page() as demo:
+    """On the machine of the server the reason is shown: whoever reads it there can do something about it."""
+    async with (
+        live_server(ScriptedEngine([EngineFailed("the model fell over")]), expect_errors=True) as server,
+        demo_page() as demo,
+    ):
         await demo.open(url(server.port))
         await demo.write("hello")
-        await demo.page.locator(".server[data-state=failed]", has_text="could not work this out").wait_for()
+        await demo.page.locator(
+            ".server[data-state=failed]", has_text="could not work this out: the model fell over"
+        ).wait_for()
         await demo.in_state("ready")
+
+
+async def test_what_a_slow_answer_waits_for_is_said() -> None:
+    llm = RetortEngine("fine")
+    llm.gate = asyncio.Event()
+    async with live_server(ComposedEngine(llm)) as server, demo_page() as demo:
+        await demo.open(url(server.port))
+        await demo.write("hello")
+        await demo.message("Still waiting for the model retort to begin its answer.")
+        llm.gate.set()
+        await demo.answered("fine")
+        await demo.page.locator(".message").wait_for(state="detached")
+
+
+async def test_pictures_are_not_offered_to_rules() -> None:
+    """They take them, and can tell no more than their size and colour."""
+    async with live_server(ComposedEngine(RulesEngine())) as server, demo_page() as demo:
+        await demo.open(url(server.port))
+        for button in ("#image", "#camera", "#screen"):
+            assert not await demo.page.locator(button).is_visible()
+        cannot = await demo.page.locator("#who-abilities .cannot").all_text_contents()
+        assert {"It cannot look at pictures.", "It cannot watch the camera or a screen."} <= set(cannot)
 
 
 async def test_what_an_engine_cannot_take_is_not_offered() -> None:

@@ -63,6 +63,15 @@ def test_a_fresh_session_voids_half_an_answer() -> None:
     assert (answer.text, answer.audio, answer.transcript, answer.sample_rate) == ("whole", b"", "", None)
 
 
+def test_audio_is_not_printed() -> None:
+    builder = AnswerBuilder()
+    chunk = AudioChunk("req_1", 0, b"\1\2" * 50_000, "pcm16", 24_000)
+    builder.add(chunk)
+    for shown in (repr(chunk), repr(builder.build())):
+        assert "24000" in shown
+        assert len(shown) < 500
+
+
 @pytest.mark.parametrize(
     "frame",
     [

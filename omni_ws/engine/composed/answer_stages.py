@@ -13,7 +13,7 @@ from omni_ws.engine.pipeline import Stage, StageLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweringParts:
-    """What answers. ``words_only``, ``transcribed`` and ``tool_filler`` are those of LlmStage."""
+    """What answers. ``words_only`` and those behind it are those of LlmStage."""
 
     llm: Engine
     tts: Engine | None
@@ -21,6 +21,7 @@ class AnsweringParts:
     transcribed: bool
     first_byte_timeout_sec: float | None
     tool_filler: str = ""
+    max_spoken_tokens: int | None = None
 
     def stages(self, request: GenerationRequest) -> AnswerStages:
         """Return the stages for a request."""
@@ -39,6 +40,7 @@ class AnswerStages:
             spoken=parts.tts is not None,
             first_byte_timeout_sec=parts.first_byte_timeout_sec,
             tool_filler=parts.tool_filler,
+            max_spoken_tokens=parts.max_spoken_tokens,
         )
         self._tts = None if parts.tts is None else TtsStage(parts.tts, request)
         self.stages: list[Stage[Any]] = [self._llm, *([self._tts] if self._tts is not None else [])]

@@ -59,7 +59,8 @@ class ComposedEngine:
     hear by itself, and the TTS if it speaks. ``asr_optional``: an ASR that does not start is left out, too, and why is
     among the ``shortcomings``. ``first_byte_timeout_sec`` is how long the LLM may take from the end of its input to its
     first output; None where it sees to that itself. ``tool_filler`` is said by a spoken answer that calls a tool
-    without a word; empty for nothing. With ``think_ahead`` an answer may be begun while the user pauses,
+    without a word; empty for nothing. ``max_spoken_tokens`` limits answers that are spoken where the client named no
+    limit; None: nothing does. With ``think_ahead`` an answer may be begun while the user pauses,
     and is held back until the turn has ended (AheadStage).
     """
 
@@ -75,6 +76,7 @@ class ComposedEngine:
         asr_optional: bool = False,
         first_byte_timeout_sec: float | None = FIRST_BYTE_TIMEOUT_SEC,
         tool_filler: str = "",
+        max_spoken_tokens: int | None = None,
         think_ahead: bool = False,
     ) -> None:
         self.name = name or llm.name
@@ -86,6 +88,7 @@ class ComposedEngine:
         self._given_model = model
         self._first_byte_timeout_sec = first_byte_timeout_sec
         self._tool_filler = tool_filler
+        self._max_spoken_tokens = max_spoken_tokens
         self._ahead_load = AheadLoad() if think_ahead else None
         #: Told what becomes of each answer that could be begun ahead.
         self.on_speculation: Callable[[SpeculationOutcome], None] = lambda outcome: None
@@ -217,9 +220,18 @@ class ComposedEngine:
             return self._alone(Role.LLM, self._llm, request)  # which refuses a task that it cannot do
         asr = self._asr if hears(self._asr) else None
         spoken = OutputModality.AUDIO in request.modalities and speaks(self._tts)
+        if not spoken:
+            request = self._within_speech(request)
         if asr is None and not spoken:
             return self._plain_chat(request)
         return self._chat(request, asr=asr, tts=self._tts if spoken else None)
+
+    def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
+        """``request`` with the limit on spoken answers, for an LLM that speaks by itself."""
+        limit, named = self._max_spoken_tokens, self._llm.capabilities.sampling
+        if limit is None or OutputModality.AUDIO not in request.modalities or "max_tokens" not in named:
+            return request
+        return replace(request, sampling={"max_tokens": limit, **request.sampling})
 
     async def _alone(self, role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         """One part has the whole request."""
@@ -259,6 +271,7 @@ class ComposedEngine:
             transcribed=asr is not None,
             first_byte_timeout_sec=self._first_byte_timeout_sec,
             tool_filler=self._tool_filler,
+            max_spoken_tokens=self._max_spoken_tokens,
         )
         load = self._ahead_load if asr is not None and not llm_hears else None
         answer: AnswerStages | AheadStage

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from omni_ws.core.chunks import FinishReason, InputChunk, OutputModality, Usage
-from omni_ws.engine.answer_limit import count_words
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage
+from omni_ws.engine.answer_limit import SpokenLimit, count_words
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,
@@ -38,8 +38,9 @@ class LlmStage:
 
     ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio. An answer that is spoken and
     calls a tool without a word says ``tool_filler`` behind the call, unless it answers the result of one: what is said
-    is part of its text. Raises EngineFailed where nothing comes for ``first_byte_timeout_sec`` after the end of the
-    input.
+    is part of its text. Where the client named no limit, a spoken answer ends with a whole sentence within
+    ``max_spoken_tokens``, and the finish reason is LENGTH. Raises EngineFailed where nothing comes for
+    ``first_byte_timeout_sec`` after the end of the input.
     """
 
     name = Role.LLM.value
@@ -54,6 +55,7 @@ class LlmStage:
         spoken: bool,
         first_byte_timeout_sec: float | None,
         tool_filler: str = "",
+        max_spoken_tokens: int | None = None,
     ) -> None:
         #: How the answer ended; None until then.
         self.finished: Finished | None = None
@@ -69,6 +71,9 @@ class LlmStage:
         self._patience: Patience | None = None
         #: What is said with the first tool call, unless something was written before; empty for nothing.
         self._filler = tool_filler if spoken else ""
+        self._limit = None
+        if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
+            self._limit = SpokenLimit(max_spoken_tokens)
         self._given: _GivenInput | None = None
         self._outputs: Outputs | None = None
         self._sink: Channel[Any] | None = None
@@ -95,10 +100,26 @@ class LlmStage:
                 async for output in outputs:
                     self._hear_from_llm()
                     if isinstance(output, Finished):
-                        await self._fill(output)
-                        self.finished = output
+                        await self._finish(output)
                         return
                     await self._put(output)
+                    if self._limit is not None and self._limit.reached:
+                        self.finished = Finished(FinishReason.LENGTH, self._usage(self._limit.tokens))
+                        return
+
+    async def _finish(self, finished: Finished) -> None:
+        rest = "" if self._limit is None else self._limit.finish(cut=finished.reason is FinishReason.LENGTH)
+        if rest:
+            await self._send(TextOutput(rest))
+        await self._fill(finished)
+        self.finished = finished
+
+    def _usage(self, output_tokens: int) -> Usage:
+        """That of an answer that was cut off here: as the LLM counts it, or estimated."""
+        assert self._given is not None
+        history = sum(count_words(message.text) for message in self._request.history)
+        estimated = Usage(input_tokens=self._given.words + history, output_tokens=output_tokens)
+        return self._request.meter.read() or estimated
 
     @property
     def _answers_tool(self) -> bool:
@@ -107,7 +128,7 @@ class LlmStage:
     async def _fill(self, finished: Finished) -> None:
         """Say something while the client runs the tools that this answer calls."""
         if self._filler and finished.reason is FinishReason.TOOL_CALLS and not self._answers_tool:
-            await self._put(TextOutput(self._filler))
+            await self._send(TextOutput(self._filler))
 
     def _hear_from_llm(self) -> None:
         if self._patience is not None:
@@ -117,7 +138,7 @@ class LlmStage:
     async def _answer_silence(self) -> None:
         text = self._engine.capabilities.nothing_heard
         if text:
-            await self._put(TextOutput(text))
+            await self._send(TextOutput(text))
         self.finished = Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
 
     def offer(self, output: EngineOutput) -> bool:
@@ -126,14 +147,29 @@ class LlmStage:
         outputs, sink = self._outputs, self._sink
         if outputs is None or type(output) is Finished or (sink is not None and sink.full):
             return False
+        said = output.text if type(output) is TextOutput else ""
+        if said and self._limit is not None and not self._limit.passes(said):
+            return False
         if not isinstance(output, self._dropped) and not outputs.offer(output):
             return False
-        if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
+        if said and self._limit is not None:
+            self._limit.count(said)
+        if said and sink is not None and not sink.closed:
             self._filler = ""
-            sink.put_nowait(output.text)
+            sink.put_nowait(said)
         return True
 
     async def _put(self, output: EngineOutput) -> None:
+        """Pass on an output of the LLM, as far as it may be said."""
+        if self._limit is not None and type(output) is TextOutput:
+            said = self._limit.feed(output.text)
+            if said != output.text:
+                output = TextOutput(said, () if said else output.logprobs)
+            if not said:
+                return
+        await self._send(output)
+
+    async def _send(self, output: EngineOutput) -> None:
         """Pass an output on, once there is room for it."""
         outputs, sink = self._outputs, self._sink
         assert outputs is not None
@@ -151,6 +187,8 @@ class _GivenInput:
         #: Ends the LLM's request when it expires.
         self.withdrawal: asyncio.Timeout | None = None
         self.has_tool_result = False
+        #: Of the text in it.
+        self.words = 0
         self._source = source
         self._empty = must_have_content
 
@@ -167,5 +205,7 @@ class _GivenInput:
                 await loop.create_future()  # for ever: the end would be answered
             raise
         self._empty = False
+        if chunk.modality is Modality.TEXT:
+            self.words += count_words(chunk.payload.decode())
         self.has_tool_result = self.has_tool_result or chunk.tool_call_id is not None
         return chunk

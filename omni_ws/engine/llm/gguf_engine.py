@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
 from omni_ws.engine.cores import cores
+from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.gguf_file import check_model_file
 from omni_ws.engine.llm.gguf_process import GgufProcess
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
-from omni_ws.errors import EngineFailed, EngineOverloaded
+from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,9 @@ STABLE_AFTER_SEC: Final = 60.0
 PLACE_SEC: Final = 2.0
 #: How long after the loss of a connection the end of the process may be noticed, in seconds.
 _DEATH_SEC: Final = 1.0
+
+#: Where the client names none; llama.cpp looks at the last 64 tokens.
+REPETITION_PENALTY: Final = 1.1
 
 #: Answers at the same time: more would each be slower than speech.
 _FEWEST_PARALLEL: Final = 2
@@ -53,6 +58,8 @@ class GgufSettings:
     think: bool = False
     #: The file of a Jinja template in place of the model's own.
     chat_template: Path | None = None
+    #: Instructions with which most conversations begin: computed at the start, so that nobody waits for them.
+    instructions: str = ""
     #: What the operator should know of the model.
     about: str = ""
     #: Seconds from the request to the first output.
@@ -147,7 +154,10 @@ class GgufEngine:
         except BaseException:
             await process.end()
             raise
-        return _Running(process, llm)
+        running = _Running(process, llm)
+        if settings.instructions:
+            await running.compute(settings.instructions)
+        return running
 
     async def _release(self) -> None:
         running, self._running = self._running, None
@@ -187,7 +197,8 @@ class GgufEngine:
         place = _Place(self._places, self.parallel)
         self.active_requests += 1
         try:
-            answer = running.llm.generate(replace(request, input=place.after(request.input)))
+            asked = replace(request, input=place.after(request.input), sampling=_without_loops(request))
+            answer = running.llm.generate(asked)
             async with aclosing(answer) as outputs:
                 async for output in outputs:
                     yield output
@@ -206,6 +217,25 @@ class _Running:
 
     process: GgufProcess
     llm: RemoteLlmEngine
+
+    async def compute(self, instructions: str) -> None:
+        """Have the prompt of conversations that begin with ``instructions`` computed; llama.cpp keeps it."""
+        request = GenerationRequest(
+            request_id="start",
+            task=Task.CHAT,
+            input=Chunks((InputChunk(Modality.TEXT, b"Hello."),)),
+            input_mode=InputMode.SNAPSHOT,
+            input_audio=AudioFormat(),
+            modalities=frozenset({OutputModality.TEXT}),
+            instructions=instructions,
+            sampling={"max_tokens": 1},
+        )
+        try:
+            async with aclosing(self.llm.generate(request)) as outputs:
+                async for _ in outputs:
+                    pass
+        except OmniError as error:  # the first answer comes later then, and says what is wrong
+            logger.warning("the instructions were not computed ahead: %s", error)
 
     async def has_ended(self) -> bool:
         """Whether the process has ended, after the loss of a connection to it."""
@@ -255,6 +285,19 @@ def _read(settings: GgufSettings) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise EngineFailed(f"cannot read the chat template {template}: {reason}", fatal=True) from None
+
+
+def _without_loops(request: GenerationRequest) -> Mapping[str, Any]:
+    """The sampling, with a penalty on what was just said: small models repeat themselves until the context is full.
+
+    Not where the answer is JSON or a call, which repeat their marks, where the client names any penalty, or asks for
+    probabilities, which are the model's own.
+    """
+    named = {"repetition_penalty", "presence_penalty", "frequency_penalty"} & request.sampling.keys()
+    options = request.options
+    if named or request.tools or options.structure is not None or options.logprobs is not None:
+        return request.sampling
+    return {**request.sampling, "repetition_penalty": REPETITION_PENALTY}
 
 
 def _settings_of(settings: GgufSettings, address: str, key: str, *, tools: bool) -> RemoteLlmSettings:

@@ -26,6 +26,8 @@ if sys.platform == "linux":
 
 #: Of llama.cpp's log.
 _ERRORS_ALONE: Final = 1
+#: Without mmap: for the processor, llama.cpp keeps a copy of most weights in another order, and would have both.
+_READ_WHOLE: Final = 0
 #: Thinking is on where the template leaves it open.
 _AS_THE_MODEL_DOES: Final = -1
 #: Prompts of earlier conversations that are kept for their next turn. llama.cpp would take 8 GiB.
@@ -98,6 +100,7 @@ def _server(order: Order) -> Any:
     parameters.kv_unified = False
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = order.threads
     parameters.n_threads_http = order.parallel + _SPARE_THREADS
+    parameters.load_mode = _READ_WHOLE
     parameters.n_gpu_layers, parameters.cache_ram_mib = 0, _CACHE_MIB
     parameters.use_jinja, parameters.ui, parameters.endpoint_slots = True, False, False
     parameters.enable_reasoning = _AS_THE_MODEL_DOES if order.think else 0

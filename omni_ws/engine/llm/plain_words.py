@@ -53,7 +53,9 @@ _BEFORE: Final = (
 _BEHIND: Final = (
     "if you can|if you please|my dear|dear|sir|madam|darling|honey|sweetheart|mate|bro|pal|if you do not mind|thank "
     "you very much|thank you|right now|my friend|for me|please|"
-    "thanks|computer|assistant|robot|omni|today|buddy|dude|then|now|man|again|will you|would you|can you|okay"
+    "thanks|computer|assistant|robot|omni|today|buddy|dude|then|now|man|again|will you|would you|can you|okay|"
+    "(?:do you|can you|if you|you do|did you) (?:still |even )?(?:know|remember|recall)|(?:can|could|would|will) you "
+    "(?:please )?tell me|do you have any idea|any idea|any ideas"
 )
 _LEADING: Final = re.compile(rf"^(?:{_BEFORE}) (?=.)")
 _TRAILING: Final = re.compile(rf"(?<=.) (?:{_BEHIND})$")

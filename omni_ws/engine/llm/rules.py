@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
-from itertools import chain
 from random import Random
 from typing import Final
 
@@ -20,6 +19,7 @@ from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.intent import Asked
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
 from omni_ws.engine.llm.intents.matcher import Matcher, Understood
+from omni_ws.engine.llm.intents.names import name_told
 from omni_ws.engine.llm.intents.unknown import unknown
 from omni_ws.engine.llm.plain_words import plain_words, requests
 from omni_ws.engine.llm.talk import Talk
@@ -42,8 +42,12 @@ _POLITE: Final = re.compile(
     r"i(?: would|['’]d) like you to|i want you to|do you know|go on and|just)[\s,.!]+",
     re.I,
 )
-_POLITE_END: Final = re.compile(r"[\s,](?:please|thank you|thanks|for me)$", re.I)
-_LONGEST_POLITE_END: Final = len(", thank you")
+_POLITE_END: Final = re.compile(
+    r"(?:[\s,](?:please|thank you|thanks|for me)|"
+    r",\s?(?:(?:do|can|if) you (?:still )?(?:know|remember)|(?:can|could) you (?:please )?tell me|any idea))$",
+    re.I,
+)
+_LONGEST_POLITE_END: Final = len(", could you please tell me")
 _TRAILING: Final = " \t\r\n.!?,;"
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+(?=\S)")
 _ANOTHER: Final = re.compile(
@@ -88,10 +92,33 @@ def answer(
     if len(plain) > MAX_REQUEST:
         yield from _long_answer(plain) or (TOO_LONG,)
         return
-    talk = Talk(history)
+    yield from _short_answer(_asked(plain, Talk(history), now, seed=seed, pictured=pictured))
+
+
+def _asked(plain: str, talk: Talk, now: datetime, *, seed: object, pictured: bool = False) -> Asked:
     drawn_from = f"{now.isoformat() if seed is None else seed} {talk.position} {plain}"
     chance = Random(drawn_from.encode("utf-8", "surrogatepass"))
-    yield from _short_answer(Asked(text=plain, talk=talk, now=now, chance=chance, pictured=pictured))
+    return Asked(text=plain, talk=talk, now=now, chance=chance, pictured=pictured)
+
+
+def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: object = None) -> Iterator[str] | None:
+    """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
+
+    Nothing is guessed here: words that only sound alike, or a word that tells enough among others, do not count.
+    """
+    plain = _single_spaced(text)
+    if not plain or len(plain) > _MAX_SENTENCES_LETTERS:
+        return None
+    talk = Talk(history)
+    asked = _asked(plain, talk, now, seed=seed)
+    parts = _parts(plain)
+    parts = (parts if len(parts) > 1 else _joined(asked)) or [plain]
+    found = [_matcher().exactly(one, without_courtesy(one.text)) for one in (_with_text(asked, part) for part in parts)]
+    exact = [match for match in found if match is not None and match.intent.exact]
+    known = all(match is not None and (match.intent.exact or match.intent.light) for match in found)
+    if not exact or not known or (exact[0].intent.name == "what is my name" and name_told(talk) is None):
+        return None
+    return _each_once(exact[:_MAX_ANSWERED])
 
 
 def _short_answer(asked: Asked) -> Iterator[str]:
@@ -123,13 +150,25 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
         return first.sentences
     heavy = [match for match in found if match is not None and not match.intent.light]
     if heavy:
-        return chain.from_iterable(match.sentences for match in heavy[:_MAX_ANSWERED])
+        return _each_once(heavy[:_MAX_ANSWERED])
     if (whole := _found(asked)) is not None:
         return whole.sentences
     for one, match in zip(each, found, strict=True):
         if match is None:
             return _unknown(one)
     return next(match.sentences for match in reversed(found) if match is not None)
+
+
+def _each_once(found: Sequence[Understood]) -> Iterator[str]:
+    """The sentences of several answers, but for those that an earlier one of them has."""
+    said: set[str] = set()
+    for match in found:
+        here: list[str] = []
+        for sentence in match.sentences:
+            if sentence not in said:
+                here.append(sentence)
+                yield sentence
+        said.update(here)
 
 
 def _in_play(asked: Asked) -> str | None:

@@ -36,6 +36,11 @@ class Talk:
         """The number of messages before this one."""
         return len(self._history)
 
+    def all_heard(self) -> list[str]:
+        """What was heard in the whole conversation, without empty texts: the oldest first."""
+        texts = (message.text.strip()[:_LOOKED_AT] for message in self._history if message.role == "user")
+        return [text for text in texts if text]
+
     def has_said(self, sentence: str) -> bool:
         """Whether any answer contained ``sentence``."""
         return any(message.role == "assistant" and sentence in message.text for message in self._history)

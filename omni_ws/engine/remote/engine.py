@@ -22,18 +22,22 @@ class RemoteEngine(ComposedEngine):
     A model that speaks by itself speaks its answers also beside a speech upstream, which then only reads aloud.
     """
 
-    def __init__(self, config: RemoteConfig, *, log_content: bool = False) -> None:
+    def __init__(
+        self, config: RemoteConfig, *, log_content: bool = False, max_spoken_tokens: int | None = None
+    ) -> None:
         self.config = config
         self.llm = RemoteLlmEngine(replace(_llm_settings(config), log_content=log_content))
         self._speaks_itself = OutputModality.AUDIO.value in config.modalities
         tts = None
         if config.speech_upstream is not None:
             tts = RemoteTtsEngine(replace(_tts_settings(config, config.speech_upstream), log_content=log_content))
-        super().__init__(self.llm, tts=tts, name="remote", first_byte_timeout_sec=None)
+        super().__init__(
+            self.llm, tts=tts, name="remote", first_byte_timeout_sec=None, max_spoken_tokens=max_spoken_tokens
+        )
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         if request.task is Task.CHAT and self._speaks_itself:
-            return self._alone(Role.LLM, self.llm, request)
+            return self._alone(Role.LLM, self.llm, self._within_speech(request))
         return super().generate(request)
 
 

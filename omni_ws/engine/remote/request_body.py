@@ -262,6 +262,7 @@ def chat_body(
         "messages": [*with_results([*_earlier(request, prompt), *_input(prompt)])],
         "stream": True,
         "stream_options": {"include_usage": True},
+        **settings.body,
         **sampling_for(dialect, request.sampling),
         **dict(_options(request)),
     }

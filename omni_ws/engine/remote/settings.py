@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +60,8 @@ class RemoteLlmSettings(UpstreamSettings):
     options: tuple[str, ...] = ("tools", "response_format")
     #: Sampling parameters that are forwarded; None: those that servers of its kind honour.
     sampling: tuple[str, ...] | None = None
+    #: Fields that every request has, unless the client sets them.
+    body: Mapping[str, Any] = field(default_factory=dict)
     stage_params: tuple[str, ...] = ()
     stage_sampling: tuple[str, ...] = ()
     #: Whether the model's template opens thoughts that its answers close; None: as the upstreams show.

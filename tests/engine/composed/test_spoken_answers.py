@@ -192,3 +192,39 @@ async def test_other_tasks_run_while_a_long_text_is_made_speakable(length: int) 
         running.cancel()
     assert turns > 30
     assert most < 300
+
+
+FISH = "One fish swims in the sea. "
+
+
+@pytest.mark.parametrize(
+    ("reply", "fields", "text", "reason"),
+    [
+        (FISH * 20, {}, FISH * 10, "length"),
+        (FISH * 10, {}, FISH * 10, "stop"),  # just within it
+        (FISH * 20, {"sampling": {"max_tokens": 1000}}, FISH * 20, "stop"),
+        (FISH * 20, {"modalities": ["text"]}, FISH * 20, "stop"),
+        pytest.param("鱼在海里游。" * 40, {}, "鱼在海里游。" * 10, "length", id="Chinese"),
+        # Without the end of a sentence in sight: at a clause, or a word.
+        ("fish, " * 100, {}, "fish, " * 60, "length"),
+        ("fish " * 100, {}, "fish " * 60, "length"),
+    ],
+)
+async def test_a_spoken_answer_without_a_limit_ends_with_a_sentence(
+    reply: str, fields: dict[str, Any], text: str, reason: str
+) -> None:
+    """The client's own limit and written answers are left alone; what is not said is not written either."""
+    llm = RetortEngine(reply)
+    engine = ComposedEngine(llm, tts=ReadingEngine(), max_spoken_tokens=60)
+    async with live_server(engine) as server, native_client(server) as client:
+        await client.configure(**{"modalities": ["text", "audio"], **fields})
+        await client.say("Tell me of the sea.")
+        answer = await client.answer()
+        assert (answer.text.strip(), answer.reason) == (text.strip(), reason)
+        assert llm.aborted == (reason == "length")
+        if reason == "length":
+            usage = answer.final["usage"]
+            assert (usage["input_tokens"], usage["output_tokens"]) == (5, 61)
+        await client.say("And then?")
+        await client.answer()
+        assert llm.requests[-1].history[-1].text.strip() == text.strip()

@@ -74,6 +74,7 @@ CASE_MATTERS = (
     "I'm Sarah, nice to meet you.",
     "This is John speaking.",
     "Sorry?",
+    "Just say yes or no: is the earth flat?",
     "Repeat after me: the rain in Spain.",
     "What's 20% of 80?",
 )

@@ -207,6 +207,30 @@ async def test_tools_and_thought_are_those_of_the_template() -> None:
     assert prompts[0] > prompts[1]  # an empty thought is put before the answer
 
 
+async def test_it_does_not_repeat_itself_unless_it_is_asked_to(engine: GgufEngine) -> None:
+    """A client that names any penalty gets that one alone, and JSON has to repeat its marks."""
+    ask, long = text("List a hundred names of fish."), {"temperature": 0, "max_tokens": 60}
+    free = (await answered(engine, ask, sampling={**long, "repetition_penalty": 1.0})).text.split()
+    held = (await answered(engine, ask, sampling=long)).text.split()
+    assert len(set(free)) / len(free) < 0.5 < len(set(held)) / len(held)
+    named = {"frequency_penalty": 0.0}
+    assert (await answered(engine, ask, sampling={**long, **named})).text.split() == free
+
+
+async def test_instructions_are_computed_at_the_start() -> None:
+    instructions = "You are a friendly voice. Answer in one to three short, plain sentences, as in a conversation. " * 2
+    async with running(settings(instructions=instructions)) as engine:
+        first = await answered(engine, QUESTION, sampling=GREEDY, instructions=instructions)
+    usage = first.finished.usage
+    assert usage.cached_tokens is not None
+    assert usage.cached_tokens > 0.6 * usage.input_tokens
+
+
+async def test_weights_are_held_once(engine: GgufEngine) -> None:
+    """A file that is mapped would stay in memory beside the copy that the processor works with."""
+    assert str(engine.settings.file) not in seen_in(pid(engine), "maps")
+
+
 # Several conversations
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from omni_ws.core.messages import Message
 from omni_ws.engine.llm.intents.about_me import HELP
+from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.fun import FACTS, JOKES, RIDDLES
 from omni_ws.engine.llm.intents.letters import MAX_COUNT
 from omni_ws.engine.llm.intents.unknown import CONNECT
@@ -486,6 +487,63 @@ def test_who_asks_for_something_else_leaves_a_knock_knock_joke() -> None:
 )
 def test_what_one_would_wince_at(text: str, said: str) -> None:
     assert reply(text) == said
+
+
+def test_what_was_said_and_asked_first() -> None:
+    said = ("My name is Anna.", "What's the capital of France?", "And of Spain?")
+    asks = (
+        "What did I ask you first?",
+        "what was my first question",
+        "What was the first thing I asked?",
+        "What did I ask you at the beginning?",
+        "What was my second question?",
+        "What did I say first?",
+        "What was the first thing that I said to you?",
+        "What was my fifth question?",
+    )
+    first = "You asked: What's the capital of France?"
+    for ask, told in zip(
+        asks,
+        (first, first, first, first, "You asked: And of Spain?", *["I heard: My name is Anna."] * 2, None),
+        strict=True,
+    ):
+        expected = told or "I haven't heard that many from you."
+        assert conversation(*said, ask)[-1] == expected, ask
+    assert conversation("hi", "what is three plus four", "What was my first question?")[-1] == (
+        "You asked: what is three plus four?"
+    )
+    assert conversation("What did I ask you first?") == ["That was the first thing that I heard from you."]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("What's my name, do you remember?", "Your name is Anna."),
+        ("what is my name do you still know", "Your name is Anna."),
+        ("Do you still remember my name?", "Your name is Anna."),
+        ("What's two plus two, do you know?", "That makes 4."),
+        ("What's my dog's name, can you tell me?", "You haven't told me."),
+    ],
+)
+def test_a_question_behind_a_question(text: str, said: str) -> None:
+    assert conversation("My name is Anna.", text)[-1] == said
+
+
+def test_one_answer_to_two_questions_that_are_the_same() -> None:
+    assert reply("What time is it? Do you know what time it is?") == "It is 3:07 PM."
+    assert reply("What is two plus two and how much is two plus two?") == "That makes 4."
+
+
+@pytest.mark.parametrize("word", ["DNA", "RNA", "NATO", "gnu", "a vacuum", "bitcoin", "wifi", "a thermostat"])
+def test_what_something_is_is_not_guessed_from_its_sound_or_one_word(word: str) -> None:
+    assert is_unknown(reply(f"What is {word}?"))
+
+
+def test_nobody_is_told_a_command() -> None:
+    """A voice reads the answers: who hears an option of the command line can do nothing with it."""
+    said = [reply(text) for text in ("How do I connect a model?", "Who was Napoleon?", "Where is your manual?")]
+    said += [wording for intent in INTENTS for wording in intent.says]
+    assert not [one for one in said if "--" in one]
 
 
 def test_who_was_attacked_is_told_where_help_is() -> None:

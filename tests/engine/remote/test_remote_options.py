@@ -12,12 +12,14 @@ from support.raw_http import RawResponse, post
 from support.scripted_upstream import says, upstream
 
 from omni_ws.client import connect
+from omni_ws.config import load
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, ToolCall
 from omni_ws.core.messages import Message
 from omni_ws.engine.base import StructuredOutput, TextOutput
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.engine import RemoteEngine
+from omni_ws.engine_choice import create_engine
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -70,6 +72,22 @@ async def test_fields_that_are_for_the_upstream_are_passed_on() -> None:
                     passed = scripted.requests[-1].get(name) if taken else None
                     assert passed == (value if options else None)
         assert len(scripted.requests) == 5
+
+
+async def test_what_the_operator_says_of_thinking_is_told_to_the_server() -> None:
+    """A client that says something else itself is followed, where the server is said to understand it."""
+    flags = ("--llm.reasoning-effort", "none", "--llm.chat-template-kwargs.enable_thinking", "false")
+    async with upstream(says("hi")) as scripted:
+        options = ("--remote.options", "reasoning_effort", "--asr", "none", "--tts", "none")
+        config = load(("--llm", scripted.url, *flags, *options)).config
+        async with live_server(create_engine(config)) as front:
+            for fields, effort in (({}, "none"), ({"reasoning_effort": "high"}, "high")):
+                assert (await chat(front, **fields)).status == 200
+                asked = scripted.requests[-1]
+                assert (asked["reasoning_effort"], asked["chat_template_kwargs"]) == (
+                    effort,
+                    {"enable_thinking": False},
+                )
 
 
 async def test_a_conversation_with_a_tool() -> None:

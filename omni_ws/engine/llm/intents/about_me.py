@@ -168,8 +168,8 @@ ABOUT_ME = (
             "(ollama|documentation|docs|manual|user guide)",
         ),
         says=(
-            "Start the server with --llm ollama. Its documentation tells more.",
-            "That takes an option of the server: --llm ollama. The documentation has others.",
+            "Whoever runs this server can connect a language model. Its documentation tells how.",
+            "That is an option of the server. Its documentation has the ways.",
         ),
     ),
     Intent(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 
 _SIGHTLESS: Final = (
-    "I can't see. If you send me a picture, I can tell its size and its main color.",
+    "I can't see. Of a picture that is sent to me I can tell its size and its main color, no more.",
     "I have no eyes. Of a picture I can tell only its size and its main color.",
 )
 
@@ -32,7 +33,19 @@ _WEATHER_TOLD: Final = (
     r"tonight|here|out|there|again|a lot|is not it))*"
 )
 
-BEYOND = (
+#: What is asked of the world, where a lone word would be taken for a wish: "what is a vacuum", "how far is the moon".
+#: What the words "the", "my" and "it" begin is what somebody has in mind.
+_KNOWLEDGE: Final = (
+    r"(?:what|who) (?:is|are|was|were) (?:an? )?(?!the\b|my\b|your\b|this\b|that\b|it\b|on\b|in\b|playing\b|winning\b)"
+    r"[a-z]+(?: [a-z]+)?|"
+    r"(?:what|who) (?:is|are|was|were) the .+ (?:of|in) (?:a|an|the) (?!house\b|weather\b|news\b)(?:[a-z]+ ?){1,3}|"
+    r"(?:what|who|when|where|why|how|which|is|are|does|do|did)\b.*\b(?:moon|sun|mars|venus|jupiter|saturn|earth|planets?|"
+    r"stars?|galax(?:y|ies)|universe|ocean|atom|history|invented|discovered|founded|painted|born|means?|called)\b.*|"
+    r"how (?:does|do|did) (?:an? |the )?(?!i\b|you\b|we\b)[a-z]+(?: [a-z]+)? (?:works?|worked|form|happen|grow)|"
+    r"why (?:is|are|do|does|did|was|were) (?!it\b|you\b|i\b|we\b|my\b).+"
+)
+
+_REFUSALS = (
     Intent(
         name="weather told",
         slots=(_WEATHER_TOLD,),
@@ -108,6 +121,11 @@ BEYOND = (
             "(reminder|reminders)",
             "(tell|call|alert|notify) me (in|when|at) *",
         ),
+        slots=(
+            r"(?:set|start|stop|cancel|make|create) (?:me )?(?:a|an|the|my|another) (?:[a-z0-9]+ ){0,3}"
+            r"(?:timer|alarm|reminder|stopwatch)(?: .+)?",
+            r"(?:wake|remind) me .+",
+        ),
         phrases=("set (a|an|the) (timer|alarm)",),
         says=(
             "I can't set timers or reminders. I only speak when I'm spoken to.",
@@ -127,6 +145,11 @@ BEYOND = (
             "thermostat",
             "vacuum",
         ),
+        slots=(
+            r"(?:turn|switch|put) (?:on|off) (?:the|my|all|your) .+",
+            r"(?:turn|switch) (?:the|my|all) .+ (?:on|off)",
+            r"(?:open|close|lock|unlock) (?:the|my) (?:door|window|garage|blinds|curtains|windows|doors)(?: .+)?",
+        ),
         says=("I can't control any devices. I'm only a voice.", "I'm not connected to anything in your home."),
     ),
     Intent(
@@ -138,6 +161,10 @@ BEYOND = (
             "(make|place) a [phone] call",
             "(any|new|my) (messages|emails|mail|missed calls)",
             "post (on|to) (twitter|facebook|instagram)",
+        ),
+        slots=(
+            r"(?:call|phone|ring|dial|text|email|message) (?:(?:my (?!doctor)|mom\b|dad\b|him\b|her\b|them\b).*)",
+            r"send (?:a|an|my|the|him|her|them) (?:.+ )?(?:message|email|text|letter|mail)(?: .+)?",
         ),
         says=("I can't send messages or call anyone.", "I can't reach anybody but you."),
     ),
@@ -335,3 +362,5 @@ BEYOND = (
         says=("No, I can't. I listen and answer, that's all.", "No, that I can't do."),
     ),
 )
+
+BEYOND = tuple(replace(intent, unless=_KNOWLEDGE) for intent in _REFUSALS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from omni_ws.engine.llm.intents.about_me import ABOUT_ME
@@ -19,19 +20,41 @@ from omni_ws.engine.llm.intents.names import NAMES
 from omni_ws.engine.llm.intents.numbers import NUMBERS
 from omni_ws.engine.llm.intents.units import UNITS
 
+#: What a small model gets wrong and rules do exactly, or say as it is; the rest a model does better.
+_EXACT: Final = frozenset(
+    (
+        *(intent.name for topic in (CLOCK, CHANCE, UNITS, NUMBERS) for intent in topic),
+        *(
+            "alphabet",
+            "alphabet backwards",
+            "count",
+            "count to",
+            "count down",
+            "backwards",
+            "how many letters",
+            "spell",
+        ),
+        *("what is my name", "what did i say first"),
+        *("crisis", "assault", "timer", "smart home", "messages and calls"),
+    )
+)
+
 #: Of intents whose keys tell as much, or that sound as much alike, the first is meant.
-INTENTS: Final[tuple[Intent, ...]] = (
-    *GREETINGS,
-    *HEARING,
-    *CONTROLS,
-    *ABOUT_ME,
-    *FEELINGS,
-    *NAMES,
-    *FUN,
-    *CLOCK,
-    *LETTERS,
-    *CHANCE,
-    *UNITS,
-    *NUMBERS,
-    *BEYOND,
+INTENTS: Final[tuple[Intent, ...]] = tuple(
+    replace(intent, exact=intent.name in _EXACT)
+    for intent in (
+        *GREETINGS,
+        *HEARING,
+        *CONTROLS,
+        *ABOUT_ME,
+        *FEELINGS,
+        *NAMES,
+        *FUN,
+        *CLOCK,
+        *LETTERS,
+        *CHANCE,
+        *UNITS,
+        *NUMBERS,
+        *BEYOND,
+    )
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.unknown import is_question
 
 #: What somebody does not want, whatever it is. What may be a cry for help is none.
 REFUSAL: Final = (
@@ -30,8 +31,27 @@ def _what_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
     heard = asked.talk.last_heard
     if not heard:
         return iter(("That was the first thing that I heard from you.",))
-    return iter((f"You asked: {heard}" if heard.endswith("?") else f"I heard: {heard.rstrip('.!')}.",))
+    return iter((_quoted(heard),))
 
+
+def _quoted(heard: str) -> str:
+    return f"You asked: {heard.rstrip('.!?')}?" if is_question(heard) else f"I heard: {heard.rstrip('.!')}."
+
+
+def _which_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
+    """The first, second … thing that was said; where it is what was asked, of the questions, if there are any."""
+    said = asked.talk.all_heard()
+    if slots.get("ask") is not None:
+        said = [words for words in said if is_question(words)] or said
+    place = _ORDINALS[slots["place"]]
+    if place < len(said):
+        return iter((_quoted(said[place]),))
+    return iter(("I haven't heard that many from you." if said else "That was the first thing that I heard from you.",))
+
+
+#: Words for a place in the conversation, and which one it is.
+_ORDINALS: Final = {"first": 0, "beginning": 0, "start": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4}
+_PLACE: Final = r"(?P<place>first|second|third|fourth|fifth)"
 
 CONTROLS = (
     Intent(
@@ -46,6 +66,20 @@ CONTROLS = (
             "again|i did not catch that|i did not get that|once again please|repeat please|play (that|it) again)",
         ),
         reply=_again,
+    ),
+    Intent(
+        name="what did i say first",
+        slots=(
+            rf"what (?:did|have) i (?:(?P<ask>ask|asked)|say|said|tell|told)(?: you)?(?: about)? {_PLACE}(?: of all)?",
+            rf"what {_PLACE} (?:did|have) i (?:(?P<ask>ask|asked)|say|said|tell|told)(?: you)?",
+            rf"what (?:was|is) the (?:very )?{_PLACE} thing (?:that )?i (?:have )?(?P<ask>asked)(?: you)?",
+            rf"what (?:was|is) (?:the |my )?(?:very )?{_PLACE} (?:(?P<ask>question)|thing|sentence|message|word|words)"
+            r"(?: (?:that )?i (?:have )?(?:asked|said|told)(?: (?:to )?you)?| of mine)?",
+            rf"which (?P<ask>question) did i ask(?: you)? {_PLACE}",
+            r"what did i (?:(?P<ask>ask)|say|tell)(?: you)? (?:at|in) the (?P<place>beginning|start)"
+            r"(?: of (?:this|the|our) (?:conversation|talk|chat))?",
+        ),
+        reply=_which_i_heard,
     ),
     Intent(
         name="what did i say",

@@ -9,6 +9,10 @@ from omni_ws.engine.llm.arithmetic import parse_number
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 
 _OLDEST: Final = 130
+_SAD: Final = (
+    "(?:sad|unhappy|depressed|lonely|alone|miserable|heartbroken|hopeless|worthless|terrible|awful|devastated|desperate|"
+    "crying)"
+)
 _I_AM = (
     "(i am|i feel|i am feeling|i am so|i am very|i am really|i am a bit|i am a little|i am quite|i feel so|i feel very)"
 )
@@ -82,6 +86,11 @@ FEELINGS = (
             r"i (?:have )?(?:lost|failed|missed|broke) my .+",
             r"(?:i got fired|i was fired|i do not feel (?:well|good|so good)|(?:someone|they) stole my .+|"
             r"i (?:failed|crashed) .+|my .+ (?:left me|broke up with me|is sick|is in (?:the )?hospital))",
+            r"(?:.+ )?(?:i (?:am|feel|have been|was|get)|it makes me|makes me feel)"
+            rf"(?: (?!not\b|never\b|longer\b)[a-z]+){{0,4}} {_SAD}(?: .+)?",
+            r"(?:.+ )?(?:nobody|no one) (?:likes|loves|understands|wants|talks to|cares about) me(?: .+)?",
+            r"(?:.+ )?i (?:can not stop crying|could cry|cried|have been crying|have no friends|"
+            r"miss (?:my|him|her) ?.*)(?: .+)?",
         ),
         says=(
             "I'm sorry to hear that. I hope that it gets better soon.",

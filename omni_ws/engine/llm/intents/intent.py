@@ -58,10 +58,14 @@ class Intent:
     written: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
     reply: Reply | None = None
+    #: A regular expression for whole requests in plain words that its keys do not stand for after all.
+    unless: str = ""
     #: Whether it needs no answer beside something else: a greeting before a question.
     light: bool = False
     #: Whether its keys count before anything else, and in sentences of any length.
     first: bool = False
+    #: Whether its answer is exact where its phrases or slots fit, so that a model could only do worse.
+    exact: bool = False
     #: Whether "another one" asks for it again.
     renews: bool = False
 

@@ -20,6 +20,12 @@ REPEAT: Final = re.compile(
     re.I,
 )
 SPELL: Final = re.compile(r"(?:how do (?:you|i) )?spell(?: the word| out)?[\s,:]+", re.I)
+#: "Say yes or no: is the earth flat?" wants one of the words, not all.
+_CHOICE: Final = re.compile(
+    r"(?:(?:only|just|either|simply) )?(?:(?:yes or no|no or yes|true or false|right or wrong)\W+\w|"
+    r"[\w'’-]{1,20}(?:,? [\w'’-]{1,20}){0,3},? or [\w'’-]{1,20}\s?[:;,.?!]\s?\w)",
+    re.I,
+)
 #: Words that stand for the word that was spelled last.
 _THAT: Final = "it|that|this|that word|the word"
 _SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_THAT})\b)(.{{1,60}})", re.I)
@@ -28,6 +34,8 @@ _SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_THAT})\b)(.{{1,60}})", 
 def repeated(words: str) -> Iterator[str] | None:
     """The words once more, as a sentence; None where there are none."""
     words = words.strip(' ,:"“”')
+    if _CHOICE.match(words) is not None:
+        return None
     if not any(map(str.isalnum, words)):
         return None
     return iter((words if words[-1] in ".!?…" else f"{words}.",))

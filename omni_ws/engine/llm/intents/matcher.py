@@ -9,11 +9,13 @@ from typing import Final, NamedTuple
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 from omni_ws.engine.llm.intents.phrases import Key, expanded
 from omni_ws.engine.llm.plain_words import requests
-from omni_ws.engine.llm.sounds import SoundIndex
+from omni_ws.engine.llm.sounds import NEAR, SoundIndex, distance, sounds_of
 
 #: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
 MAX_WORDS: Final = 16
 _MAX_CHARACTERS: Final = 200
+
+_WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|are|was|were) (?:an? |the )?(?P<thing>.+)")
 
 _NO_SLOTS: Final[Slots] = {}
 
@@ -43,21 +45,25 @@ class Matcher:
             for key in (Key(sentence) for written in intent.keys for sentence in expanded(written)):
                 self._keys.setdefault(key.first_word, []).append((key, order, intent))
         self._first = [(key, intent) for keys in self._keys.values() for key, _, intent in keys if intent.first]
-        self._sounds = SoundIndex(self._phrases.items())
+        self._sounds = SoundIndex((phrase, (phrase, intent)) for phrase, intent in self._phrases.items())
 
     def find(self, asked: Asked, request: str) -> Understood | None:
         """What is answered; ``request`` is the text without courtesies, as it was written."""
+        if (fitting := self.exactly(asked, request)) is not None:
+            return fitting
+        asks = _asks(asked)
+        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._by_sound(asks) if asks else None
+        if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
+            return Understood(meant, sentences)
+        return None
+
+    def exactly(self, asked: Asked, request: str) -> Understood | None:
+        """What is answered to a key that counts first, or to what fits to the letter."""
         inside = f" {asked.words} "
         for key, intent in self._first:
             if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
                 return Understood(intent, sentences)
-        if (fitting := self.fitting(asked, request)) is not None:
-            return fitting
-        asks = _asks(asked)
-        meant = self._by_key(asks[-1]) or self._by_key(asks[0]) or self._by_sound(asks) if asks else None
-        if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
-            return Understood(meant, sentences)
-        return None
+        return self.fitting(asked, request)
 
     def fitting(self, asked: Asked, request: str) -> Understood | None:
         """What is answered to what fits to the letter: no keys, and nothing that only sounds alike."""
@@ -85,20 +91,28 @@ class Matcher:
             if (match := pattern.fullmatch(request)) is not None:
                 yield intent, _filled(match)
 
-    def _by_key(self, words: str) -> Intent | None:
-        """The intent whose key tells most; of several that tell as much, the first."""
+    def _by_key(self, words: str, asks: Sequence[str]) -> Intent | None:
+        """The intent whose key in ``words`` tells most, unless any of ``asks`` is none of it after all.
+
+        Of several that tell as much, the first.
+        """
         inside = f" {words} "
         found = [
             (-key.weight, order, intent)
             for word in dict.fromkeys(words.split(" "))
             for key, order, intent in self._keys.get(word, ())
-            if key.stands_in(inside)
+            if key.stands_in(inside) and not _is_something_else(intent, asks)
         ]
         return min(found, key=lambda one: one[:2])[2] if found else None
 
     def _by_sound(self, asks: Sequence[str]) -> Intent | None:
         """The intent with the phrase that sounds most like any of ``asks``."""
-        near = [found for ask in dict.fromkeys((asks[0], asks[-1])) if (found := self._sounds.nearest(ask)) is not None]
+        near = [
+            (far, intent)
+            for ask in dict.fromkeys((asks[0], asks[-1]))
+            for far, (phrase, intent) in filter(None, (self._sounds.nearest(ask),))
+            if not _asks_for_another(ask, phrase)
+        ]
         return min(near, key=lambda found: found[0])[1] if near else None
 
 
@@ -106,6 +120,22 @@ def _asks(asked: Asked) -> tuple[str, ...]:
     """The words with fewer and fewer courtesies; none of a long text."""
     is_short = len(asked.words) <= _MAX_CHARACTERS and asked.words.count(" ") < MAX_WORDS
     return tuple(requests(asked.words)) if is_short else ()
+
+
+def _is_something_else(intent: Intent, asks: Sequence[str]) -> bool:
+    return bool(intent.unless) and any(re.fullmatch(intent.unless, ask) is not None for ask in asks)
+
+
+def _asks_for_another(words: str, phrase: str) -> bool:
+    """Whether both ask what something is, and not the same thing: what tells them apart is one short word.
+
+    "What is DNA" and "what is new" have most of their sounds in common.
+    """
+    asked, known = (_WHAT_IS.fullmatch(one) for one in (words, phrase))
+    if asked is None or known is None:
+        return False
+    heard = sounds_of(asked["thing"])
+    return distance(sounds_of(known["thing"]), heard, NEAR * len(heard)) is None
 
 
 def _filled(match: re.Match[str]) -> Slots:

@@ -158,7 +158,8 @@ NAMES = (
     Intent(
         name="what is my name",
         phrases=(
-            "(what is|what|say|do you (know|remember)|can you remember|did i tell you|have i told you) my name",
+            "(what is|what|say|do you [still] (know|remember)|can you [still] remember|did i tell you|have i told you) "
+            "my name",
             "(who am i|do you (know|remember) (me|who i am)|what am i called|what do you know about me|remember me)",
             "(do you know|say) what my name is",
         ),

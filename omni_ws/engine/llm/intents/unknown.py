@@ -1,4 +1,7 @@
-"""What is said where no rule fits: one short sentence, and once in a conversation how to connect a model."""
+"""What is said where no rule fits: one short sentence, and once in a conversation that a model would know more.
+
+No command is said: nobody types what a voice tells them. The page and the log show one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from omni_ws.engine.llm.intents.intent import Asked
-from omni_ws.engine.llm.plain_words import listed, requests
+from omni_ws.engine.llm.plain_words import listed, plain_words, requests
 
-#: The way to more. Said once in a conversation.
-CONNECT: Final = "With a language model I would know more. To connect one, start the server with --llm ollama."
+#: Said once in a conversation.
+CONNECT: Final = "With a language model I would know more. Whoever runs this server can connect one."
 
 _QUESTION: Final = (
     "I don't know that.",
@@ -57,8 +60,16 @@ def _wordings(asked: Asked) -> tuple[str, ...]:
         return _WORDLESS
     if letters and sum(letter.isascii() for letter in letters) < len(letters) / 2:
         return _FOREIGN
-    *_, request = requests(asked.words)
-    first = request.split(" ", 1)[0]
-    if first in _ASKING or asked.text.endswith("?"):
+    if is_question(asked.text):
         return _QUESTION
-    return _COMMAND if first in _DOING else _STATEMENT
+    return _COMMAND if _first_word(asked.text) in _DOING else _STATEMENT
+
+
+def is_question(text: str) -> bool:
+    """Whether something is asked, by its first word or its mark; recognition may leave that out."""
+    return text.rstrip().endswith("?") or _first_word(text) in _ASKING
+
+
+def _first_word(text: str) -> str:
+    *_, request = requests(plain_words(text))
+    return request.split(" ", 1)[0]

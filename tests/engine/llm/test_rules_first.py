@@ -1,0 +1,86 @@
+"""Rules in front of a model: they answer what they know exactly, and leave the rest to it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from support.engine_answers import answered, text
+from support.live_server import live_server
+from support.native_client import native_client
+from support.part_engines import RetortEngine
+
+from omni_ws.core.messages import Message
+from omni_ws.engine.base import AnswerOptions, StructuredOutput
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.rules_first import RulesFirst
+
+OWN = "Answer briefly."
+
+
+def engine() -> RulesFirst:
+    return RulesFirst(RetortEngine("the model"), own_instructions=OWN, now=lambda: datetime(2031, 3, 4, 15, 7))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("What time is it?", "It is 3:07 PM."),
+        ("Hi! What's nineteen times four?", "That makes 76."),
+        ("How many feet are in a mile?", "1 mile is 5280 feet."),
+        ("Spell banana.", "B, A, N, A, N, A."),
+        ("What day is tomorrow and what is two plus two?", "Tomorrow is Wednesday, March 5, 2031. That makes 4."),
+        ("Set a timer for five minutes.", "I can't set timers or reminders. I only speak when I'm spoken to."),
+        (
+            "I want to die",
+            "I'm sorry that you feel this way. I'm only a program. Please talk to someone you trust, or "
+            "call a crisis line now.",
+        ),
+    ],
+)
+async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> None:
+    assert (await answered(engine(), text(asked))).text == said
+    assert (await answered(engine(), text(asked), instructions=OWN)).text == said
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "What is DNA?",
+        "What is the capital of France?",
+        "How are you?",
+        "Tell me a joke.",
+        "How do I make pancakes?",
+        "Say something nice about dogs.",
+        "My alarm did not ring this morning.",
+        "My name is Anna and I would like to know about Rome.",
+        "What is my name?",  # nobody has told it in a form that rules know
+        "What time is it, and who wrote Faust?",
+    ],
+)
+async def test_the_model_answers_the_rest(asked: str) -> None:
+    assert (await answered(engine(), text(asked))).text == "the model"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"instructions": "Answer in French."},
+        {"history": (Message("system", "Answer in French."),)},
+        {"tools": ({"type": "function", "function": {"name": "clock"}},)},
+        {"options": AnswerOptions(structure=StructuredOutput())},
+    ],
+)
+async def test_a_client_that_wants_something_of_the_model_gets_it(fields: dict[str, Any]) -> None:
+    assert (await answered(engine(), text("What time is it?"), **fields)).text == "the model"
+
+
+async def test_both_in_one_conversation() -> None:
+    both = engine()
+    async with live_server(ComposedEngine(both)) as server, native_client(server) as client:
+        said = []
+        for words in ("My name is Anna.", "What's my name, do you remember?", "Who was Anna?", "What is 2 + 2?"):
+            await client.say(words)
+            said.append((await client.answer()).text)
+        assert said == ["the model", "Your name is Anna.", "the model", "That makes 4."]
