@@ -70,6 +70,8 @@ class EngineCapabilities:
     speed: bool = False
     #: The sampling parameters that affect the answer.
     sampling: frozenset[str] = frozenset()
+    #: ``max_tokens`` of an answer where the client names none; None for no limit.
+    max_tokens: int | None = None
     #: The sampling parameters that are accepted without effect, because the engine is deterministic.
     sampling_no_ops: frozenset[str] = frozenset()
     #: The ``stage.parameter`` names that ``stage_params`` and ``stage_sampling`` may set.

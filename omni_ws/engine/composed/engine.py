@@ -228,8 +228,10 @@ class ComposedEngine:
 
     def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
         """``request`` with the limit on spoken answers, for an LLM that speaks by itself."""
-        limit, named = self._max_spoken_tokens, self._llm.capabilities.sampling
-        if limit is None or OutputModality.AUDIO not in request.modalities or "max_tokens" not in named:
+        limit, able = self._max_spoken_tokens, self._llm.capabilities
+        if limit is None or OutputModality.AUDIO not in request.modalities or "max_tokens" not in able.sampling:
+            return request
+        if able.max_tokens is not None and able.max_tokens <= limit:
             return request
         return replace(request, sampling={"max_tokens": limit, **request.sampling})
 

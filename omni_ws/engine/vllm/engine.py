@@ -167,6 +167,7 @@ class VllmEngine:
             voices=voices,
             voice_aliases={name.lower(): name for name in voices if name.lower() not in voices},
             sampling=SAMPLING,
+            max_tokens=None if self._checkpoint is None else self._checkpoint.sampling.get("max_tokens"),
             stage_sampling=thinker | (speaker.sampling_names if speaker else frozenset()),
             stage_params=speaker.parameter_names if speaker else frozenset(),
             tools=self.config.tool_parser is not None,

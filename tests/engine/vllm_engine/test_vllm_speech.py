@@ -45,14 +45,14 @@ def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
     )
 
 
-async def spoken_at_once(engine: VllmEngine, text: str) -> Samples:
+async def spoken_at_once(engine: VllmEngine, text: str, *, being_written: bool = False) -> Samples:
     """Speak the same text with the same Talker, and decode each clause at once."""
     from omni_ws.engine.channel import Channel
     from omni_ws.engine.vllm.codec_frames import CodecFrames
     from omni_ws.engine.vllm.snac_stream import CodecWindow
 
     assert engine._speaker is not None
-    talker, _ = engine._speaker.stages("reference", sampling=SEED["talker"])
+    talker, _ = engine._speaker.stages("reference", sampling=SEED["talker"], being_written=being_written)
     frames: Channel[CodecFrames] = Channel(1e9, cost=lambda _: 1)
     outputs: Channel[EngineOutput] = Channel(1, cost=lambda _: 1)
 
@@ -129,7 +129,7 @@ async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
         outputs.append(output)
     assert final(outputs).reason in (FinishReason.STOP, FinishReason.LENGTH)
     whole = "Well, this is the first. This is the second."
-    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, whole))
+    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, whole, being_written=True))
 
 
 async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -> None:
