@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import zlib
 from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
@@ -15,7 +16,7 @@ from support.speech_clips import clip_bytes
 from support.until import until
 
 from omni_ws.audio.samples import Samples
-from omni_ws.core.chunks import Task, Word
+from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.recognition_cost import RecognitionCost
@@ -89,7 +90,16 @@ def spoken(seconds: float) -> Utterance:
 
 def test_settled_texts_have_words_and_a_beam(recogniser: WhisperRecogniser, model: TimedModel) -> None:
     recognised = recogniser.transcribe(pcm(2)).result(10)
-    assert recognised == Recognised("words", (Word("words", 10, 20),))
+    segment = HeardSegment(
+        "words",
+        10,
+        20,
+        tokens=(),
+        avg_logprob=-0.3,
+        compression_ratio=5 / len(zlib.compress(b"words")),
+        no_speech_prob=0.1,
+    )
+    assert recognised == Recognised("words", (Word("words", 10, 20),), Hearing(None, (segment,)))
     assert model.begun == [(5, 2.0, None)]
 
 

@@ -31,7 +31,7 @@ from support.speech_clips import clip_bytes, clip_pcm, silence
 from support.until import until
 
 from benchmarks.server_process import free_port
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
+from omni_ws.core.chunks import FinishReason, Hearing, InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.utterance import UtteranceLimits
 from omni_ws.engine.base import (
@@ -122,9 +122,9 @@ async def test_each_utterance_is_a_file() -> None:
         np.testing.assert_allclose(samples, spoken[place : place + len(samples)], atol=1)
         assert 0.6 * len(clip_pcm(clip)) < len(samples) < len(clip_pcm(clip)) + 8000
     assert answer.outputs[:-1] == [
-        TranscriptOutput("Go forward.", start_ms=starts[0]),
+        TranscriptOutput("Go forward.", start_ms=starts[0], hearing=Hearing()),
         TextOutput("Go forward."),
-        TranscriptOutput(" Ten of clubs.", start_ms=starts[1]),
+        TranscriptOutput(" Ten of clubs.", start_ms=starts[1], hearing=Hearing()),
         TextOutput(" Ten of clubs."),
     ]
     usage = answer.finished.usage

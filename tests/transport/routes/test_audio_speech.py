@@ -58,6 +58,7 @@ async def test_a_whole_reply_is_mp3_by_default() -> None:
         ("flac", "audio/flac", "flac"),
         ("opus", "audio/ogg;codecs=opus", "opus"),
         ("ogg", "audio/ogg", "opus"),
+        ("aac", "audio/aac", "aac"),
         ("wav", "audio/wav", "pcm_s16le"),
     ],
 )
@@ -88,7 +89,7 @@ async def test_bare_samples() -> None:
         assert response.headers["content-type"] == "audio/wav"
 
 
-@pytest.mark.parametrize("name", ["aac", "webm", "nonsense", "MP3"])
+@pytest.mark.parametrize("name", ["m4a", "webm", "nonsense", "MP3"])
 async def test_formats_that_are_not_served(name: str) -> None:
     async with live_server(ToneEngine()) as server:
         response = await speak(server, response_format=name)

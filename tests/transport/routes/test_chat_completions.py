@@ -563,34 +563,40 @@ async def test_a_bad_value_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "code"),
+    ("body", "param", "status", "code"),
     [
         (
             {"messages": [{"role": "tool", "content": "a", "tool_call_id": "x"}, *HELLO]},
             "messages[0].tool_call_id",
+            400,
             "invalid_value",
         ),
         (
             {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}, *HELLO]},
             "messages[0].tool_calls",
+            400,
             "unsupported_parameter",
         ),
         (
             {"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}, *HELLO]},
-            "messages[0].audio",
-            "unsupported_parameter",
+            "messages[0].audio.id",
+            400,
+            "invalid_value",
         ),
         (
             {"messages": [*user({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}), *HELLO]},
-            "messages[0].content[0]",
-            "unsupported_parameter",
+            "messages[0].content[0].image_url.url",
+            415,
+            "unsupported_format",
         ),
     ],
 )
-async def test_earlier_messages_lose_nothing_without_a_word(body: dict[str, Any], param: str, code: str) -> None:
+async def test_earlier_messages_lose_nothing_without_a_word(
+    body: dict[str, Any], param: str, status: int, code: str
+) -> None:
     async with live_server() as server:
         response = await ask(server, **body)
-    assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
 
 
 LINKS: list[tuple[Any, int, str]] = [
@@ -598,7 +604,7 @@ LINKS: list[tuple[Any, int, str]] = [
     ("https://example.org/a.png", 400, "unsupported_parameter"),
     ("file:///etc/passwd", 400, "unsupported_parameter"),
     ("/etc/passwd", 400, "unsupported_parameter"),
-    ("data:image/png,abc", 400, "invalid_value"),
+    ("data:image/png,abc", 415, "unsupported_format"),
     ("data:image/png;base64", 400, "invalid_value"),
     ("data:image/png;base64,a?b=", 400, "invalid_value"),
     ("data:text/html;base64,YQ==", 415, "unsupported_format"),
