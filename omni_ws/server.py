@@ -405,9 +405,12 @@ def _announce(
 
 
 def _announce_start(server: RunningServer, worker: Worker | None) -> None:
-    """Say where to go, though what answers there is still being waited for."""
+    """Say where to go, though what answers there is still being waited for.
+
+    Who waits for a server looks for the last line of ``_announce``; this one must not be taken for it.
+    """
     if worker is None or worker.serial == 1:
-        logger.info("still starting; to see how it goes, open %s in a browser", _page_of(server))
+        logger.info("still starting; open %s to see how it goes", _page_of(server))
 
 
 def _page_of(server: RunningServer) -> str:

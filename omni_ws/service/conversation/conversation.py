@@ -82,7 +82,13 @@ class _Speech:
 
 
 class Conversation:
-    """One session's input, requests and answers. The client has got whatever ``run`` raises."""
+    """One session's input, requests and answers. The client has got whatever ``run`` raises.
+
+    ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
+
+    ``counted_priority`` maps the priority that a request asks for to the one that it gets. ``owner`` is the name of
+    the API key. ``single_request``: the session is one request over HTTP. Turn detection needs ``speech_workers``.
+    """
 
     def __init__(
         self,
@@ -101,11 +107,6 @@ class Conversation:
         speech_workers: SpeechWorkers | None = None,
         observed: ObservedSession | None = None,
     ) -> None:
-        """``admit`` is called for each request that opens, and raises an OmniError to refuse it.
-
-        ``counted_priority`` maps the priority that a request asks for to the one that it gets. ``owner`` is the name of
-        the API key. ``single_request``: the session is one request over HTTP. Turn detection needs ``speech_workers``.
-        """
         self.observed = observed or ObservedSession.unobserved(now)
         self.engine = engine
         self.configuration = configuration
@@ -134,9 +135,7 @@ class Conversation:
         self._now = now
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
-        outbox.writer = self
-        self.queue = RequestQueue(engine, outbox, self, ledger=self.ledger, observed=self.observed)
-        self.queue.cut_turns.patience = limits.asr_timeout_sec
+        self.queue = self._new_queue()
         #: Those of the latest requests, where ``keeps_configurations`` is set.
         self.keeps_configurations = False
         self._configurations: dict[str, SessionConfig] = {}
@@ -149,6 +148,12 @@ class Conversation:
         self._draining = False
         #: Set when the client has given content that is not in the stream.
         self.given = False
+
+    def _new_queue(self) -> RequestQueue:
+        self.outbox.writer = self
+        queue = RequestQueue(self.engine, self.outbox, self, ledger=self.ledger, observed=self.observed)
+        queue.cut_turns.patience = self.limits.asr_timeout_sec
+        return queue
 
     # the owner
 

@@ -188,7 +188,6 @@ class SessionFactory:
             resumable: Whether to keep a journal of what was sent, so that a client can resume.
         """
         now = asyncio.get_running_loop().time
-        streaming = self.config.streaming_input
 
         def admit_request() -> None:
             if admit is not None:
@@ -196,15 +195,8 @@ class SessionFactory:
             self.admission.reserve(owner)
 
         listens = not single_request and self.speech_workers.available
-        # All its input and output twice: as much again for history, settings and what is under way.
-        account = SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
-        outbox = Outbox(
-            streaming.max_output_bytes,
-            write_timeout=streaming.write_timeout_sec,
-            now=now,
-            budget=account,
-            journal_capacity=streaming.max_output_bytes if resumable else 0,
-        )
+        account = self._account()
+        outbox = self._outbox(account, resumable=resumable)
         identity = SessionIdentity(self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
@@ -225,6 +217,21 @@ class SessionFactory:
         )
         self.conversations.add(conversation)
         return conversation
+
+    def _account(self) -> SessionAccount:
+        """What a session may hold: all its input and output, and as much for history and what is under way."""
+        streaming = self.config.streaming_input
+        return SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
+
+    def _outbox(self, account: SessionAccount, *, resumable: bool) -> Outbox:
+        streaming = self.config.streaming_input
+        return Outbox(
+            streaming.max_output_bytes,
+            write_timeout=streaming.write_timeout_sec,
+            now=asyncio.get_running_loop().time,
+            budget=account,
+            journal_capacity=streaming.max_output_bytes if resumable else 0,
+        )
 
     def configuration(
         self,

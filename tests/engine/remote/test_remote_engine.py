@@ -40,6 +40,7 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnsupportedModality,
     UnsupportedParameter,
+    UpstreamInvalid,
 )
 from omni_ws.transport.http.exchange import HttpExchange
 
@@ -157,12 +158,21 @@ async def test_a_whole_answer_in_place_of_a_stream(kind: str) -> None:
     assert [one.call.name for one in outputs if isinstance(one, ToolCallOutput)] == ["look"]
 
 
-@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b" ", b"{", b'{"choices": "x"}', b"[]"])
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b" ", b'{"choices": "x"}', b"[]"])
 async def test_a_body_that_is_no_answer(body: bytes) -> None:
-    async with (
-        upstream(streams(body, done=False, headers=(("Content-Type", "text/html"),))) as there,
-        remote(there) as engine,
-    ):
+    answers = streams(body, done=False, headers=(("Content-Type", "text/html"),))
+    async with upstream(answers) as there, remote(there) as engine:
+        with pytest.raises(UpstreamInvalid):
+            await answer(engine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("text/html", b"{"), ("application/json", b'{"choices":[{"message":{"content":"He'), ("text/event-stream", b"")],
+)
+async def test_an_answer_that_is_cut_off(kind: str, body: bytes) -> None:
+    answers = streams(body, done=False, headers=(("Content-Type", kind),))
+    async with upstream(answers) as there, remote(there) as engine:
         with pytest.raises(EngineFailed):
             await answer(engine)
 
