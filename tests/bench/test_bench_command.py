@@ -161,13 +161,15 @@ async def test_beyond_the_rate_of_a_key_turns_fail_and_wait() -> None:
 
 async def test_a_session_too_many_is_refused_and_the_others_go_on() -> None:
     engine = EchoEngine(EchoSettings(first_chunk_delay_ms=300))
-    async with live_server(engine, limits={"max_sessions": 1}) as server:
-        ended = await bench(server.websocket_url, "--sessions", "3", "--turns", "1", "--json")
-        table = await bench(server.websocket_url, "--sessions", "3", "--turns", "1")
+    keys = (ApiKey(name="one", key_sha256=digest("secret"), max_sessions=1),)
+    environ = {"OMNI_WS_API_KEY": "secret"}
+    async with live_server(engine, keys=keys) as server:
+        ended = await bench(server.websocket_url, "--sessions", "3", "--turns", "1", "--json", environ=environ)
+        table = await bench(server.websocket_url, "--sessions", "3", "--turns", "1", environ=environ)
     assert (ended.status, table.status) == (1, 1)
-    assert ended.report["sessions"] == {"wanted": 3, "opened": 1, "refused": {"engine_overloaded": 2}}
+    assert ended.report["sessions"] == {"wanted": 3, "opened": 1, "refused": {"rate_limited": 2}}
     assert ended.report["turns"]["answered"] == 1
-    assert "sessions: 1 opened by 3 talkers, 2 refused: engine_overloaded\n  engine_overloaded: " in table.output
+    assert "sessions: 1 opened by 3 talkers, 2 refused: rate_limited\n  rate_limited: " in table.output
 
 
 async def test_a_wrong_key_is_refused_and_a_right_one_is_taken() -> None:

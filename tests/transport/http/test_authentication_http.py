@@ -131,7 +131,8 @@ async def test_a_server_has_so_many_sessions_at_a_time() -> None:
         async with raw_client(server.port) as one, raw_client(server.port) as two:
             for client, path in ((one, CHAT), (two, SPEECH)):
                 await client.send(request("POST", path, "X-Streaming-Input: true", "Transfer-Encoding: chunked"))
-                await client.send(chunked(b"{", end=False))
+                # A session without content would give its place up.
+                await client.send(chunked(b'{"text":"a"}\n', end=False))
             await server.until(lambda: server.sessions == 2)
             for streaming in ((), ("X-Streaming-Input: true",)):
                 response = await post(server.port, CHAT, BODIES[CHAT], *streaming)
@@ -139,7 +140,7 @@ async def test_a_server_has_so_many_sessions_at_a_time() -> None:
                 assert int(response.headers["retry-after"]) >= 1
             # Routes without sessions still respond.
             assert (await get(server, "/health")).json()["sessions"] == 2
-            await two.send(chunked(b'"text":"a"}\n'))
+            await two.send(chunked(b'{"text":"a"}\n'))
             assert (await two.response()).status == 200
         await server.until(lambda: server.sessions == 0)
         assert (await post(server.port, CHAT, BODIES[CHAT])).status == 200

@@ -98,6 +98,7 @@ async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drai
             assert server.held_bytes == session.outbox.journaled + session.conversation.ledger.held_bytes
         except BaseException as failure:
             failure.add_note(f"seed {seed}: {' '.join(client.story)}")
+            await client.leave()
             raise
         await client.end()
 

@@ -370,6 +370,8 @@ async def test_takeover_needs_no_place_of_its_own() -> None:
         live_server(streaming_input=KEEPS, limits={"max_sessions": 1}) as server,
         native_client(server) as client,
     ):
+        await client.say("hello")  # a session without content would give its place up
+        await client.answer()
         await vanish(server, client)
         async with native_client(server, greeted=False) as other:
             assert (await other.error())["code"] == "engine_overloaded"

@@ -305,11 +305,14 @@ async def test_bytes_held_by_the_whole_server() -> None:
 
 
 async def test_most_sessions_and_one_more() -> None:
-    async with live_server(limits={"max_sessions": 2}) as server, native_client(server):
-        async with native_client(server), native_client(server, greeted=False) as third:
-            error = await third.error()
-            assert (error["code"], error["retryable"]) == ("engine_overloaded", True)
-            assert await third.closed() == 1013
+    async with live_server(limits={"max_sessions": 2}) as server, native_client(server) as first:
+        await still_answers(first)  # sessions without content would give their places up
+        async with native_client(server) as second:
+            await still_answers(second)
+            async with native_client(server, greeted=False) as third:
+                error = await third.error()
+                assert (error["code"], error["retryable"]) == ("engine_overloaded", True)
+                assert await third.closed() == 1013
         await server.until(lambda: server.sessions == 1)
         async with native_client(server) as client:
             await still_answers(client)

@@ -19,6 +19,7 @@ from support.until import until
 from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
 
 from omni_ws.config.model import VoiceChoice
+from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.native.frame_receiver import FrameReceiver
@@ -159,8 +160,8 @@ async def test_messages_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -
     """SCTP does not stop a sender while the session takes nothing."""
     attach = CallChannel.attach
 
-    def attach_and_pause(self: CallChannel, receiver: FrameReceiver) -> None:
-        attach(self, receiver)
+    def attach_and_pause(self: CallChannel, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
+        attach(self, receiver, account)
         self.pause_reading(Pause.SESSION)
 
     monkeypatch.setattr(CallChannel, "attach", attach_and_pause)
