@@ -433,11 +433,12 @@ class WanderingClient:
         if self._reader.done() and not self._reader.cancelled():
             self._reader.result()
 
-    async def leave(self) -> None:
-        """End without looking at what came: after a failure, which is the thing to tell."""
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
-        await self._client.connection.close()
+    async def aclose(self) -> None:
+        """Stop listening, also after a failure, without looking at what came. Idempotent."""
+        if hasattr(self, "_reader"):  # it has begun
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            await self._client.connection.close()
 
     async def end(self) -> None:
         await self._stop_listening()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from contextlib import aclosing
 from itertools import cycle
 
 import numpy as np
@@ -77,9 +78,11 @@ ENGINES = ["hears", "echo", "slow echo", "talks", "talks long", "talks slowly"]
 
 async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drain: bool = False) -> None:
     fields = {"resume_grace_sec": 30, "ping_interval_sec": 0, "max_output_bytes": kept_bytes}
-    async with live_server(engine, streaming_input=fields, still_answers=not drain) as server:
+    async with (
+        live_server(engine, streaming_input=fields, still_answers=not drain) as server,
+        aclosing(WanderingClient(server, random.Random(seed), may_lose=kept_bytes < 8 << 20)) as client,
+    ):
         server.app.sessions.speech_workers = InlineWorkers()
-        client = WanderingClient(server, random.Random(seed), may_lose=kept_bytes < 8 << 20)
         await client.begin()
         try:
             for _ in range(STEPS):
@@ -98,7 +101,6 @@ async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drai
             assert server.held_bytes == session.outbox.journaled + session.conversation.ledger.held_bytes
         except BaseException as failure:
             failure.add_note(f"seed {seed}: {' '.join(client.story)}")
-            await client.leave()
             raise
         await client.end()
 
@@ -129,9 +131,11 @@ async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
     engine = _engine("talks slowly")
     assert isinstance(engine, ScriptedEngine)
     fields = {"resume_grace_sec": 30, "ping_interval_sec": 0}
-    async with live_server(engine, streaming_input=fields, limits={"max_history_tokens": 200}) as server:
+    async with (
+        live_server(engine, streaming_input=fields, limits={"max_history_tokens": 200}) as server,
+        aclosing(WanderingClient(server, random.Random(4))) as client,
+    ):
         server.app.sessions.speech_workers = InlineWorkers()
-        client = WanderingClient(server, random.Random(4))
         await client.begin()
 
         async def talk(*, until: float) -> tuple[int, int]:
