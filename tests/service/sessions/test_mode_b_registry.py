@@ -138,6 +138,7 @@ async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
     await answered(more)
     assert [session.expired for session in flood] == [True] * 4 + [False] * 4
     assert not modest.expired
+    await more.wait_released()  # what its conversation is charged for its history
     assert sessions.budget.used == 6 * size
     with pytest.raises(SessionExpired):
         registry.get(flood[0].id, TWO)

@@ -14,6 +14,7 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import live_server
 from support.wandering_client import WanderingClient
+from support.weighed import weighed
 
 from omni_ws.core.chunks import ToolCallFragment, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput, ToolCallOutput, TranscriptOutput
@@ -23,6 +24,8 @@ from omni_ws.service.conversation.conversation import MAX_CONFIGURATIONS
 pytestmark = pytest.mark.slow
 
 STEPS = 120
+#: What texts, marks and ids of a history of 200 tokens, and of the answers kept beside it, take at most.
+MOST_WEIGHED = 128 << 10
 
 
 def _speech() -> list[EngineOutput]:
@@ -98,7 +101,8 @@ async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drai
             session = living.session
             assert session.conversation.stream.held_bytes == 0
             assert not session.conversation.busy
-            assert server.held_bytes == session.outbox.journaled + session.conversation.ledger.held_bytes
+            ledger = session.conversation.ledger
+            assert server.held_bytes == session.outbox.journaled + ledger.held_bytes + weighed(ledger)
         except BaseException as failure:
             failure.add_note(f"seed {seed}: {' '.join(client.story)}")
             raise
@@ -139,7 +143,7 @@ async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
         await client.begin()
 
         async def talk(*, until: float) -> tuple[int, int]:
-            """What is held at its end: objects of this project, and bytes of input and output."""
+            """What is held at its end: objects of this project, and bytes besides the history."""
             while asyncio.get_running_loop().time() < until:
                 await client.wander()
                 await asyncio.sleep(2)
@@ -154,9 +158,10 @@ async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
             assert len(kept) <= MAX_CONFIGURATIONS
             kept.clear()
             ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
-            speech = living.session.conversation.ledger.held_bytes
-            assert speech <= 8 * 32_000 + 8 * 256  # 200 tokens
-            return ours, server.held_bytes - speech
+            ledger = living.session.conversation.ledger
+            assert ledger.held_bytes <= 8 * 32_000 + 8 * 256  # 200 tokens
+            assert weighed(ledger) <= MOST_WEIGHED
+            return ours, server.held_bytes - ledger.held_bytes - weighed(ledger)
 
         objects, held = await talk(until=300)
         assert held == 0
