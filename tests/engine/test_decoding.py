@@ -300,7 +300,7 @@ class _ClosableDecoder:
     closed_while_in_use: bool | None = None
     unpacks = False
 
-    def __init__(self, source: AudioFormat, *, sample_rate: int) -> None:
+    def __init__(self, source: AudioFormat, *, sample_rate: int, room: object) -> None:
         self.source = source
         self.sample_rate = sample_rate
 

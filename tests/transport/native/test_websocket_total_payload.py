@@ -11,6 +11,7 @@ from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.realtime_client import realtime_client, text_of
+from support.weighed import weighed
 
 from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import TextOutput, ToolCallOutput
@@ -30,12 +31,18 @@ async def told(client: NativeClient, **of_chunk: Any) -> None:
     assert error == {"code": "payload_too_large", "param": "payload", "request_id": request_id, **of_chunk}
 
 
+async def holds_its_history(server: LiveServer) -> None:
+    """Nothing else is held."""
+    (conversation,) = server.app.sessions.conversations
+    await server.until(lambda: server.held_bytes == weighed(conversation.ledger))
+
+
 async def goes_on(server: LiveServer, client: NativeClient, text: str = "0123456789") -> None:
     """The next request is answered, at the limit, and nothing of the one before is held."""
     await client.say(text)
     answer = await client.answer()
     assert (answer.reason, answer.text, answer.errors) == ("stop", text, [])
-    await server.until(lambda: server.held_bytes < 100)  # the history
+    await holds_its_history(server)
 
 
 @pytest.mark.parametrize("policy", ["on_first_chunk", "on_end_only"])
@@ -83,7 +90,7 @@ async def test_a_request_that_waits_ends_at_once() -> None:
         assert (await client.answer()).text == "first"
         await client.chunk(end=True)
         await client.barrier()
-        await server.until(lambda: server.held_bytes < 100)
+        await holds_its_history(server)
 
 
 async def test_speech_counts_by_turn_and_silence_does_not() -> None:

@@ -130,7 +130,7 @@ async def test_expect_100_continue() -> None:
             assert content(events_of(await client.response())) == "one"
         async with raw_client(server.port) as client:
             # A request refused by its head needs no body.
-            headers = (STREAMING, CHUNKED, "Content-Type: text/plain", "Expect: 100-continue")
+            headers = (STREAMING, CHUNKED, "Content-Encoding: br", "Expect: 100-continue")
             await client.send(request("POST", CHAT, *headers))
             response = await client.response()
             assert (response.status, response.interim) == (415, [])
