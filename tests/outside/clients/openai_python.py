@@ -127,9 +127,9 @@ def transcriptions(client: openai.OpenAI) -> None:
         language="en",
     )
     assert verbose.words
-    assert verbose.segments
     assert [(word.word, word.start, word.end) for word in verbose.words] == [("go", 0, 0.2), ("forward", 0.2, 0.7)]
-    assert verbose.segments[0].end == 0.7
+    # This engine does not say what a segment has: how sure it is, for one.
+    assert verbose.segments == []
     assert "00:00:00,000 --> 00:00:00,700" in create(model="whisper-1", file=RECORDING, response_format="srt")
     events = list(create(model="gpt-4o-mini-transcribe", file=RECORDING, stream=True))
     assert [event.type for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]

@@ -103,7 +103,11 @@ async def test_speech_beyond_the_pace_of_a_key_is_dropped_and_events_wait() -> N
 
 
 async def test_the_limit_of_sessions() -> None:
-    async with live_server(limits={"max_sessions": 1}) as server, webrtc_call(server):
+    async with live_server(limits={"max_sessions": 1}) as server, webrtc_call(server) as caller:
+        # One that has sent content keeps its place.
+        content = [{"type": "input_text", "text": "hello"}]
+        caller.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        await caller.until("conversation.item.done")
         await refused(server, 503, "engine_overloaded", await an_offer())
 
 
