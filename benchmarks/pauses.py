@@ -80,9 +80,8 @@ async def _run(options: argparse.Namespace, base: str) -> bool:
     await asyncio.to_thread(_until_ready, base)
     voices = await _voices(base)
     parts = [await asyncio.to_thread(_speech, base, text) for text in (FIRST, SECOND)]
-    says = [partial(_said_by, command) for command in options.said_by or ()] or [
-        partial(_speech, base, voice=voice) for voice in voices or [None]
-    ]
+    says = [partial(_said_by, command) for command in options.said_by or ()]
+    says = says or [partial(_speech, base, voice=voice) for voice in voices] or [partial(_speech, base)]
     words = {
         text: await asyncio.to_thread(says[index % len(says)], text)
         for index, text in enumerate((*ACKNOWLEDGEMENTS, *INTERRUPTIONS))
