@@ -7,6 +7,7 @@ RFC 9559 (EBML, Matroska); ISO/IEC 14496-12, 4.2, and Apple, "QuickTime File For
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -224,51 +225,14 @@ class FlacWalker:
         return [found.start() for found in _HEADS.finditer(window)]
 
 
-_MPEG_SYNC: Final = re.compile(rb"\xff[\xe2-\xff]")
-_ADTS_SYNC: Final = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")
-#: The longest frame (160 kbit/s at 8 kHz, with padding), and the header of the next.
-_TWO_MPEG_HEADERS: Final = 2881 + 4
-
-
-class Mp3Walker:
+class _FrameWalker(abc.ABC):
     """Tags, then frames. Recordings that were cut out of a stream begin in the middle of one."""
 
-    def __init__(self) -> None:
-        self._has_frames = False
-
-    @property
-    def has_length(self) -> bool:
-        return False
-
-    def step(self, window: bytes) -> Step:
-        if window.startswith(b"ID3"):
-            return id3_bytes(window)
-        if len(window) < 4:
-            return Look.MORE if window[:1] == b"\xff" or b"ID3".startswith(window) else Look.END
-        size = mpeg_frame_bytes(window)
-        if size:
-            self._has_frames = True
-            return size
-        is_free = window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and window[1] >> 1 & 3 and window[2] >> 4 == 0
-        return Look.OPEN if is_free else Look.END
-
-    def allows(self, kind: FileKind, window: bytes) -> bool:
-        return self._has_frames and (kind is not FileKind.MP3 or window[0] != 0xFF)
-
-    def resume(self, window: bytes) -> int | None:
-        for found in _MPEG_SYNC.finditer(window):
-            at = found.start()
-            if two_mpeg_frames(window[at : at + _TWO_MPEG_HEADERS], final=False):  # or more has to arrive
-                return at
-        return len(window) - (window[-1:] == b"\xff")
-
-
-#: The longest frame of ADTS, and the header of the next.
-_TWO_ADTS_HEADERS: Final = (1 << 13) + 7
-
-
-class AdtsWalker:
-    """Tags, then frames, as in MP3."""
+    #: The format, the bytes of a frame's header, its first two bytes, and the longest frame with the next header.
+    kind: FileKind
+    header_bytes: int
+    sync: re.Pattern[bytes]
+    two_headers: int
 
     def __init__(self) -> None:
         self._has_frames = False
@@ -277,26 +241,71 @@ class AdtsWalker:
     def has_length(self) -> bool:
         return False
 
+    @abc.abstractmethod
+    def _frame_bytes(self, window: bytes) -> int:
+        """The length of the frame that begins here; 0 where none does."""
+
+    @abc.abstractmethod
+    def _two_frames(self, window: bytes) -> bool | Look:
+        """Whether a frame and the header of another begin here, or may once more has arrived."""
+
+    def _without_frame(self, window: bytes) -> Look:
+        """What it is where no frame begins."""
+        return Look.END
+
     def step(self, window: bytes) -> Step:
         if window.startswith(b"ID3"):
             return id3_bytes(window)
-        if len(window) < 7:
+        if len(window) < self.header_bytes:
             return Look.MORE if window[:1] == b"\xff" or b"ID3".startswith(window) else Look.END
-        size = adts_frame_bytes(window)
-        if not size:
-            return Look.END
+        if not (size := self._frame_bytes(window)):
+            return self._without_frame(window)
         self._has_frames = True
         return size
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        return self._has_frames and (kind is not FileKind.ADTS or window[0] != 0xFF)
+        return self._has_frames and (kind is not self.kind or window[0] != 0xFF)
 
     def resume(self, window: bytes) -> int | None:
-        for found in _ADTS_SYNC.finditer(window):
+        for found in self.sync.finditer(window):
             at = found.start()
-            if two_adts_frames(window[at : at + _TWO_ADTS_HEADERS], final=False):  # or more has to arrive
+            if self._two_frames(window[at : at + self.two_headers]):
                 return at
         return len(window) - (window[-1:] == b"\xff")
+
+
+class Mp3Walker(_FrameWalker):
+    """MPEG audio."""
+
+    kind = FileKind.MP3
+    header_bytes = 4
+    sync = re.compile(rb"\xff[\xe2-\xff]")
+    two_headers = 2881 + 4  # 160 kbit/s at 8 kHz, with padding
+
+    def _frame_bytes(self, window: bytes) -> int:
+        return mpeg_frame_bytes(window)
+
+    def _two_frames(self, window: bytes) -> bool | Look:
+        return two_mpeg_frames(window, final=False)
+
+    def _without_frame(self, window: bytes) -> Look:
+        is_free = window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and window[1] >> 1 & 3 and window[2] >> 4 == 0
+        return Look.OPEN if is_free else Look.END
+
+
+class AdtsWalker(_FrameWalker):
+    """AAC in ADTS."""
+
+    kind = FileKind.ADTS
+    header_bytes = 7
+    sync = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")
+    two_headers = (1 << 13) + 7
+
+    def _frame_bytes(self, window: bytes) -> int:
+        return adts_frame_bytes(window)
+
+    def _two_frames(self, window: bytes) -> bool | Look:
+        return two_adts_frames(window, final=False)
 
 
 _EBML, _SEGMENT, _CLUSTER, _VOID = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xEC
