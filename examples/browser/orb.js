@@ -14,7 +14,7 @@ const BREAK_MS = 550;
 const STILL_BREAK_MS = 1200;
 const RING_MS = 1500;
 const REST_FRAME_MS = 33;
-/* Below this level, nobody is heard. */
+/* The orb rests below this level of sound. */
 const QUIET = 0.02;
 const STILL = new Set(["away", "muted", "ready"]);
 const RECENT_FRAMES = 60;
