@@ -1,11 +1,12 @@
-"""A voice worker that takes half a second to start."""
+"""A voice worker that stops itself before it starts: a test lets it go on, by SIGCONT."""
 
 from __future__ import annotations
 
-import time
+import os
+import signal
 
 from omni_ws.engine.tts.voice_worker import main
 
 if __name__ == "__main__":
-    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGSTOP)
     main()
