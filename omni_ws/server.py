@@ -9,7 +9,7 @@ import signal
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,7 +86,7 @@ def create_app(
 
 
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
-    """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks. Raises what ``serve`` raises.
+    """Runs a server until SIGTERM, SIGINT or SIGHUP, and returns the exit status. Blocks. Raises what ``serve`` raises.
 
     Once it can answer, ``listening`` is called with its port.
     """
@@ -361,30 +361,39 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @contextmanager
 def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable[[int], object]) -> Iterator[None]:
-    """While the block runs, the first signal sets ``stop`` and the second ``at_once``."""
+    """While the block runs, the first SIGTERM or SIGINT sets ``stop``, and the second ``at_once``.
 
-    def signalled() -> None:
-        if stop.is_set() and not at_once.is_set():
-            end = threading.Timer(LAST_RESORT_SEC, last_resort, [0])
-            end.daemon = True  # it does not keep an ended process alive
-            end.start()
-        (at_once if stop.is_set() else stop).set()
+    SIGHUP sets ``stop``, too, and does not count: a terminal that closes may send it more than once.
+    """
+    signalled = False
 
-    with _signals(signalled):
+    def end() -> None:
+        nonlocal signalled
+        if signalled and not at_once.is_set():
+            last = threading.Timer(LAST_RESORT_SEC, last_resort, [0])
+            last.daemon = True  # it does not keep an ended process alive
+            last.start()
+            at_once.set()
+        signalled = True
+        stop.set()
+
+    actions = {signal.SIGTERM: end, signal.SIGINT: end}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup, and in a worker
+        actions[signal.SIGHUP] = stop.set
+    with _signals(actions):
         yield
 
 
 @contextmanager
-def _signals(callback: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGINT call ``callback`` and have no other effect."""
+def _signals(actions: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """While the block runs, these signals call their functions and have no other effect."""
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, callback)
+    for number, action in actions.items():
+        loop.add_signal_handler(number, action)
     try:
         yield
     finally:
-        for number in signals:
+        for number in actions:
             loop.remove_signal_handler(number)
 
 

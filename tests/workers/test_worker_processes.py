@@ -273,6 +273,8 @@ async def test_a_rolling_restart_under_load_loses_no_word(changing: WorkerServer
     before, logged = changing.workers, len(changing.lines)
     talkers = [Talker(changing, name) for name in "abcdef"]
     tasks = [asyncio.create_task(one.talk()) for one in talkers]
+    for worker in before:  # as where all processes of the service get it
+        os.kill(changing.pid_of(f"w{worker}"), signal.SIGHUP)
     changing.signal(signal.SIGHUP)
     await changing.logged("all workers have been replaced")
     for one in talkers:

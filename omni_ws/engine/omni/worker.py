@@ -189,7 +189,7 @@ def _end_with_server() -> None:
 
 def main(descriptor: int) -> None:
     """Load the model, say so, and serve it. Signals to the whole process group are the server's to handle."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_server, name="end with the server", daemon=True).start()
     link = _Link(socket.socket(fileno=descriptor))

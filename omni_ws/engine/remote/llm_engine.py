@@ -251,9 +251,10 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
         structured_output="response_format" in settings.options,
         choices="n" in settings.options,
         priority="priority" in settings.options,
-        # Our own kind takes nothing but text in earlier messages.
+        # Not every engine of our own kind takes speech in earlier messages.
         speech_in_history=Modality.AUDIO.value in settings.input_modalities
         and not any(upstream.dialect is Dialect.OMNI_WS for upstream in upstreams),
+        pictures_in_history=frozenset(map(Modality, settings.input_modalities)) & {Modality.IMAGE, Modality.VIDEO},
         media_limits=frozenset(MediaLimitFields.__struct_fields__) & frozenset(settings.options),
         upstream=frozenset(UPSTREAM_FIELDS) & frozenset(settings.options),
     )

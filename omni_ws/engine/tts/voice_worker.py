@@ -122,7 +122,7 @@ def _serve(synthesiser: Synthesiser, inbox: _Inbox, target: BinaryIO) -> None:
 
 def main() -> None:
     """Ends with its input; signals meant for the server's whole process group are the server's to handle."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     target = take_over_stdout()
     share_heaps(1)

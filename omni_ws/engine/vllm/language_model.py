@@ -259,9 +259,9 @@ class LanguageModel:
         Runs in a thread of its own, because the new process inherits the thread's signal mask.
         """
         args = self.engine_args()
-        # Ctrl-C reaches all processes of the terminal. The model ignores it, to finish answers while the server drains.
-        resource_tracker.ensure_running()  # started later, it would unblock the signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Ctrl-C and a terminal's closing reach all its processes. The model ignores both: a drain finishes its answers.
+        resource_tracker.ensure_running()  # started later, it would unblock SIGINT
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         # Not assigned to a variable, which tracebacks that vLLM keeps would keep alive.
         return _Running.over(self._open(args))
 

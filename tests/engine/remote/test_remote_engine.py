@@ -29,6 +29,7 @@ from support.scripted_upstream import (
 )
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
+from omni_ws.core.messages import Message
 from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote import upstream_engine
 from omni_ws.errors import (
@@ -47,6 +48,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
 TONE = (np.sin(np.arange(4_800) / 9) * 20_000).astype("<i2")
+PICTURE = b"GIF89a" + bytes(20)
 
 
 def samples(outputs: list[EngineOutput]) -> Any:
@@ -265,6 +267,18 @@ async def test_which_upstreams_take_earlier_speech(owner: str, hears: bool, take
     modalities = ("text", "audio") if hears else ("text",)
     async with upstream(says("x"), owner=owner) as there, remote(there, input_modalities=modalities) as engine:
         assert engine.capabilities.speech_in_history is takes
+
+
+async def test_earlier_pictures_go_where_something_sees() -> None:
+    picture = InputChunk(Modality.IMAGE, PICTURE)
+    history = (Message("user", "What is this?", picture=picture), Message("assistant", "A dot."))
+    async with upstream(says("Red.")) as there, remote(there, input_modalities=("text", "image")) as engine:
+        assert engine.capabilities.pictures_in_history == {Modality.IMAGE}
+        await answer(engine, "What colour?", history=history)
+        first, second, third = there.requests[0]["messages"]
+        assert [part["type"] for part in first["content"]] == ["text", "image_url"]
+        assert base64.b64decode(first["content"][1]["image_url"]["url"].partition(",")[2]) == PICTURE
+        assert (second["content"], third["content"]) == ("A dot.", "What colour?")
 
 
 async def test_large_requests_and_events_go_through_threads(monkeypatch: pytest.MonkeyPatch) -> None:

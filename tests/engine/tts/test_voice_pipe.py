@@ -31,8 +31,8 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     length, kind, _ = decode_head(worker.stdout.read(HEAD.size))
     ready = decode_object(worker.stdout.read(length))
     assert kind is FrameKind.READY
-    worker.send_signal(signal.SIGINT)
-    worker.send_signal(signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        worker.send_signal(number)
     text = {
         "voice": ready["voices"][0],
         "speed": 1.0,

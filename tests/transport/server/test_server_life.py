@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,54 @@ async def test_stopped_while_the_engine_starts(monkeypatch: pytest.MonkeyPatch, 
         kill(number)
         assert await asyncio.wait_for(task, 100) == 0
         assert engine.stopped == 1
+
+
+@pytest.fixture
+def heeds_sighup() -> Iterator[None]:
+    """Also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeds_sighup")
+async def test_sighup_drains_and_is_no_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that closes may send it twice, and one SIGTERM behind it waits for the answers, too."""
+    engine = HeldUp()
+    engine.may_start.set()
+    async with serving(engine, monkeypatch) as (task, port):
+        async with connect(f"ws://127.0.0.1:{port}/v1/streaming_input", compression=None, proxy=None) as connection:
+            client = NativeClient(connection)
+            await client.until("session_created")
+            await client.chunk("hello")
+            await client.until("output_chunk")
+            kill(signal.SIGHUP)
+            assert (await client.until("session_closing"))["reason"] == "shutting_down"
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                kill(number)
+                assert (await health(port))[1]["status"] == "draining"
+            await client.chunk(" there", end=True)
+            answer = await client.answer()
+            assert (answer.text, answer.reason) == (" there", "stop")
+            assert await client.closed() == 1012
+        assert await asyncio.wait_for(task, 100) == 0
+        assert engine.stopped == 1
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("heeds_sighup")
+async def test_a_sighup_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup."""
+    engine = HeldUp()
+    engine.may_start.set()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    async with serving(engine, monkeypatch) as (task, port):
+        kill(signal.SIGHUP)
+        while (await health(port))[0] != 200:
+            pass
+        kill()
+        assert await asyncio.wait_for(task, 100) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 async def test_engine_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
