@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 from support.commands import Ended, run_here
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import clip_bytes
 from support.tcp_relay import Cut, Direction, tcp_relay
@@ -44,7 +44,7 @@ def recording(tmp_path: Path) -> Path:
 
 def embedded() -> EmbeddedEngine:
     voice = need(VoiceChoice.ESPEAK)
-    return EmbeddedEngine(EmbeddedConfig(voice=voice, max_recognisers=2))
+    return EmbeddedEngine(voice=voice, max_recognisers=2)
 
 
 # what is asked, with the fake engine

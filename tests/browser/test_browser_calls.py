@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, demo_page
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes
@@ -32,7 +32,7 @@ TO_FORWARD = "I can't move. I'm only a voice."
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started() -> AsyncIterator[LiveServer]:
-    async with live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as running:
+    async with live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK)) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes
@@ -31,7 +31,7 @@ TO_GOFORWARD = ("I can't move. I'm only a voice.", "I have no wheels and no legs
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started() -> AsyncIterator[LiveServer]:
     # One voice is enough for a page, and every machine has this one.
-    async with live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), still_answers=False) as running:
+    async with live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK), still_answers=False) as running:
         yield running
 
 
@@ -161,7 +161,7 @@ async def test_pictures_go_with_what_is_written(tmp_path: Path) -> None:
 
     picture = tmp_path / "red.png"
     Image.new("RGB", (640, 320), "red").save(picture)
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    engine = EmbeddedEngine(voice=VoiceChoice.ESPEAK)
     engine.llm.name = "a model that sees"  # to rules no pictures are offered
     async with live_server(engine) as server, demo_page("--use-fake-ui-for-media-stream") as demo:
         await demo.open(url(server))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import WORDS, clip_bytes, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
@@ -122,7 +122,7 @@ class Recorder(EmbeddedEngine):
 
 
 async def test_a_question_is_heard_whole() -> None:
-    engine = Recorder(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    engine = Recorder(voice=VoiceChoice.ESPEAK)
     async with (
         live_server(engine, streaming_input=KEEPS) as server,
         tcp_relay(server.port) as relay,

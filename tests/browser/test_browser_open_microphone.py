@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, demo_page
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
 from support.tcp_relay import tcp_relay
@@ -31,7 +31,7 @@ CARDS = "of clubs"
 async def started() -> AsyncIterator[LiveServer]:
     # One voice is enough for a page, and every machine has this one.
     async with live_server(
-        EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), streaming_input={"resume_grace_sec": 30}
+        EmbeddedEngine(voice=VoiceChoice.ESPEAK), streaming_input={"resume_grace_sec": 30}
     ) as running:
         yield running
 

@@ -4,7 +4,7 @@ again, switches."""
 from __future__ import annotations
 
 from support.chromium import IN_BROWSER, demo_page
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
 from support.speech_clips import clip_bytes
@@ -55,7 +55,7 @@ async def test_no_microphone_is_asked_for_in_the_settings() -> None:
 
 
 async def test_what_was_said_can_be_heard_again() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    engine = EmbeddedEngine(voice=VoiceChoice.ESPEAK)
     page = demo_page(settings={"mode": "open", "answerWith": "text"})
     async with live_server(engine) as server, page as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")

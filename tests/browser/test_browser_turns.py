@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.chromium import IN_BROWSER, demo_page
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.speech_clips import clip_bytes
 from support.tcp_relay import tcp_relay
@@ -23,8 +23,8 @@ HOLD = {"mode": "hold"}
 async def test_a_server_that_dies_while_it_speaks() -> None:
     """What the next one answers goes into the turn that it was asked in."""
     async with (
-        live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as first_server,
-        live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as next_server,
+        live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK)) as first_server,
+        live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK)) as next_server,
         tcp_relay(first_server.port) as relay,
         demo_page(expect_problems=True) as demo,
     ):

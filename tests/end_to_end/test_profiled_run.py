@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import mixed_requests
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.raw_http import post
 from support.speech_clips import clip_bytes
@@ -39,9 +39,7 @@ async def test_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     ]
     interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
     # One voice is enough for stages, and every machine has this one.
-    async with live_server(
-        EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), profiler={"root": tmp_path}
-    ) as server:
+    async with live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK), profiler={"root": tmp_path}) as server:
         started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})
         await mixed_requests.run_mixed(server, kinds, REQUESTS)
         stopped = (await post(server.port, "/stop_request_profile", {})).json()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import post, raw_client, request
 from support.speech_clips import WORDS, silence, word_errors
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_task_left")]
 
 @asynccontextmanager
 async def in_front() -> AsyncIterator[LiveServer]:
-    async with live_server(EmbeddedEngine(EmbeddedConfig())) as back:
+    async with live_server(EmbeddedEngine()) as back:
         urls = (f"http://127.0.0.1:{back.port}",)
         engine = ComposedEngine(
             RemoteLlmEngine(RemoteLlmSettings(urls=urls, start_timeout=0)),

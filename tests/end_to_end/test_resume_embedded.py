@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
 from support.tcp_relay import Cut, Direction, tcp_relay
@@ -28,9 +28,7 @@ PINGS: dict[str, Any] = {"ping_interval_sec": 0.2, "ping_timeout_sec": 20}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[LiveServer]:
-    async with live_server(
-        EmbeddedEngine(EmbeddedConfig()), streaming_input={"resume_grace_sec": 30, **PINGS}
-    ) as running:
+    async with live_server(EmbeddedEngine(), streaming_input={"resume_grace_sec": 30, **PINGS}) as running:
         yield running
         running.native.end_all(ShuttingDown("the test is over"))
 

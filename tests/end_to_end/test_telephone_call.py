@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.phone_gateway import PACKET, PhoneGateway, mu_law, phone_gateway
 from support.scrape import read
@@ -44,7 +44,7 @@ async def listen_and_play(gateway: PhoneGateway) -> None:
 async def test_a_question_and_its_answer(voice_choice: VoiceChoice) -> None:
     """Recognised from 8 kHz µ-law, answered in 8 kHz µ-law."""
     async with (
-        live_server(EmbeddedEngine(EmbeddedConfig(voice=voice_choice)), telephony={"enabled": True}) as server,
+        live_server(EmbeddedEngine(voice=voice_choice), telephony={"enabled": True}) as server,
         phone_gateway(server, returns_marks=False) as gateway,
     ):
         await gateway.start()

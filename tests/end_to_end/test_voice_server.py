@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 import pytest
 import pytest_asyncio
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.real_models import fetched
 from support.speech_clips import WORDS, clip_bytes, word_errors
@@ -56,13 +56,13 @@ TO_GOFORWARD = "I can't move. I'm only a voice."
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started() -> AsyncIterator[LiveServer]:
     # By its clock a second passes between two looks at it: all audio comes as if it was being spoken.
-    async with live_server(EmbeddedEngine(EmbeddedConfig(), clock=partial(next, count(0.0)))) as running:
+    async with live_server(EmbeddedEngine(clock=partial(next, count(0.0)))) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started_with_voice(voice_choice: VoiceChoice) -> AsyncIterator[LiveServer]:
-    async with live_server(EmbeddedEngine(EmbeddedConfig(voice=voice_choice))) as running:
+    async with live_server(EmbeddedEngine(voice=voice_choice)) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.engine_answers import (
     AUDIO,
     BOTH,
@@ -48,7 +48,7 @@ NOW = datetime(2031, 3, 4, 15, 7)
 
 @contextlib.asynccontextmanager
 async def running(**config: Any) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(EmbeddedConfig(max_recognisers=4, **config), now=lambda: NOW)
+    engine = EmbeddedEngine(max_recognisers=4, **config, now=lambda: NOW)
     await engine.start()
     yield engine
     await engine.stop()
@@ -301,7 +301,7 @@ async def test_what_breaks_inside_is_not_shown(engine: EmbeddedEngine, monkeypat
 
 @pytest.mark.slow
 async def test_an_engine_without_a_voice() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1))
+    engine = EmbeddedEngine(voice=VoiceChoice.NONE, max_recognisers=1)
     assert engine.state is EngineState.STARTING
     with pytest.raises(EngineFailed, match="not running"):
         await answered(engine, text("hello"))
@@ -319,8 +319,7 @@ async def test_an_engine_without_a_voice() -> None:
 
 @pytest.mark.slow
 async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -> None:
-    config = EmbeddedConfig(voice=voice_choice, default_voice="hal", max_recognisers=1)
-    engine = EmbeddedEngine(config)
+    engine = EmbeddedEngine(voice=voice_choice, default_voice="hal", max_recognisers=1)
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
         await engine.start()
     assert engine.state is EngineState.STARTING
@@ -328,7 +327,7 @@ async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -
 
 @pytest.mark.slow
 async def test_stopping_with_open_requests_frees_them_too() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1))
+    engine = EmbeddedEngine(voice=VoiceChoice.NONE, max_recognisers=1)
     await engine.start()
     source = open_input(*audio(clip_bytes("goforward"), 100))
     running = asyncio.create_task(collect(engine, source))
@@ -347,7 +346,7 @@ async def test_stopping_with_open_requests_frees_them_too() -> None:
 async def test_words_are_understood_before_the_end_has_come() -> None:
     """By the engine's clock a second passes between two looks at it: the audio comes as if it was being spoken. How
     soon the words come is measured by benchmarks/gate.py."""
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1), clock=partial(next, count(0.0)))
+    engine = EmbeddedEngine(voice=VoiceChoice.NONE, max_recognisers=1, clock=partial(next, count(0.0)))
     await engine.start()
     source, pieces = open_input(), iter(audio(clip_bytes("goforward"), 100))
     async with aclosing(engine.generate(request_of(source))) as outputs:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.chromium import recording
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.firefox import Firefox, firefox
 from support.golden_frames import check_binary_frames, check_text_frames
 from support.live_server import LiveServer, live_server
@@ -66,7 +66,7 @@ HANDS_FREE = "() => localStorage.setItem('omni_ws.settings', JSON.stringify({ mo
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[LiveServer]:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    engine = EmbeddedEngine(voice=VoiceChoice.ESPEAK)
     async with live_server(engine, streaming_input={"resume_grace_sec": 30}) as running:
         yield running
 

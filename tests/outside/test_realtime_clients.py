@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine, ears
+from support.embedded_engine import EmbeddedEngine, ears
 from support.http_server import tls_contexts
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
@@ -67,9 +67,7 @@ async def servers(*, greeting: bool = False, **fields: Any) -> AsyncIterator[tup
     scheme, options = ("https", {"still_answers": False, **fields}) if fields else ("http", {})
     async with (
         upstream(*caller(greeting)) as model,
-        live_server(
-            EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK)), still_answers=not fields, **fields
-        ) as one,
+        live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK), still_answers=not fields, **fields) as one,
         live_server(
             ComposedEngine(
                 RemoteLlmEngine(RemoteLlmSettings(urls=(model.url,), start_timeout=0)),

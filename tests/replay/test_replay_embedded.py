@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.recordings import events, recordings, replay
@@ -63,14 +63,17 @@ async def spoken_session(server: LiveServer) -> list[str]:
 @pytest.mark.parametrize("voice_choice", [VoiceChoice.ESPEAK], indirect=True, ids=str)
 async def test_speech_is_heard_and_answered_alike_at_any_speed(voice_choice: VoiceChoice, tmp_path: Path) -> None:
     folder = tmp_path / "r"
-    config = EmbeddedConfig(voice=voice_choice, max_recognisers=2)
-    async with live_server(EmbeddedEngine(config), record=folder, streaming_input=RESUMABLE) as server:
+    async with live_server(
+        EmbeddedEngine(voice=voice_choice, max_recognisers=2), record=folder, streaming_input=RESUMABLE
+    ) as server:
         reasons = await spoken_session(server)
     (path,) = recordings(folder)
     assert reasons == ["cancelled", "stop", "stop"]
     assert [event["by"] for event in events(path, "close")] == ["lost", "client"]
     for speed in ("1", "max"):
-        async with live_server(EmbeddedEngine(config), streaming_input=RESUMABLE) as server:
+        async with live_server(
+            EmbeddedEngine(voice=voice_choice, max_recognisers=2), streaming_input=RESUMABLE
+        ) as server:
             url = f"ws://127.0.0.1:{server.port}"
             again = await replay(path, "--url", url, "--speed", speed, "--compare", "text", "--patience", "100")
         assert again.status == 0, (speed, again.output + again.errors)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.recordings import events, recordings, replay
@@ -91,11 +91,11 @@ async def test_another_answer_is_a_difference(tmp_path: Path) -> None:
 
 @pytest.mark.real_time
 async def test_speech_is_heard_and_answered_alike(tmp_path: Path) -> None:
-    config = EmbeddedConfig(voice=need(VoiceChoice.ESPEAK))
+    voice = need(VoiceChoice.ESPEAK)
     turns = {"type": "server_vad", "silence_duration_ms": 600}
     speech = at_24k(silence(0.6) + clip_bytes("goforward") + silence(1.5))
     async with (
-        live_server(EmbeddedEngine(config), record=tmp_path / "r") as server,
+        live_server(EmbeddedEngine(voice=voice), record=tmp_path / "r") as server,
         realtime_client(server) as client,
     ):
         await client.update(audio={"input": {"turn_detection": turns, "transcription": {"model": "whisper-1"}}})
@@ -103,7 +103,7 @@ async def test_speech_is_heard_and_answered_alike(tmp_path: Path) -> None:
         response = await client.response()
     assert response["status"] == "completed"
     (path,) = recordings(tmp_path / "r")
-    async with live_server(EmbeddedEngine(config)) as server:
+    async with live_server(EmbeddedEngine(voice=voice)) as server:
         url = f"ws://127.0.0.1:{server.port}"
         again = await replay(path, "--url", url, "--compare", "full", "--format", "json", "--patience", "100")
     assert again.status == 0, again.output + again.errors

@@ -1,14 +1,14 @@
-"""Engines that play a script: one that can do all that few engines can, one that hears."""
+"""Engines that play a script: one that can do all that few engines can, and two that hear."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import fields, replace
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from inspect import isawaitable
 from typing import Any
 
-from support.engine_answers import Input
-from support.part_engines import ActingEngine
+from support.part_engines import ASR, ActingEngine
 
 from omni_ws.core.chunks import (
     FinishReason,
@@ -20,74 +20,103 @@ from omni_ws.core.chunks import (
     Usage,
 )
 from omni_ws.engine.base import (
-    EngineCapabilities,
     EngineOutput,
     Finished,
     GenerationRequest,
     TextOutput,
     ToolCallOutput,
+    TranscriptOutput,
 )
-from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
+from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.media.limits import MediaLimits
 
+#: What an engine can that tells what it has heard.
+HEARS = {"output_modalities": CAPABILITIES.output_modalities | {OutputModality.TRANSCRIPT}}
 
-class CapableEngine(ScriptedEngine):
-    """A ScriptedEngine with every capability; ``inputs`` has what each request brought."""
 
-    def __init__(self, script: Sequence[Any] = ()) -> None:
-        super().__init__(script)
+class PlayingEngine(ActingEngine):
+    """Plays its script for each request, once its input has ended; ``inputs`` has what each brought.
+
+    A step is an output, an exception, which is raised, or a callable, whose result is awaited if it can be. Without a
+    Finished the answer ends with ``stop``. ``changes`` are what it can do unlike an echo.
+    """
+
+    def __init__(self, script: Iterable[Any] = (), **changes: Any) -> None:
+        super().__init__("scripted", **changes)
+        self.script = tuple(script)
         self.inputs: list[list[InputChunk]] = []
 
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(
-            CAPABILITIES,
-            tools=True,
-            logprobs=True,
-            structured_output=True,
-            choices=True,
-            priority=True,
-            raw_prompts=True,
-            template_arguments=True,
-            translates=True,
-            languages=frozenset({"en", "de"}),
-            word_times=True,
-            media_limits=frozenset(field.name for field in fields(MediaLimits)),
-        )
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
+        return self.script
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         taken = [chunk async for chunk in request.input]
         self.inputs.append(taken)
-        played = super().generate(replace(request, input=Input()))
-        async with aclosing(played) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                yield output
+        for step in self.steps(request, taken):
+            if isinstance(step, Exception):
+                raise step
+            if callable(step):
+                if isawaitable(result := step()):
+                    await result
+            elif isinstance(step, Finished):
+                yield step
+                return
+            elif not request.sink.offer(step):
+                yield step
+        yield Finished(FinishReason.STOP, Usage())
 
 
-class HearingEngine(ActingEngine):
+class CapableEngine(PlayingEngine):
+    """Has every capability, but for ``changes``."""
+
+    def __init__(self, script: Iterable[Any] = (), **changes: Any) -> None:
+        able = dict.fromkeys(("tools", "logprobs", "structured_output", "choices", "priority", "raw_prompts"), True)
+        able |= dict.fromkeys(("template_arguments", "translates", "word_times"), True)
+        limits = frozenset(field.name for field in fields(MediaLimits))
+        super().__init__(script, **{**able, "languages": frozenset({"en", "de"}), "media_limits": limits, **changes})
+
+
+class HearingEngine(PlayingEngine):
     """Answers typed input by its script, and speech by ``heard``, in the same notation.
 
     ``heard_in_turn``, where it is set, has what is heard in one turn after the other.
     """
 
-    def __init__(self, script: Sequence[Any] = (), *, heard: Sequence[Any] = (), **changes: Any) -> None:
-        self.typed = tuple(script)
+    def __init__(self, script: Iterable[Any] = (), *, heard: Iterable[Any] = (), **changes: Any) -> None:
+        super().__init__(script, **{**HEARS, "transcribes_first": True, **changes})
         self.heard = tuple(heard)
-        self.heard_in_turn: Iterator[Sequence[Any]] | None = None
-        modalities = CAPABILITIES.output_modalities | {OutputModality.TRANSCRIPT}
-        super().__init__("scripted", **{"output_modalities": modalities, "transcribes_first": True, **changes})
+        self.heard_in_turn: Iterator[Iterable[Any]] | None = None
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        speech = [chunk.modality is Modality.AUDIO async for chunk in request.input]
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
         heard = self.heard if self.heard_in_turn is None else next(self.heard_in_turn)
-        for step in heard if any(speech) else self.typed:
-            if isinstance(step, Exception):
-                raise step
-            if callable(step):
-                await step()
-            elif not request.sink.offer(step):
-                yield step
-        yield Finished(FinishReason.STOP, Usage())
+        return heard if any(chunk.modality is Modality.AUDIO for chunk in taken) else self.script
+
+
+class Ears(PlayingEngine):
+    """An ASR: it hears in the n-th turn what the n-th of ``turns`` says, and nothing in later ones.
+
+    A text in it is settled, and stands behind those before it.
+    """
+
+    def __init__(self, *turns: Sequence[Any]) -> None:
+        super().__init__(**ASR)
+        self.turns = iter(turns)
+
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
+        separator = ""
+        for step in next(self.turns, ()):
+            yield TranscriptOutput(separator + step) if isinstance(step, str) else step
+            separator = " " if isinstance(step, str) else separator
+        yield Finished(FinishReason.STOP, Usage(input_audio_ms=100))
+
+
+def takes(seconds: float) -> Callable[[], Awaitable[None]]:
+    """A step that takes so long."""
+    return lambda: asyncio.sleep(seconds)
+
+
+def interim(text: str) -> TranscriptOutput:
+    return TranscriptOutput(text, interim=True)
 
 
 def tool_call(name: str, *arguments: str, index: int = 0, choice: int = 0) -> list[ToolCallOutput]:

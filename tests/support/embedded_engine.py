@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Final
@@ -130,27 +129,19 @@ def ears(max_recognisers: int | None = None, *, clock: Callable[[], float] = tim
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedConfig:
-    """``default_voice`` is a name of the chosen voice's list, None for its usual one."""
-
-    max_recognisers: int | None = None
-    voice: VoiceChoice = VoiceChoice.AUTO
-    default_voice: str | None = None
-
-
 class EmbeddedEngine(ComposedEngine):
-    """Deterministic: the same input gives the same text."""
+    """Deterministic: the same input gives the same text. ``default_voice`` is a name of the voice's list."""
 
     def __init__(
         self,
-        config: EmbeddedConfig | None = None,
         *,
+        voice: VoiceChoice = VoiceChoice.AUTO,
+        default_voice: str | None = None,
+        max_recognisers: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        config = config or EmbeddedConfig()
-        self.asr = ears(config.max_recognisers, clock=clock)
-        self.tts = SynthesisEngine(config.voice, default_voice=config.default_voice)
+        self.asr = ears(max_recognisers, clock=clock)
+        self.tts = SynthesisEngine(voice, default_voice=default_voice)
         self.llm = RulesEngine(now=now)
         super().__init__(self.llm, asr=self.asr, tts=self.tts, name="embedded", model=EMBEDDED_MODEL)

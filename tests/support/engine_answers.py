@@ -55,8 +55,8 @@ def text(words: str) -> InputChunk:
     return InputChunk(Modality.TEXT, words.encode())
 
 
-def audio(payload: bytes, frame_ms: int | None = None, byte_rate: int = 32_000) -> list[InputChunk]:
-    length = len(payload) if frame_ms is None else byte_rate * frame_ms // 1000
+def audio(payload: bytes, frame_ms: int | None = None) -> list[InputChunk]:
+    length = len(payload) if frame_ms is None else 32 * frame_ms
     return [InputChunk(Modality.AUDIO, payload[at : at + length]) for at in range(0, len(payload), max(1, length))]
 
 

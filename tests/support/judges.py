@@ -30,10 +30,10 @@ class ScriptedJudge:
 
 
 class ScriptedModel:
-    """A turn model that is always this sure."""
+    """A turn model that is always sure."""
 
-    def __init__(self, probability: float = 1.0) -> None:
-        self.probability = probability
+    def __init__(self) -> None:
+        self.probability = 1.0
         self.turns: list[Samples] = []
 
     def finished(self, turn: Samples) -> float:

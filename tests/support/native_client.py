@@ -283,27 +283,24 @@ async def native_client(
         yield client
 
 
-class RawWebSocket:
+class RawWebSocket(RawClient):
     """A peer that sends exactly the frames it is told, and reads when it is told."""
 
     def __init__(self, client: RawClient) -> None:
-        self.client = client
-
-    async def send(self, *frames: bytes) -> None:
-        await self.client.send(*frames)
+        super().__init__(client.reader, client.writer)
 
     def send_now(self, *frames: bytes) -> None:
         """Without waiting for the kernel to take it."""
-        self.client.writer.write(b"".join(frames))
+        self.writer.write(b"".join(frames))
 
     async def frame(self) -> tuple[Opcode, bytes]:
-        head = await self.client.reader.readexactly(2)
+        head = await self.reader.readexactly(2)
         size = head[1] & 0x7F
         if size == 126:
-            size = int.from_bytes(await self.client.reader.readexactly(2))
+            size = int.from_bytes(await self.reader.readexactly(2))
         elif size == 127:
-            size = int.from_bytes(await self.client.reader.readexactly(8))
-        return Opcode(head[0] & 0x0F), await self.client.reader.readexactly(size)
+            size = int.from_bytes(await self.reader.readexactly(8))
+        return Opcode(head[0] & 0x0F), await self.reader.readexactly(size)
 
     async def until(self, type_: str) -> dict[str, Any]:
         while True:
@@ -320,9 +317,6 @@ class RawWebSocket:
                 if opcode is Opcode.CLOSE:
                     return Close.parse(data).code
         return None
-
-    def vanish(self) -> None:
-        self.client.reset()
 
 
 def text(type_: str, **fields: Any) -> bytes:

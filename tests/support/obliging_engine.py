@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 
-from support.capable_engine import finished, token, tool_call
-from support.part_engines import ActingEngine, ToneEngine
+from support.capable_engine import PlayingEngine, finished, token, tool_call
+from support.part_engines import ToneEngine
 
-from omni_ws.core.chunks import FinishReason, Modality, Task, Usage, Word
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Task, Usage, Word
 from omni_ws.engine.base import (
     EngineOutput,
     Finished,
@@ -22,52 +23,38 @@ PERSON = {"name": "Ann", "age": 30}
 HEARD = "go forward"
 
 
-class ObligingEngine(ActingEngine):
+class ObligingEngine(PlayingEngine):
     """A text with "break" in it makes it fail after its first word, whatever it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "obliging",
-            tools=True,
-            logprobs=True,
-            structured_output=True,
-            choices=True,
-            languages=frozenset({"en"}),
-            word_times=True,
-        )
+        able: dict[str, Any] = dict.fromkeys(("tools", "logprobs", "structured_output", "choices", "word_times"), True)
+        super().__init__(**able, languages=frozenset({"en"}))
         self._speaker = ToneEngine()
 
     def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        if request.task is Task.SPEECH or "audio" in request.modalities:
-            return self._speaker.generate(request)
-        return self._write_down(request) if request.task is Task.TRANSCRIBE else self._answer(request)
+        speaks = request.task is Task.SPEECH or "audio" in request.modalities
+        return self._speaker.generate(request) if speaks else super().act(request)
 
-    async def _answer(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        chunks = [chunk async for chunk in request.input]
-        text = "".join(chunk.payload.decode() for chunk in chunks if chunk.modality is Modality.TEXT)
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
+        if request.task is Task.TRANSCRIBE:
+            heard = TranscriptOutput(HEARD, start_ms=0, words=(Word("go", 0, 200), Word("forward", 200, 700)))
+            ended = Finished(FinishReason.STOP, Usage(output_tokens=2, input_audio_ms=700))
+            return [heard, TextOutput("go"), TextOutput(" forward"), ended]
+        if request.tools and taken[-1].tool_call_id is None:
+            return [*tool_call("get_weather", '{"', "city", '":"Tokyo"}'), finished(FinishReason.TOOL_CALLS)]
+        return self._answer(request, "".join(one.payload.decode() for one in taken if one.modality is Modality.TEXT))
+
+    def _answer(self, request: GenerationRequest, text: str) -> Iterator[EngineOutput | Exception]:
         options = request.options
-        if request.tools and chunks[-1].tool_call_id is None:
-            for output in tool_call("get_weather", '{"', "city", '":"Tokyo"}'):
-                yield output
-            yield finished(FinishReason.TOOL_CALLS)
-            return
         if options.structure is not None:
             text = json.dumps(PERSON)
         words = text.split(" ")[: request.sampling.get("max_tokens")]
         for index, word in enumerate(words):
             if index and "break" in text:
-                raise EngineFailed("the engine broke, as it was told to")
+                yield EngineFailed("the engine broke, as it was told to")
             piece = word if index == 0 else f" {word}"
             logprobs = (token(piece, -0.5, "other"),) if options.logprobs is not None else ()
             for choice in range(options.choices):
                 yield TextOutput(piece, logprobs=logprobs, choice=choice)
         reasons = (FinishReason.STOP,) * options.choices
         yield Finished(FinishReason.STOP, Usage(input_tokens=1, output_tokens=len(words)), reasons)
-
-    async def _write_down(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        async for _ in request.input:
-            pass
-        yield TranscriptOutput(HEARD, start_ms=0, words=(Word("go", 0, 200), Word("forward", 200, 700)))
-        for piece in ("go", " forward"):
-            yield TextOutput(piece)
-        yield Finished(FinishReason.STOP, Usage(output_tokens=2, input_audio_ms=700))

@@ -8,7 +8,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,8 @@ async def _run(thinker: Thinker, source: DecodedInput, sink: Channel[Any], outpu
 class OmniThinker:
     """A running Thinker."""
 
-    def __init__(self, folder: Path, *, kept_bytes: int = 64 << 20, **args: Any) -> None:
-        self.rows = ThinkerRows(json.loads((folder / "config.json").read_text()), kept_bytes=kept_bytes)
+    def __init__(self, folder: Path, **args: Any) -> None:
+        self.rows = ThinkerRows(json.loads((folder / "config.json").read_text()), kept_bytes=64 << 20)
         self.args = {**ARGS, **args, "model": str(folder), **ThinkerRows.engine_args}
         self.model = LanguageModel("Thinker", self.args, setting="vllm.args", prepare=self.rows.install)
         self.parts: ThinkerParts
@@ -145,15 +145,14 @@ class OmniThinker:
 
     @asynccontextmanager
     async def asked(
-        self, source: DecodedInput, *, parser: Any = None, **changes: Any
+        self, source: DecodedInput, **changes: Any
     ) -> AsyncIterator[tuple[Thinker, Channel[Any], Channel[Any]]]:
         """A Thinker that runs, with the channels of its items and its outputs."""
         asked = request(Input(), modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}), **changes)
         sink: Channel[Any] = Channel(math.inf, cost=lambda _: 1)
         outputs: Channel[EngineOutput] = Channel(math.inf, cost=lambda _: 1)
         with MediaRoom().share() as share:
-            parts = replace(self.parts, parser=parser)
-            thinker = Thinker(parts, asked, writes=True, share=share, rows=self.rows)
+            thinker = Thinker(self.parts, asked, writes=True, share=share, rows=self.rows)
             running = asyncio.create_task(_run(thinker, source, sink, outputs))
             try:
                 yield thinker, sink, outputs

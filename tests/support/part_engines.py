@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -35,6 +35,14 @@ WORD_MS = 100
 SILENCE = InputChunk(Modality.AUDIO, b"    ")
 #: A chunk of audio at which the speaker may have ended.
 PAUSE = InputChunk(Modality.AUDIO, b"....")
+#: What an engine can that writes down speech, and does nothing else.
+ASR: Mapping[str, Any] = {
+    "input_modalities": frozenset({Modality.AUDIO}),
+    "output_modalities": frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
+    "tasks": frozenset({Task.TRANSCRIBE}),
+    "languages": frozenset({"en"}),
+    "voices": (),
+}
 
 
 def speech(words: str) -> InputChunk:
@@ -81,21 +89,12 @@ class WordEngine(ActingEngine):
     """
 
     def __init__(self) -> None:
-        super().__init__("words")
+        super().__init__("words", **ASR, word_times=True, stage_params=frozenset({"words.beam"}))
         self.wrong_guess: str | None = None
         #: Raised after the next chunk of audio.
         self.failure: Exception | None = None
         #: Held back at the end of each input.
         self.gate: asyncio.Event | None = None
-        self._able = EngineCapabilities(
-            input_modalities=frozenset({Modality.AUDIO}),
-            output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
-            tasks=frozenset({Task.TRANSCRIBE}),
-            extend=True,
-            languages=frozenset({"en"}),
-            word_times=True,
-            stage_params=frozenset({"words.beam"}),
-        )
 
     async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         said: list[str] = []

@@ -43,11 +43,11 @@ class TokenEngine(EchoEngine):
     ``gate`` closed holds up every output after the first, with ``holds_first`` that one too.
     """
 
-    def __init__(self, *, max_model_len: int = 64, readouts: bool = True, vision: bool = True) -> None:
+    def __init__(self, *, max_model_len: int = 64, readouts: bool = True) -> None:
         super().__init__()
         self.max_model_len = max_model_len
         self.vocabulary_size = VOCABULARY
-        self.vision_tokens = VisionTokens(START, PAD, END) if vision else None
+        self.vision_tokens: VisionTokens | None = VisionTokens(START, PAD, END)
         self.readout_manifest = (
             ReadoutManifest(concepts=CONCEPTS, layers=LAYERS, hidden_size=32, dtype="float16")
             if readouts

@@ -143,8 +143,10 @@ class WanderingClient:
         self._complain()
         with contextlib.suppress(ConnectionClosed):
             await step()
-            if self._held_back and (self._now - self._gap_since > _GAP_PATIENCE_SEC or self._gap > _WIDEST_GAP):
-                await self._fill_gap()
+            if self._held_back:
+                gap = len(self._chunks) - self._held_back[0]
+                if self._now - self._gap_since > _GAP_PATIENCE_SEC or gap > _WIDEST_GAP:
+                    await self._fill_gap()
 
     async def _audio(self) -> None:
         """Some speech, some silence, or both, in frames of any length."""
@@ -171,15 +173,15 @@ class WanderingClient:
 
     async def _finish(self) -> None:
         for _ in range(self.rng.choice([1, 1, 2])):
-            await self._say("finish")
+            await self._client.send("finish")
 
     async def _cancel(self) -> None:
         named = self.rng.choice([None, None, self.guarantees._running, "req_unknown", *self.guarantees.started])
-        await self._say("cancel", request_id=named)
+        await self._client.send("cancel", request_id=named)
 
     async def _truncate(self) -> None:
         named = self.rng.choice(["req_unknown", self.guarantees._running, *sorted(self.guarantees.finished)])
-        await self._say("history_truncate", request_id=named)
+        await self._client.send("history_truncate", request_id=named)
 
     async def _configure(self) -> None:
         rng = self.rng
@@ -206,7 +208,7 @@ class WanderingClient:
             patch["input_audio"] = {"sample_rate": self._rate}
         if rng.random() < 0.2:
             patch["output_audio"] = {"sample_rate": rng.choice([8000, 24_000])}
-        await self._say("session_config", **patch)
+        await self._client.send("session_config", **patch)
 
     async def _acknowledge(self) -> None:
         rng, heard = self.rng, self.guarantees.next_output - 1
@@ -217,16 +219,16 @@ class WanderingClient:
         played = rng.choice([None, 0, 10, 500, 500.25, 3000, 1e300])
         if played is not None:
             fields["played_ms"] = played
-        await self._say("output_ack", **fields)
+        await self._client.send("output_ack", **fields)
 
     async def _nonsense(self) -> None:
         nonsense: list[Callable[[], Coroutine[Any, Any, None]]] = [
             lambda: self._number({"payload": "no base64"}),
             lambda: self._number({"modality": "smell", "text": "roses"}),
-            lambda: self._say("output_ack", sequence_id=0, played_ms=-1),
-            lambda: self._say("session_config", max_lead_ms="far"),
-            lambda: self._say("what is this"),
-            lambda: self._send(b"\x01\x01"),
+            lambda: self._client.send("output_ack", sequence_id=0, played_ms=-1),
+            lambda: self._client.send("session_config", max_lead_ms="far"),
+            lambda: self._client.send("what is this"),
+            lambda: self._client.raw(b"\x01\x01"),
         ]
         await self.rng.choice(nonsense)()
 
@@ -241,11 +243,11 @@ class WanderingClient:
     async def _fill_gap(self) -> None:
         held_back, self._held_back = self._held_back, []
         for number in held_back:
-            await self._send(self._chunks[number])
+            await self._client.raw(self._chunks[number])
 
     async def _repeat(self) -> None:
         if self._chunks and not self._held_back:
-            await self._send(self._chunks[self.rng.randrange(len(self._chunks))])
+            await self._client.raw(self._chunks[self.rng.randrange(len(self._chunks))])
 
     async def _wait(self) -> None:
         await asyncio.sleep(self.rng.choice([0, 0, 0.001, 0.05, 0.3, 2]))
@@ -254,7 +256,7 @@ class WanderingClient:
         """Until everything that was sent has been looked at."""
         self._pings += 1
         wanted = self._pings
-        await self._say("ping", t=wanted)
+        await self._client.send("ping", t=wanted)
         await self._until(lambda: self._pongs >= wanted or self._closed)
 
     async def _doze(self) -> None:
@@ -288,13 +290,15 @@ class WanderingClient:
         """Nothing is open any more, and the session still does its work."""
         self.story.append("settle")
         await self._fill_gap()
-        await self._say("session_config", turn_detection=None, overlap=None, max_lead_ms=None, start_policy=None)
+        await self._client.send(
+            "session_config", turn_detection=None, overlap=None, max_lead_ms=None, start_policy=None
+        )
         await self._listen()
         # Answers may wait for an input that ends behind audio that is still being listened to.
         for _ in range(8):
-            await self._say("finish")
+            await self._client.send("finish")
             await self._listen()
-            await self._say("cancel")
+            await self._client.send("cancel")
             await asyncio.sleep(0.1)
         await self._listen()
         before = len(self.guarantees.finished)
@@ -313,12 +317,8 @@ class WanderingClient:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    @property
-    def _gap(self) -> int:
-        return len(self._chunks) - self._held_back[0]
-
     async def acknowledge_all(self) -> None:
-        await self._say("output_ack", sequence_id=self.guarantees.next_output - 1)
+        await self._client.send("output_ack", sequence_id=self.guarantees.next_output - 1)
         await self._listen()
 
     async def hear_the_end(self) -> None:
@@ -326,9 +326,9 @@ class WanderingClient:
         self.story.append("drain")
         with contextlib.suppress(ConnectionClosed):
             await self._fill_gap()
-            await self._say("session_config", turn_detection=None)
+            await self._client.send("session_config", turn_detection=None)
             while not self._closed:
-                await self._say("finish")
+                await self._client.send("finish")
                 await asyncio.sleep(0.5)
         with contextlib.suppress(ConnectionClosed):
             await self._reader
@@ -342,7 +342,7 @@ class WanderingClient:
         number = len(self._chunks)
         if isinstance(content, bytes):
             self._chunks.append(encode_input(InputChunk(modality, content, number, end_of_input=end)))
-            await self._send(self._chunks[number])
+            await self._client.raw(self._chunks[number])
         else:
             await self._number({"text": content, "end_of_input": end})
 
@@ -351,13 +351,7 @@ class WanderingClient:
         if number % 3 == 0:
             fields["ref"] = f"chunk {number}"
         self._chunks.append(orjson.dumps({"type": "input_chunk", "sequence_id": number, **fields}).decode())
-        await self._send(self._chunks[number])
-
-    async def _say(self, type_: str, **fields: Any) -> None:
-        await self._client.send(type_, **fields)
-
-    async def _send(self, frame: str | bytes) -> None:
-        await self._client.raw(frame)
+        await self._client.raw(self._chunks[number])
 
     # connections
 
@@ -373,7 +367,7 @@ class WanderingClient:
         self._chunks, self._held_back, self._rate = [], [], 16_000
         self._start_listening()
         if self.rng.random() < 0.7:
-            await self._say("session_config", turn_detection=VAD, max_lead_ms=self.rng.choice([400, 100_000]))
+            await self._client.send("session_config", turn_detection=VAD, max_lead_ms=self.rng.choice([400, 100_000]))
 
     async def _return(self) -> None:
         last_output = self.guarantees.next_output - 1
@@ -391,7 +385,7 @@ class WanderingClient:
         assert self.guarantees.acknowledged <= resumed["next_sequence_id"] <= len(self._chunks)
         for number in range(resumed["next_sequence_id"], len(self._chunks)):
             if number not in self._held_back:
-                await self._send(self._chunks[number])
+                await self._client.raw(self._chunks[number])
 
     async def _open(self, query: str) -> None:
         binary = self.rng.random() < 0.5

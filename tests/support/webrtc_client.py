@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from fractions import Fraction
 from typing import Any
 
@@ -156,12 +156,9 @@ async def post_offer(server: LiveServer, offer: str, *, key: str = "", **options
 
 
 @contextlib.asynccontextmanager
-async def webrtc_call(
-    server: LiveServer, *, key: str = "", prepare: Callable[[WebrtcCaller], None] = lambda caller: None
-) -> AsyncIterator[WebrtcCaller]:
+async def webrtc_call(server: LiveServer, *, key: str = "") -> AsyncIterator[WebrtcCaller]:
     """A call whose ``session.created`` has arrived; it is hung up when the block is left."""
     caller = WebrtcCaller()
-    prepare(caller)
     try:
         await caller.accept(await post_offer(server, await caller.offer(), key=key))
         await caller.until("session.created")

@@ -59,7 +59,7 @@ async def flood(server: LiveServer, peer: RawWebSocket, frame: bytes) -> int:
     (connection,) = server.connections
     sent = 0
     while connection.is_reading:
-        if not peer.client.writer.transport.get_write_buffer_size():
+        if not peer.writer.transport.get_write_buffer_size():
             peer.send_now(frame)
             sent += 1
         assert sent < 2000, "the server reads on"

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 from PIL import Image
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import raw_client, request
 from support.scripted_upstream import ScriptedUpstream, delta, hang, says, streams
@@ -289,7 +289,7 @@ async def test_http_clients_that_go_free_the_upstream() -> None:
 @pytest.mark.slow
 async def test_a_voice_and_an_ear_far_away(voice_choice: VoiceChoice) -> None:
     """Speech in and out through the chat stream; then the same voice by /v1/audio/speech."""
-    engine = EmbeddedEngine(EmbeddedConfig(voice=voice_choice))
+    engine = EmbeddedEngine(voice=voice_choice)
     async with live_server(engine) as back:
         voice = engine.capabilities.voices[0]
         async with front_of(back.port, voices=(voice,)) as front, connect(front.websocket_url) as session:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from support.capable_engine import HEARS, PlayingEngine
 from support.made_requests import end_input, give_input, make_request
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, StartTrigger
+from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, TextOutput, TranscriptOutput
+from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
 from omni_ws.service.conversation.messages import ServerMessage
@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, *script: EngineOutput | Exception | Callable[[], object]) -> None:
         now = asyncio.get_running_loop().time
-        self.engine = ScriptedEngine(script)
+        self.engine: ScriptedEngine | PlayingEngine = ScriptedEngine(script)
         self.engine.state = EngineState.OK
         self.outbox = Outbox(1 << 20, write_timeout=30, now=now)
         self.ledger = Ledger(1000, ByteBudget(1 << 20))
@@ -262,18 +262,9 @@ async def test_a_cancellation_settles_the_last_interim_transcript() -> None:
     assert [(one.text, one.interim) for one in transcripts] == [("so f", True), ("so f", False)]
 
 
-class Listening(ScriptedEngine):
-    """It goes on with what is said where nobody wants the answer any more."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        output = frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT})
-        return replace(super().capabilities, output_modalities=output, hears_on=True)
-
-
 async def test_the_words_of_an_answer_that_is_cut_as_it_begins_are_announced() -> None:
     bench = Bench()
-    bench.engine = Listening([TranscriptOutput("some words")])
+    bench.engine = PlayingEngine([TranscriptOutput("some words")], **HEARS, hears_on=True)
     bench.engine.state = EngineState.OK
     bench.queue = RequestQueue(bench.engine, bench.outbox, bench, ledger=bench.ledger, observed=bench.observed)
     async with running(bench):

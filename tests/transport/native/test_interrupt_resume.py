@@ -499,7 +499,7 @@ async def test_another_request_ends_it(overlap: str) -> None:
     recognised = asyncio.Event()
     async with held(recognised=recognised, heard=[TextOutput("Pardon?")]) as (_, client, request_id, engine):
         await client.configure(overlap=overlap)
-        engine.typed = (TextOutput("Hello."),)
+        engine.script = (TextOutput("Hello."),)
         await client.say("hello")
         cut = await client.answer()
         assert (cut.final["request_id"], cut.reason) == (request_id, "cancelled")

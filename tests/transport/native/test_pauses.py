@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.ears import Ears, Step, interim, takes
+from support.capable_engine import Ears, interim, takes
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
@@ -30,7 +30,7 @@ NAME, QUESTION = "My name is Robert.", "What is my name?"
 
 @contextlib.asynccontextmanager
 async def conversation(
-    *turns: list[Step], llm: RetortEngine | None = None, config: dict[str, Any] | None = None, **fields: Any
+    *turns: list[Any], llm: RetortEngine | None = None, config: dict[str, Any] | None = None, **fields: Any
 ) -> AsyncIterator[tuple[LiveServer, NativeClient, RetortEngine]]:
     """A session with turn detection over an ASR that hears ``turns``, and an LLM that repeats what it was told."""
     llm = llm or RetortEngine(speech_in_history=False)
@@ -275,7 +275,7 @@ async def test_an_answer_of_which_something_was_read_stands_between() -> None:
 @pytest.mark.parametrize("failure", [EngineFailed("broken"), EngineOverloaded("no recogniser", retry_after_ms=1)])
 @pytest.mark.parametrize("shown", [True, False])
 async def test_where_recognition_fails_the_interim_text_has_to_do(failure: Any, shown: bool) -> None:
-    steps: list[Step] = [interim("My name is Rob")] if shown else []
+    steps: list[Any] = [interim("My name is Rob")] if shown else []
     async with conversation([*steps, takes(1.0), failure], [QUESTION]) as (_, client, _llm):
         await speak(client)
         await speak(client)
@@ -288,7 +288,7 @@ async def test_where_recognition_fails_the_interim_text_has_to_do(failure: Any, 
 @pytest.mark.parametrize("past", [False, True])
 async def test_recognition_is_given_up_after_so_long(past: bool) -> None:
     known = asyncio.Event()
-    turns: list[list[Step]] = [[interim("My name is Rob"), known.wait, NAME], [QUESTION]]
+    turns: list[list[Any]] = [[interim("My name is Rob"), known.wait, NAME], [QUESTION]]
     async with conversation(*turns, asr={"timeout_sec": 5}) as (_, client, _llm):
         await speak(client)
         await go_on(client)
@@ -356,7 +356,7 @@ async def test_a_model_that_hears_waits_for_the_words_and_hears_the_rest() -> No
 async def test_a_model_that_hears_is_given_the_audio_whose_words_nobody_knows() -> None:
     llm = RetortEngine(input_modalities=frozenset({Modality.TEXT, Modality.AUDIO}), speech_in_history=True)
     llm.gate = asyncio.Event()
-    turns: list[list[Step]] = [[interim("My aim"), takes(1.0), EngineFailed("broken")], [QUESTION]]
+    turns: list[list[Any]] = [[interim("My aim"), takes(1.0), EngineFailed("broken")], [QUESTION]]
     async with conversation(*turns, llm=llm) as (_server, client, _):
         await speak(client)
         await go_on(client)
@@ -463,7 +463,7 @@ async def test_nothing_is_left_of_a_client_that_goes_meanwhile(way: str) -> None
 async def test_so_many_turns_are_written_down_at_the_same_time(past: bool) -> None:
     known = asyncio.Event()
     count = MOST_WRITTEN_DOWN + past
-    turns: list[list[Step]] = [[interim("So fa"), known.wait, f"Word {number}."] for number in range(count)]
+    turns: list[list[Any]] = [[interim("So fa"), known.wait, f"Word {number}."] for number in range(count)]
     async with conversation(*turns, ["Over."]) as (_, client, _llm):
         for _ in range(count):
             await speak(client)

@@ -245,7 +245,7 @@ async def test_token_is_spent_by_the_first_sign_of_the_client(sign: str) -> None
             await raw.send(SIGNS[sign])  # and no pong to the server's ping
             await server.until(lambda: living.session.spent_token is None, "the sign")
             await refused(server, wanted)
-            raw.vanish()
+            raw.reset()
         await server.until(lambda: detached(server))
         async with back(server, client, resumed["resume_token"]) as again:
             await again.barrier()
@@ -265,7 +265,7 @@ async def test_of_connections_that_come_back_at_once_the_last_has_the_session() 
                 assert await replaced.close_code() == 4409
                 await replaced.send(frame_bytes(Opcode.PONG))  # of a connection that has nothing to say any more
             await third.until("session_resumed")
-            third.vanish()
+            third.reset()
         await server.until(lambda: detached(server))
         async with back(server, client) as again:  # with the token that no client was heard with
             await again.say("here")
@@ -275,7 +275,7 @@ async def test_of_connections_that_come_back_at_once_the_last_has_the_session() 
 async def code_of_refused(peer: RawWebSocket) -> int | None:
     """The code of its close frame, which it does not keep the server waiting for an answer to."""
     code = await peer.close_code()
-    peer.vanish()
+    peer.reset()
     return code
 
 
@@ -290,13 +290,13 @@ async def test_connections_that_come_back_in_one_moment() -> None:
             for peer in peers:
                 peer.send_now(websocket_upgrade(wanted))
             for peer in peers:
-                await peer.client.head()
+                await peer.head()
             codes = [asyncio.create_task(code_of_refused(peer)) for peer in peers]
             await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
             await server.until(lambda: len(server.connections) == 1, "the one that has the session")
             left = [peer for peer, code in zip(peers, codes, strict=True) if not code.done()]
             assert [code.result() for code in codes if code.done()] == [4409, 4409]
-            left[0].vanish()
+            left[0].reset()
             await asyncio.wait(codes)
         await server.until(lambda: detached(server))
         async with back(server, client) as again:

@@ -4,59 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.capable_engine import HEARS, PlayingEngine
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage, Word
+from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
 from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import (
-    EngineCapabilities,
-    EngineOutput,
     Finished,
-    GenerationRequest,
     TextOutput,
     TranscriptOutput,
 )
-from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
 
 SPOKEN = clip_bytes("cards_001")
 
 
-class Hearing(ScriptedEngine):
-    """Plays its script; ``changes`` are those of its capabilities."""
-
-    def __init__(self, *script: Any, **changes: Any) -> None:
-        super().__init__(script)
-        self._changes = changes
-        #: What the newest request brought.
-        self.brought: list[InputChunk] = []
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(CAPABILITIES, **self._changes)
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        self.brought = brought = []
-
-        async def recorded() -> AsyncIterator[InputChunk]:
-            async for chunk in request.input:
-                brought.append(chunk)
-                yield chunk
-
-        async with aclosing(super().generate(replace(request, input=recorded()))) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                yield output
-
-
-TRANSCRIBES = {"output_modalities": CAPABILITIES.output_modalities | {OutputModality.TRANSCRIPT}}
 DEAF_TO_HISTORY = {"speech_in_history": False}
 
 
@@ -66,13 +33,13 @@ async def speak(client: NativeClient, audio: bytes = SPOKEN, **fields: Any) -> N
     await client.send("finish")
 
 
-async def next_history(client: NativeClient, engine: Hearing) -> tuple[Message, ...]:
+async def next_history(client: NativeClient, engine: PlayingEngine) -> tuple[Message, ...]:
     """What a further request sees; and, as a message of its own, what it continues, as nothing was answered to it."""
     count = len(engine.requests)
     await client.say("next")
     await client.answer()
     assert len(engine.requests) == count + 1
-    *earlier, own = engine.brought
+    *earlier, own = engine.inputs[-1]
     assert own.payload.strip() == b"next"
     text = b"".join(chunk.payload for chunk in earlier if chunk.modality is Modality.TEXT).decode()
     audio = tuple(chunk for chunk in earlier if chunk.modality is Modality.AUDIO)
@@ -81,7 +48,7 @@ async def next_history(client: NativeClient, engine: Hearing) -> tuple[Message, 
 
 
 async def test_spoken_turn_is_in_the_history_as_its_audio() -> None:
-    engine = Hearing(TextOutput("Indeed."))
+    engine = PlayingEngine([TextOutput("Indeed.")])
     async with live_server(engine) as server, native_client(server) as client:
         assert client.created["capabilities"]["transcripts"] is False
         await client.chunk("This card:")
@@ -97,7 +64,7 @@ async def test_spoken_turn_is_in_the_history_as_its_audio() -> None:
 
 
 async def test_what_was_transcribed_is_in_the_history_as_text() -> None:
-    engine = Hearing(TranscriptOutput("ten of", interim=True), TranscriptOutput("ten of clubs"), **TRANSCRIBES)
+    engine = PlayingEngine([TranscriptOutput("ten of", interim=True), TranscriptOutput("ten of clubs")], **HEARS)
     async with live_server(engine) as server, native_client(server) as client:
         assert client.created["capabilities"]["transcripts"] is True
         await speak(client)
@@ -107,7 +74,7 @@ async def test_what_was_transcribed_is_in_the_history_as_text() -> None:
 
 
 async def test_what_a_transcribing_engine_found_no_words_in_had_none() -> None:
-    engine = Hearing(TextOutput("What?"), **TRANSCRIBES)
+    engine = PlayingEngine([TextOutput("What?")], **HEARS)
     async with live_server(engine) as server, native_client(server) as client:
         await speak(client)
         await client.answer()
@@ -117,7 +84,7 @@ async def test_what_a_transcribing_engine_found_no_words_in_had_none() -> None:
 @pytest.mark.parametrize("ended_by", ["cancel", "interrupt"])
 async def test_the_last_interim_of_a_request_that_is_cut_short_is_settled(ended_by: str) -> None:
     shown = TranscriptOutput("ten of", interim=True, start_ms=40, words=(Word("ten", 40, 300),))
-    engine = Hearing(TranscriptOutput("ten", interim=True), shown, asyncio.Event().wait, **TRANSCRIBES)
+    engine = PlayingEngine([TranscriptOutput("ten", interim=True), shown, asyncio.Event().wait], **HEARS)
     async with live_server(engine) as server, native_client(server) as client:
         await client.configure(overlap=ended_by if ended_by == "interrupt" else "wait")
         await speak(client)
@@ -143,7 +110,7 @@ async def test_the_last_interim_of_a_request_that_is_cut_short_is_settled(ended_
 
 async def test_where_the_engine_takes_no_speech_the_interim_text_has_to_do() -> None:
     shown = TranscriptOutput("ten of", interim=True)
-    engine = Hearing(shown, asyncio.Event().wait, **TRANSCRIBES, **DEAF_TO_HISTORY)
+    engine = PlayingEngine([shown, asyncio.Event().wait], **HEARS, **DEAF_TO_HISTORY)
     async with live_server(engine) as server, native_client(server) as client:
         await speak(client)
         await client.until("output_chunk")
@@ -154,8 +121,8 @@ async def test_where_the_engine_takes_no_speech_the_interim_text_has_to_do() -> 
 
 
 async def test_a_settled_transcript_is_not_settled_again() -> None:
-    engine = Hearing(
-        TranscriptOutput("ten", interim=True), TranscriptOutput("ten"), asyncio.Event().wait, **TRANSCRIBES
+    engine = PlayingEngine(
+        [TranscriptOutput("ten", interim=True), TranscriptOutput("ten"), asyncio.Event().wait], **HEARS
     )
     async with live_server(engine) as server, native_client(server) as client:
         await speak(client)
@@ -165,9 +132,9 @@ async def test_a_settled_transcript_is_not_settled_again() -> None:
         assert (await client.answer()).chunks == []
 
 
-@pytest.mark.parametrize("changes", [{}, TRANSCRIBES], ids=["writes nothing down", "had not written yet"])
+@pytest.mark.parametrize("changes", [{}, HEARS], ids=["writes nothing down", "had not written yet"])
 async def test_cancelled_speech_without_words_is_in_the_history_as_its_audio(changes: dict[str, Any]) -> None:
-    engine = Hearing(asyncio.Event().wait, **changes)
+    engine = PlayingEngine([asyncio.Event().wait], **changes)
     async with live_server(engine) as server, native_client(server) as client:
         await speak(client)
         await server.until(lambda: engine.active_requests == 1, "the request")
@@ -182,7 +149,7 @@ async def test_cancelled_speech_without_words_is_in_the_history_as_its_audio(cha
 async def test_where_the_engine_takes_no_speech_the_history_says_that_there_was_some(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Hearing(TextOutput("Indeed."), **DEAF_TO_HISTORY)
+    engine = PlayingEngine([TextOutput("Indeed.")], **DEAF_TO_HISTORY)
     async with live_server(engine) as server, native_client(server) as client:
         await speak(client)
         final = (await client.answer()).final
@@ -193,7 +160,7 @@ async def test_where_the_engine_takes_no_speech_the_history_says_that_there_was_
 
 @pytest.mark.parametrize("past", [False, True])
 async def test_speech_longer_than_the_history_may_be(past: bool, caplog: pytest.LogCaptureFixture) -> None:
-    engine = Hearing(TextOutput("Indeed."))
+    engine = PlayingEngine([TextOutput("Indeed.")])
     async with live_server(engine, limits={"max_history_tokens": 26}) as server, native_client(server) as client:
         with caplog.at_level(logging.WARNING):
             await speak(client, bytes(33_282 if past else 32_000))
@@ -204,7 +171,7 @@ async def test_speech_longer_than_the_history_may_be(past: bool, caplog: pytest.
 
 
 async def test_oldest_turns_make_room_and_give_back_their_bytes() -> None:
-    engine = Hearing(TextOutput("Yes."))
+    engine = PlayingEngine([TextOutput("Yes.")])
     async with live_server(engine, limits={"max_history_tokens": 60}) as server, native_client(server) as client:
         for _ in range(4):
             await speak(client, bytes(32_000))
@@ -216,7 +183,7 @@ async def test_oldest_turns_make_room_and_give_back_their_bytes() -> None:
 
 
 async def test_without_history_no_speech_is_kept() -> None:
-    engine = Hearing(TextOutput("Indeed."))
+    engine = PlayingEngine([TextOutput("Indeed.")])
     async with live_server(engine) as server, native_client(server) as client:
         await client.configure(history=False)
         await speak(client)
@@ -228,7 +195,7 @@ async def test_without_history_no_speech_is_kept() -> None:
 
 
 async def test_a_failed_request_holds_nothing() -> None:
-    engine = Hearing(RuntimeError("broken"))
+    engine = PlayingEngine([RuntimeError("broken")])
     async with live_server(engine, expect_errors=True) as server, native_client(server) as client:
         await speak(client)
         assert (await client.answer()).reason == "error"
@@ -242,7 +209,7 @@ async def test_a_failed_request_holds_nothing() -> None:
 @pytest.mark.parametrize("end", ["leaves", "vanishes", "in the middle"])
 async def test_held_bytes_are_given_back_with_the_session(end: str) -> None:
     script = [asyncio.Event().wait] if end == "in the middle" else [TextOutput("Indeed.")]
-    engine = Hearing(*script)
+    engine = PlayingEngine(script)
     async with live_server(engine) as server:
         async with native_client(server) as client:
             await speak(client)
@@ -258,7 +225,7 @@ async def test_held_bytes_are_given_back_with_the_session(end: str) -> None:
 
 @pytest.mark.virtual_clock
 async def test_session_that_is_resumed_keeps_its_speech_and_one_that_expires_gives_it_back() -> None:
-    engine = Hearing(TextOutput("Indeed."))
+    engine = PlayingEngine([TextOutput("Indeed.")])
     keeps = {"resume_grace_sec": 30}
     async with live_server(engine, streaming_input=keeps) as server:
         async with native_client(server) as client:
@@ -284,7 +251,7 @@ async def test_session_that_is_resumed_keeps_its_speech_and_one_that_expires_giv
 
 async def test_length_that_the_engine_decoded_counts() -> None:
     usage = Usage(input_audio_ms=10_000_000)
-    engine = Hearing(Finished(FinishReason.STOP, usage))
+    engine = PlayingEngine([Finished(FinishReason.STOP, usage)])
     async with live_server(engine) as server, native_client(server) as client:
         await speak(client)
         await client.answer()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.capable_engine import PlayingEngine
 from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import RetortEngine
@@ -16,8 +16,8 @@ from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, TextOutput
-from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
+from omni_ws.engine.base import TextOutput
+from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.conversation.configuration import (
     MAX_CONFIGURATION_BYTES,
     MAX_STOP_CHARACTERS,
@@ -305,24 +305,18 @@ async def test_wav_input() -> None:
 # what an engine cannot do
 
 
-class Limited(ScriptedEngine):
-    """An engine that hears speech and writes text, once it has everything."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(
-            CAPABILITIES,
-            input_modalities=frozenset({Modality.AUDIO, Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.TEXT}),
-            tasks=frozenset({Task.CHAT}),
-            extend=False,
-            voices=(),
-        )
+#: An engine that hears speech and writes text, once it has everything.
+LIMITED: dict[str, Any] = {
+    "input_modalities": frozenset({Modality.AUDIO, Modality.TEXT}),
+    "output_modalities": frozenset({OutputModality.TEXT}),
+    "tasks": frozenset({Task.CHAT}),
+    "extend": False,
+    "voices": (),
+}
 
 
 async def test_engine_that_cannot_extend() -> None:
-    script: list[EngineOutput] = [TextOutput("answer")]
-    async with live_server(Limited(script)) as server, native_client(server) as client:
+    async with live_server(PlayingEngine([TextOutput("answer")], **LIMITED)) as server, native_client(server) as client:
         assert (client.created["start_policy"], client.created["after_start"]) == ("on_end_only", "snapshot")
         updated = await client.configure(start_policy="on_first_chunk")
         assert (updated["start_policy"], updated["after_start"]) == ("on_first_chunk", "snapshot")

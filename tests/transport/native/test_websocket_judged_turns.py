@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.capable_engine import PlayingEngine
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.judges import ScriptedJudge
 from support.live_server import LiveServer, live_server
@@ -19,7 +19,6 @@ from omni_ws.core.chunks import Word
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,
-    EngineCapabilities,
     EngineOutput,
     TextOutput,
     TranscriptOutput,
@@ -187,20 +186,12 @@ async def test_who_goes_on_before_the_end_is_told_continues_the_request() -> Non
         assert len(engine.requests) == 1
 
 
-class TranscribingEngine(ScriptedEngine):
-    """Writes all that was said down before it answers."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(super().capabilities, transcribes_first=True)
-
-
-def slow_voice(said: str) -> tuple[ScriptedEngine, asyncio.Event]:
+def slow_voice(said: str) -> tuple[PlayingEngine, asyncio.Event]:
     """An engine that hears ``said`` and writes an answer, whose voice waits for the event."""
     voice = asyncio.Event()
     heard = TranscriptOutput(said, start_ms=0)
     text, *sounds = talk(1)
-    return TranscribingEngine([heard, text, voice.wait, *sounds]), voice
+    return PlayingEngine([heard, text, voice.wait, *sounds], transcribes_first=True), voice
 
 
 @pytest.mark.virtual_clock

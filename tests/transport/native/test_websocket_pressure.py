@@ -36,13 +36,13 @@ def audio(number: int, payload: bytes, *, end: bool = False) -> bytes:
 async def fill(server: LiveServer, peer: RawWebSocket, frame: bytes, *, at_most: int) -> int:
     """Send ``frame`` again and again, reading nothing, until the server reads no more. Returns how often."""
     (connection,) = server.connections
-    for socket in (connection.transport.get_extra_info("socket"), peer.client.writer.get_extra_info("socket")):
+    for socket in (connection.transport.get_extra_info("socket"), peer.writer.get_extra_info("socket")):
         # What the kernel holds is sent for nothing.
         socket.setsockopt(SOL_SOCKET, SO_SNDBUF, SOCKET_BYTES)
     times = max(1, 65_536 // len(frame))
     sent = 0
     while connection.is_reading:
-        if not peer.client.writer.transport.get_write_buffer_size():
+        if not peer.writer.transport.get_write_buffer_size():
             peer.send_now(frame * times)
             sent += times
         assert sent * len(frame) < at_most, "the server reads on"
@@ -367,10 +367,10 @@ async def disappear(server: LiveServer, frames: list[bytes], how: str, *, read: 
             await peer.frame()
         match how:
             case "reset":
-                peer.vanish()
+                peer.reset()
             case "half":
-                peer.client.finish_sending()
-                await peer.client.rest()
+                peer.finish_sending()
+                await peer.rest()
             case "silence":
                 await asyncio.sleep(0)
 
@@ -395,6 +395,6 @@ async def test_client_disappears_while_it_is_not_read() -> None:
         await peer.send(text("session_config", start_policy="on_first_chunk"), audio(0, bytes(1 << 20)))
         await server.until(lambda: engine.active_requests == 1, "the start")
         await fill(server, peer, audio(1, bytes(1000)), at_most=KERNEL_BYTES)
-        peer.vanish()
+        peer.reset()
         # A connection that is not read shows its end when something is sent: the pings still are.
         await server.until(lambda: engine.active_requests == 0, "the abort")

@@ -26,7 +26,7 @@ def spoken(text: str, *, timed: bool = True, second: float = 1.0) -> list[Engine
 
 
 async def ask(client: NativeClient, engine: HearingEngine, answer: list[EngineOutput], text: str = "ask") -> Any:
-    engine.typed = tuple(answer)
+    engine.script = tuple(answer)
     await client.say(text)
     return await client.answer()
 
@@ -38,7 +38,7 @@ def audio_number(answer: Any) -> int:
 
 async def seen(client: NativeClient, engine: HearingEngine) -> list[tuple[str, str]]:
     """What the next request, which interrupts, sees; what was asked last, and not answered, begins its own input."""
-    engine.typed = (TextOutput("ok"),)
+    engine.script = (TextOutput("ok"),)
     await client.configure(overlap="interrupt")
     await client.say("Stop.")
     await client.until("response_started")
@@ -215,7 +215,7 @@ async def test_results_end_their_request_when_all_calls_have_theirs() -> None:
     engine = tooled()
     async with live_server(engine) as server, native_client(server) as client:
         await ask(client, engine, calling("a", "b"))
-        engine.typed = (TextOutput("done"),)
+        engine.script = (TextOutput("done"),)
         await client.chunk("1", role="tool", tool_call_id="call_b_1")
         await client.chunk("1 again", role="tool", tool_call_id="call_b_1")  # a duplicate
         await client.chunk("2", role="tool", tool_call_id="call_a_0")
@@ -231,7 +231,7 @@ async def test_what_joins_results_makes_an_ordinary_request() -> None:
     engine = tooled()
     async with live_server(engine) as server, native_client(server) as client:
         await ask(client, engine, calling("a", "b"))
-        engine.typed = (TextOutput("done"),)
+        engine.script = (TextOutput("done"),)
         await client.chunk("1", role="tool", tool_call_id="call_a_0")
         await client.chunk("and hurry")
         assert (await client.until("response_started"))["trigger"] == "min_length"
@@ -246,7 +246,7 @@ async def test_an_answer_to_results_does_not_interrupt() -> None:
         await client.configure(overlap="interrupt")
         answer = await ask(client, engine, [*spoken("one two three"), *calling("a")])
         await client.send("output_ack", request_id=answer.final["request_id"], played_ms=1000)
-        engine.typed = (TextOutput("done"),)
+        engine.script = (TextOutput("done"),)
         await client.chunk("42", end=True, role="tool", tool_call_id="call_a_0")
         assert (await client.answer()).text == "done"
         assert [one.text for one in engine.requests[-1].history] == ["ask", "one two three"]
@@ -257,7 +257,7 @@ async def test_a_call_moves_to_before_its_late_result() -> None:
     async with live_server(engine) as server, native_client(server) as client:
         await ask(client, engine, [TextOutput("I will tell you."), *calling("a")], "search")
         await ask(client, engine, [TextOutput("Fine.")], "how are you")
-        engine.typed = (TextOutput("found"),)
+        engine.script = (TextOutput("found"),)
         await client.chunk("Bonn", end=True, role="tool", tool_call_id="call_a_0")
         await client.answer()
         shown = [(one.text, [call.id for call in one.tool_calls]) for one in engine.requests[-1].history]

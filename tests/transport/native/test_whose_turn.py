@@ -369,7 +369,7 @@ async def called(*calls: str, **options: Any) -> AsyncIterator[NativeClient]:
     async with conversation(engine, **options) as (_, client):
         await client.say("What is it like outside?")
         await client.answer()
-        engine.typed = (TextOutput("it rains"),)
+        engine.script = (TextOutput("it rains"),)
         yield client
 
 
@@ -413,10 +413,10 @@ async def test_the_answer_to_a_result_does_not_talk_over_the_user() -> None:
     async with conversation(engine, turn_detection=turns) as (_, client):
         await client.say("What is it like outside?")
         await client.answer()
-        engine.typed = (TextOutput("I am looking"), gate.wait)
+        engine.script = (TextOutput("I am looking"), gate.wait)
         await client.say("And?")
         await client.until("output_chunk")
-        engine.typed = (TextOutput("it rains"),)
+        engine.script = (TextOutput("it rains"),)
         await result(client, "look")
         await stream(client, BEGINNING)
         await client.until("speech_started")

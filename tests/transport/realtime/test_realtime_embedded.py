@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.realtime_client import realtime_client, text_of
 from support.speech_clips import at_24k, clip_bytes, silence
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 async def test_a_spoken_question_and_a_typed_one_are_answered() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=need(VoiceChoice.ESPEAK), max_recognisers=2))
+    engine = EmbeddedEngine(voice=need(VoiceChoice.ESPEAK), max_recognisers=2)
     async with live_server(engine) as server, realtime_client(server) as client:
         transcription = {"model": "whisper-1", "language": "en"}
         session = await client.update(audio={"input": {"transcription": transcription}})

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine, HearingEngine
-from support.ears import Ears, Step, interim
+from support.capable_engine import CapableEngine, Ears, HearingEngine, interim
 from support.inline_workers import HeldWorkers, InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.part_engines import RetortEngine
@@ -431,7 +430,7 @@ async def test_answers_are_played_one_behind_the_other_by_the_clock() -> None:
     engine = HearingEngine(heard=[TranscriptOutput("stop"), TextOutput("ok")])
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
         for words in (("one", "two", "three", "four"), ("A", "B", "C", "D")):
-            engine.typed = tuple(counted(*words))
+            engine.script = tuple(counted(*words))
             await client.say("count")
             await client.respond()
         await asyncio.sleep(2.5)
@@ -446,7 +445,7 @@ async def test_answers_are_played_one_behind_the_other_by_the_clock() -> None:
 
 @contextlib.asynccontextmanager
 async def conversation(
-    *turns: list[Step], llm: RetortEngine | None = None, **session: Any
+    *turns: list[Any], llm: RetortEngine | None = None, **session: Any
 ) -> AsyncIterator[tuple[RealtimeClient, RetortEngine]]:
     """A session over an ASR that hears ``turns``, and an LLM that repeats what it was told."""
     llm = llm or RetortEngine(speech_in_history=False)
@@ -501,7 +500,7 @@ async def test_both_parts_are_transcribed_and_answered_as_one(seconds: float) ->
 )
 @pytest.mark.parametrize("late", [False, True])
 async def test_every_committed_item_is_told_how_its_transcription_ended(
-    steps: list[Step], ended: tuple[str, str | None], late: bool
+    steps: list[Any], ended: tuple[str, str | None], late: bool
 ) -> None:
     known = asyncio.Event()
     async with conversation([*steps[:-1], known.wait, *steps[-1:]], ["And?"]) as (client, _):
@@ -519,7 +518,7 @@ async def test_a_turn_that_waits_for_its_response_is_whole() -> None:
     """``create_response: false``: turns are transcribed alone, and the response answers them all."""
     detection = {"type": "server_vad", "create_response": False}
     known = asyncio.Event()
-    turns: list[list[Step]] = [[known.wait, "My name is Robert."], ["What is my name?"]]
+    turns: list[list[Any]] = [[known.wait, "My name is Robert."], ["What is my name?"]]
     async with conversation(*turns, turn_detection=detection) as (client, _llm):
         await speak(client)
         await client.until("input_audio_buffer.speech_stopped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
 from support.native_client import native_client
 from support.realtime_client import realtime_client, text_of
@@ -23,7 +23,7 @@ TURNS = {"type": "server_vad", "silence_duration_ms": 600}
 @pytest.mark.parametrize("clip", ["goforward", "cards_001"])
 async def test_speech_is_heard_and_answered_alike(clip: str) -> None:
     speech = at_24k(silence(0.6) + clip_bytes(clip) + silence(1.5))
-    engine = EmbeddedEngine(EmbeddedConfig(voice=need(VoiceChoice.ESPEAK)))
+    engine = EmbeddedEngine(voice=need(VoiceChoice.ESPEAK))
     async with live_server(engine) as server:
         async with native_client(server) as client:
             audio = {"format": "pcm16", "sample_rate": RATE}
@@ -55,7 +55,7 @@ async def test_speech_is_heard_and_answered_alike(clip: str) -> None:
 @pytest.mark.real_time
 async def test_utterances_of_one_turn_are_one_transcript() -> None:
     speech = at_24k(silence(0.6) + clip_bytes("goforward") + silence(1.5) + clip_bytes("goforward") + silence(0.6))
-    engine = EmbeddedEngine(EmbeddedConfig(voice=need(VoiceChoice.ESPEAK)))
+    engine = EmbeddedEngine(voice=need(VoiceChoice.ESPEAK))
     async with live_server(engine) as server, realtime_client(server) as client:
         await client.update(audio={"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}})
         await client.append(speech)

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes
 from websockets.asyncio.client import ClientConnection, connect
@@ -72,7 +72,7 @@ class Listener(ScriptedEngine):
 @pytest.mark.parametrize("model", [True, False], ids=["model first", "commit first"])
 async def test_speech_is_transcribed(model: bool) -> None:
     async with (
-        live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))) as server,
+        live_server(EmbeddedEngine(voice=VoiceChoice.ESPEAK)) as server,
         vllm_client(server) as connection,
     ):
         if model:

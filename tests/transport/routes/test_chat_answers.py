@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from support.raw_http import RawResponse, call, post
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall
 from omni_ws.core.messages import Message
-from omni_ws.engine.base import AnswerOptions, EngineCapabilities, StructuredOutput, TextOutput, ThoughtOutput
+from omni_ws.engine.base import AnswerOptions, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 
 PATH = "/v1/chat/completions"
@@ -486,10 +485,7 @@ async def test_a_priority_before_all_others_is_for_keys_that_may(
     assert engine.requests[0].options.priority == counted
 
 
-class Continuer(CapableEngine):
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(super().capabilities, input_roles=frozenset({"user", "system", "assistant"}))
+CONTINUES: dict[str, Any] = {"input_roles": frozenset({"user", "system", "assistant"})}
 
 
 @pytest.mark.parametrize(
@@ -503,7 +499,7 @@ class Continuer(CapableEngine):
 async def test_a_last_message_that_is_not_the_users_reaches_an_engine_that_can(
     messages: list[Any], role: str, instructions: str
 ) -> None:
-    engine = Continuer([said(" sunny"), finished()])
+    engine = CapableEngine([said(" sunny"), finished()], **CONTINUES)
     async with live_server(engine) as server:
         response = await ask(server, messages=messages)
         assert response.json()["choices"][0]["message"]["content"] == " sunny"
@@ -523,7 +519,7 @@ async def test_a_last_message_that_is_not_the_users_reaches_an_engine_that_can(
     ],
 )
 async def test_a_last_message_that_nothing_can_go_on_with(last: Any, param: str | None, code: str) -> None:
-    async with live_server(Continuer([finished()])) as server:
+    async with live_server(CapableEngine([finished()], **CONTINUES)) as server:
         response = await ask(server, messages=[USER, last])
         assert (response.status, response.error["param"], response.error["code"]) == (400, param, code)
         images = await ask(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace as changed
 from hashlib import sha256
 from typing import Any
 
@@ -17,7 +16,7 @@ from omni_ws.audio.wav import wav_header
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.messages import Message
-from omni_ws.engine.base import EngineCapabilities, TextOutput, TranscriptOutput
+from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.transport.routes.spoken_answers import KNOWN_SEC, MAX_ANSWERS, MAX_CHARACTERS, SpokenAnswers
 
 CHAT = "/v1/chat/completions"
@@ -38,14 +37,6 @@ def user(*content: Any) -> dict[str, Any]:
 
 async def ask(server: LiveServer, *messages: dict[str, Any], headers: tuple[str, ...] = (), **body: Any) -> RawResponse:
     return await post(server.port, CHAT, {"messages": messages, **body}, *headers)
-
-
-class HardOfSeeing(CapableEngine):
-    """Can neither have pictures in earlier messages, nor speech."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return changed(super().capabilities, pictures_in_history=frozenset(), speech_in_history=False)
 
 
 async def test_pictures_and_speech_stay_in_their_places() -> None:
@@ -98,7 +89,7 @@ async def test_a_picture_in_a_result_that_is_the_input() -> None:
 
 
 async def test_what_the_engine_cannot_use_is_named() -> None:
-    async with live_server(HardOfSeeing()) as server:
+    async with live_server(CapableEngine(pictures_in_history=frozenset(), speech_in_history=False)) as server:
         response = await ask(server, user(text("a")), user(IMAGE), user(text("b")))
         assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
         assert response.error["param"] == "messages[1]"

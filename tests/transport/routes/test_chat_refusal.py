@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,19 +10,11 @@ from support.live_server import live_server
 from support.native_client import native_client
 from support.raw_http import post
 
-from omni_ws.engine.base import EngineCapabilities
-
 REFUSAL = "this model has no chat template"
 
 
-class Completer(CapableEngine):
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(super().capabilities, chat_refusal=REFUSAL)
-
-
-def engine() -> Completer:
-    return Completer([said("there was"), finished()])
+def engine() -> CapableEngine:
+    return CapableEngine([said("there was"), finished()], chat_refusal=REFUSAL)
 
 
 @pytest.mark.parametrize("stream", [False, True])

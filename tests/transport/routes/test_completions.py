@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.raw_http import RawResponse, post, raw_client, request
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Finished, TextOutput
-from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed
 
 PATH = "/v1/completions"
@@ -115,13 +116,8 @@ async def test_the_prompt_reaches_the_engine_as_it_stands() -> None:
     assert [chunk.payload for chunk in engine.inputs[0]] == [b"<s> raw"]
 
 
-class TokenPrompts(CapableEngine):
-    """Accepts token ids, echoes prompts, and supports logit biases."""
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        capable = super().capabilities
-        return replace(capable, token_prompts=True, echo=True, sampling=capable.sampling | {"logit_bias"})
+#: Token ids are accepted, prompts are echoed, and logit biases have an effect.
+TOKENS: Mapping[str, Any] = {"token_prompts": True, "echo": True, "sampling": CAPABILITIES.sampling | {"logit_bias"}}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +129,7 @@ class TokenPrompts(CapableEngine):
     ],
 )
 async def test_token_ids_reach_the_engine(prompt: list[Any], seen: list[tuple[bytes, bool]]) -> None:
-    engine = TokenPrompts([said("x")])
+    engine = CapableEngine([said("x")], **TOKENS)
     async with live_server(engine) as server:
         response = await ask(server, prompt=prompt, logit_bias={"9": -100, "10": 2.5})
     assert len(response.json()["choices"]) == len(seen)
@@ -154,7 +150,7 @@ async def test_token_ids_reach_the_engine(prompt: list[Any], seen: list[tuple[by
     ],
 )
 async def test_an_echo_with_and_without_an_answer(body: dict[str, Any], only: bool) -> None:
-    engine = TokenPrompts([])
+    engine = CapableEngine([], **TOKENS)
     async with live_server(engine) as server:
         assert (await ask(server, echo=True, **body)).status == 200
     (seen,) = engine.requests
@@ -163,7 +159,9 @@ async def test_an_echo_with_and_without_an_answer(body: dict[str, Any], only: bo
 
 async def test_the_first_token_of_an_echo_has_no_logprob() -> None:
     first, second = TokenLogprob("On", b"On", None), token("ce", -0.5, "to")
-    engine = TokenPrompts([TextOutput("Once", logprobs=(first, second)), TextOutput("!", logprobs=(token("!"),))])
+    engine = CapableEngine(
+        [TextOutput("Once", logprobs=(first, second)), TextOutput("!", logprobs=(token("!"),))], **TOKENS
+    )
     async with live_server(engine) as server:
         (choice,) = (await ask(server, echo=True, logprobs=2)).json()["choices"]
         chunks = await stream(server, echo=True, logprobs=2)
@@ -179,7 +177,7 @@ async def test_the_first_token_of_an_echo_has_no_logprob() -> None:
 
 @pytest.mark.parametrize(("past", "status"), [(0, 200), (1, 400)])
 async def test_so_many_biases_and_no_more(past: int, status: int) -> None:
-    async with live_server(TokenPrompts([])) as server:
+    async with live_server(CapableEngine([], **TOKENS)) as server:
         response = await ask(server, logit_bias={str(number): 1 for number in range(1024 + past)})
         assert response.status == status
         assert response.status == 200 or response.error["param"] == "logit_bias"
@@ -232,10 +230,8 @@ async def test_prompts_are_worked_on_at_the_same_time() -> None:
 
 async def test_one_prompt_that_fails_fails_all() -> None:
     class OneFails(CapableEngine):
-        async def generate(self, request: Any) -> Any:
-            self.script = (EngineFailed("broken"),) if self.requests else (said("fine "), said("so far"))
-            async for output in super().generate(request):
-                yield output
+        def steps(self, request: Any, taken: Any) -> Any:
+            return [EngineFailed("broken")] if request is self.requests[0] else [said("fine "), said("so far")]
 
     async with live_server(OneFails()) as server:
         response = await ask(server, prompt=["one", "two"])

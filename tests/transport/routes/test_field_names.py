@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 from support.scripted_upstream import refuses, says, upstream
@@ -95,7 +95,7 @@ async def _remote() -> AsyncIterator[LiveServer]:
 
 
 def _embedded() -> Any:
-    return live_server(EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.NONE, max_recognisers=1)))
+    return live_server(EmbeddedEngine(voice=VoiceChoice.NONE, max_recognisers=1))
 
 
 SERVERS: Mapping[str, Any] = {"fake": lambda: live_server(EchoEngine()), "remote": _remote, "embedded": _embedded}

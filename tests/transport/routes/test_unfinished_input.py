@@ -88,9 +88,9 @@ async def test_all_of_it_is_given_back_when_clients_go(unfinished: type[Iterator
             assert await late.closed() == 1013
         for peer in peers:
             if reset:
-                peer.vanish()
+                peer.reset()
             else:
-                await peer.client.close()
+                await peer.close()
         await held(server, 0)
 
 

@@ -92,12 +92,12 @@ async def flooding(server: LiveServer, flood: bytes) -> AsyncIterator[None]:
     """One client sends ``flood`` as fast as it is read, and reads whatever comes back."""
     async with raw_websocket(server) as peer:
         await peer.until("session_created")
-        reading = asyncio.create_task(drop_all(peer.client.reader))
+        reading = asyncio.create_task(drop_all(peer.reader))
         peer.send_now(flood)
         try:
             yield
         finally:
-            peer.vanish()
+            peer.reset()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 

@@ -200,7 +200,7 @@ async def rests(server: LiveServer, *, paced: bool) -> AsyncIterator[RawClient]:
         await peer.send(audio(number, 8_192))  # little enough for the kernel to take, with the end behind it
         assert connection.held_to_pace is paced
         await asyncio.sleep(0.5)  # what is acknowledged after the client has gone would reset the connection
-        yield peer.client
+        yield peer
 
 
 @pytest.mark.parametrize("how", ["reset", "end", "close"])

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from aiortc.rtcsctptransport import SCTP_DATA_FIRST_FRAG, SCTP_DATA_UNORDERED, DataChunk, tsn_plus_one
-from support.embedded_engine import EmbeddedConfig, EmbeddedEngine
+from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
 from support.until import until
@@ -79,7 +79,7 @@ async def test_an_answer_is_heard_and_not_sent_as_events() -> None:
 
 
 async def test_a_spoken_turn_of_which_packets_are_lost() -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    engine = EmbeddedEngine(voice=VoiceChoice.ESPEAK)
     async with live_server(engine) as server, webrtc_call(server) as caller:
         lossy(caller, 0.05, random.Random(7))
         await caller.update(audio={"input": {"transcription": {"model": "any"}}})
