@@ -66,7 +66,8 @@ class InputStream(InputBytes):
         single_request: bool = False,
     ) -> None:
         super().__init__(limits, budget, single_request=single_request)
-        self._limits_requests = not single_request and limits.max_total_bytes is not None
+        #: Bytes of one request among others.
+        self._most_of_request = math.inf if single_request else limits.max_total_bytes or math.inf
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
         self.diverting = False
@@ -442,7 +443,7 @@ class InputStream(InputBytes):
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
-        if not counted:
+        if self.single_request and not counted:
             self._check_total(size)
         if size and (request_input is None or request_input.keeps_input or self.diverting):
             self._hold(size, counted=counted)
@@ -467,7 +468,7 @@ class InputStream(InputBytes):
             self.current = None
         size = len(chunk.payload)
         refused: list[StreamEvent] = []
-        if self._limits_requests and request_input.input_open:
+        if request_input.received.bytes + size > self._most_of_request and request_input.input_open:
             excess = self.excess(request_input.received.bytes + size)
             if excess is not None:
                 excess.sequence_id = chunk.sequence_id
