@@ -66,7 +66,8 @@ class InputStream(InputBytes):
         single_request: bool = False,
     ) -> None:
         super().__init__(limits, budget, single_request=single_request)
-        self._limits_requests = not single_request and limits.max_total_bytes is not None
+        #: Bytes of one request among others.
+        self._most_of_request = math.inf if single_request else limits.max_total_bytes or math.inf
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
         self.diverting = False
@@ -88,7 +89,7 @@ class InputStream(InputBytes):
         self.offsets: OffsetBuffer | None = None
         self._text = WholeCharacters()
         #: Numbers after which an end of input takes effect that arrived while a gap was open.
-        self._finish_after: set[int] = set()
+        self._finish_after: dict[int, None] = {}  # which is smaller than a set, while it is empty
         #: The last number of a single request, where it is known and there may still be a gap before it.
         self._ends_at: int | None = None
         #: Whether any chunk was accepted.
@@ -153,7 +154,7 @@ class InputStream(InputBytes):
             return self._finish() if self.offsets.complete else []
         highest = self.reorder.highest
         if highest is not None:
-            self._finish_after.add(highest)
+            self._finish_after[highest] = None
             self._ends_at = highest if self._ends_at is None else self._ends_at  # the first end counts
             return []
         return self._finish()
@@ -402,7 +403,7 @@ class InputStream(InputBytes):
                 self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver_counted(released)
             if sequence_id in self._finish_after:
-                self._finish_after.discard(sequence_id)
+                del self._finish_after[sequence_id]
                 events += self._finish()
         if self.reorder and self._over:
             self.drop_waiting(now=now)  # repeated ends
@@ -442,7 +443,7 @@ class InputStream(InputBytes):
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
-        if not counted:
+        if self.single_request and not counted:
             self._check_total(size)
         if size and (request_input is None or request_input.keeps_input or self.diverting):
             self._hold(size, counted=counted)
@@ -467,7 +468,7 @@ class InputStream(InputBytes):
             self.current = None
         size = len(chunk.payload)
         refused: list[StreamEvent] = []
-        if self._limits_requests and request_input.input_open:
+        if request_input.received.bytes + size > self._most_of_request and request_input.input_open:
             excess = self.excess(request_input.received.bytes + size)
             if excess is not None:
                 excess.sequence_id = chunk.sequence_id

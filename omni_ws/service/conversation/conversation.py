@@ -66,6 +66,8 @@ from omni_ws.wire.session_config import SessionConfig, outline
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
+#: What conversations share until one has options of its own.
+_NO_OPTIONS: Final = AnswerOptions()
 
 
 @dataclasses.dataclass(slots=True)
@@ -125,7 +127,7 @@ class Conversation:
         self._listener: TurnListener | None = None
         self._flow = InputFlow(self.stream, self.observed, self)
         #: The options of requests that open from now on; checked as they open.
-        self.options = AnswerOptions()
+        self.options = _NO_OPTIONS
         #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
         self._owner = owner

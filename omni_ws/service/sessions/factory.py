@@ -117,6 +117,8 @@ class SessionFactory:
         )
         if daily_use is not None:
             self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
+        #: What sessions of a kind share, as long as nothing of it changes.
+        self._rules_of: dict[tuple[frozenset[AudioEncoding], bool, bool], ConfigurationRules] = {}
         #: The open conversations.
         self.conversations: WeakSet[Conversation] = WeakSet()
         streaming = config.streaming_input
@@ -196,7 +198,7 @@ class SessionFactory:
 
         listens = not single_request and self.speech_workers.available
         account = self._account()
-        outbox = self._outbox(account, resumable=resumable)
+        outbox = self._outbox(account, now, resumable=resumable)
         identity = SessionIdentity(self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
@@ -223,12 +225,12 @@ class SessionFactory:
         streaming = self.config.streaming_input
         return SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
 
-    def _outbox(self, account: SessionAccount, *, resumable: bool) -> Outbox:
+    def _outbox(self, account: SessionAccount, now: Callable[[], float], *, resumable: bool) -> Outbox:
         streaming = self.config.streaming_input
         return Outbox(
             streaming.max_output_bytes,
             write_timeout=streaming.write_timeout_sec,
-            now=asyncio.get_running_loop().time,
+            now=now,
             budget=account,
             journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
@@ -286,7 +288,7 @@ class SessionFactory:
     def _rules(
         self, output_formats: frozenset[AudioEncoding], *, any_model: bool, single_request: bool
     ) -> ConfigurationRules:
-        return ConfigurationRules(
+        rules = ConfigurationRules(
             capabilities=self.engine.capabilities,
             model=self.any_model if any_model else self.model,
             output_formats=output_formats,
@@ -296,6 +298,10 @@ class SessionFactory:
             greeting=not single_request,
             spoken_instructions=self.config.llm.spoken_instructions,
         )
+        kind = (output_formats, any_model, single_request)
+        if self._rules_of.get(kind) != rules:  # as the engine has started
+            self._rules_of[kind] = rules
+        return self._rules_of[kind]
 
     def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:
         limits = self._limits

@@ -194,8 +194,11 @@ class FrontDoor(HttpConnection):
     def _protocol_for(self, decision: UpgradeDecision) -> ServerProtocol:
         """Create the protocol of an upgraded connection; that of ``serve`` selects one subprotocol for all paths."""
 
+        # Not of the decision: the protocol lives as long as the connection.
+        subprotocol = None if decision.subprotocol is None else Subprotocol(decision.subprotocol)
+
         def select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-            return None if decision.subprotocol is None else Subprotocol(decision.subprotocol)
+            return subprotocol
 
         given = self._given_protocol
         sizes = (given.max_message_size, given.max_fragment_size)
