@@ -105,22 +105,25 @@ SAMPLE_OF_SETTING = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_every_setting_is_a_flag_a_variable_and_a_key(setting) -> None:  # type: ignore[no-untyped-def]
-    text = setting.choices[-1] if setting.choices else SAMPLE_TEXT[setting.kind]
-    text = SAMPLE_OF_SETTING.get(setting.key, text)
-    # Alone, a key without a certificate would be refused.
-    more = ["--ssl-certfile", "cert.pem"] if setting.key == "ssl_keyfile" else []
-    by_variable = load(more, {setting.variable: text})
-    for flag in setting.flags:
-        assert load([flag, text, *more]).config == by_variable.config
-        assert load([f"{flag}={text}", *more]).config == by_variable.config
-        assert load([flag.replace("-", "_").replace("__", "--", 1), text, *more]).config == by_variable.config
-    rendered = by_variable.render()
-    assert f"environment variable {setting.variable}" in rendered
-    if setting.kind is not SettingKind.SECRET:
-        # What is printed is a configuration file that says the same.
-        assert load(toml=rendered).config == by_variable.config
+@pytest.mark.slow
+def test_every_setting_is_a_flag_a_variable_and_a_key() -> None:
+    for setting in SETTINGS.values():
+        text = setting.choices[-1] if setting.choices else SAMPLE_TEXT[setting.kind]
+        text = SAMPLE_OF_SETTING.get(setting.key, text)
+        # Alone, a key without a certificate would be refused.
+        more = ["--ssl-certfile", "cert.pem"] if setting.key == "ssl_keyfile" else []
+        by_variable = load(more, {setting.variable: text})
+        for flag in setting.flags:
+            assert load([flag, text, *more]).config == by_variable.config, setting.key
+            assert load([f"{flag}={text}", *more]).config == by_variable.config, setting.key
+            assert load([flag.replace("-", "_").replace("__", "--", 1), text, *more]).config == by_variable.config, (
+                setting.key
+            )
+        rendered = by_variable.render()
+        assert f"environment variable {setting.variable}" in rendered, setting.key
+        if setting.kind is not SettingKind.SECRET:
+            # What is printed is a configuration file that says the same.
+            assert load(toml=rendered).config == by_variable.config, setting.key
 
 
 def test_proxies_are_addresses_or_networks() -> None:

@@ -54,8 +54,21 @@ def load(name: str) -> list[Vector]:
     return [json.loads(line) for line in lines]
 
 
-def vectors(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("vector", [pytest.param(vector, id=vector["name"]) for vector in load(name)])
+def vectors(name: str) -> Callable[[Callable[[Vector], None]], Callable[[], None]]:
+    """Makes a test of one vector a test of all in the file. What fails names its vector."""
+
+    def with_all(test: Callable[[Vector], None]) -> Callable[[], None]:
+        def test_with_all() -> None:
+            for vector in load(name):
+                try:
+                    test(vector)
+                except BaseException as failure:
+                    failure.add_note(f"vector: {vector['name']}")
+                    raise
+
+        return test_with_all
+
+    return with_all
 
 
 def test_every_file_is_run_and_names_its_vectors_once() -> None:

@@ -126,15 +126,15 @@ def test_the_first_bytes_tell_the_container() -> None:
 
 @pytest.mark.parametrize("encoding", COMPRESSED)
 @pytest.mark.parametrize("beginning", [b"", b"OggS", b"\x1a\x45\xdf\xa3", b"fLaC", b"ID3\x04\0\0\0\0\0\0", b"RIFF"])
-@pytest.mark.parametrize("size", [1, 3, 100, 100_000])
-def test_garbage_is_refused(encoding: AudioEncoding, beginning: bytes, size: int) -> None:
-    garbage = beginning + np.random.default_rng(size).bytes(size)
-    decoder = AudioDecoder(AudioFormat(encoding), sample_rate=16000)
-    with pytest.raises(UnsupportedFormat):
-        drive(decoder, garbage)
-    with pytest.raises(UnsupportedFormat):
-        decoder.decode(b"more")
-    assert not decoder_threads()
+def test_garbage_is_refused(encoding: AudioEncoding, beginning: bytes) -> None:
+    for size in (1, 3, 100, 100_000):
+        garbage = beginning + np.random.default_rng(size).bytes(size)
+        decoder = AudioDecoder(AudioFormat(encoding), sample_rate=16000)
+        with pytest.raises(UnsupportedFormat):
+            drive(decoder, garbage)
+        with pytest.raises(UnsupportedFormat):
+            decoder.decode(b"more")
+        assert not decoder_threads(), size
 
 
 @pytest.mark.parametrize("encoding", COMPRESSED)

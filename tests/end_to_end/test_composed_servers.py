@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.commands import run_command, run_here
 from support.llama_cpp_serve import smollm2_file
 from support.raw_http import post
 from support.real_models import fetched
 from support.speech_clips import clip_bytes
 
+from omni_ws.cli import main
 from omni_ws.client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
@@ -124,38 +126,36 @@ async def test_a_language_model_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "message"),
+    ("argv", "message"),
     [
-        (("--llm", "llamacpp", "--port", "8080"), 2, "llama.cpp's server listens on port 8080"),
-        (("--llm", "gpt"), 2, "llm.use = 'gpt' (command line --llm.use): unknown; known are embedded, rules,"),
-        (("--engine", "fake"), 2, "--engine names the whole engine, and --asr a part of one"),
+        (("--llm", "llamacpp", "--port", "8080"), "llama.cpp's server listens on port 8080"),
+        (("--llm", "gpt"), "llm.use = 'gpt' (command line --llm.use): unknown; known are embedded, rules,"),
+        (("--engine", "fake"), "--engine names the whole engine, and --asr a part of one"),
+    ],
+)
+def test_a_composition_that_is_no_configuration(argv: tuple[str, ...], message: str) -> None:
+    ended = run_here(main, "serve", "--port", "0", "--asr", "none", *argv)
+    assert ended.status == 2
+    assert ended.errors.splitlines()[-1].startswith(f"omni-ws serve: error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
         (
             ("--llm", "http://127.0.0.1:9/v1", "--remote.start-timeout-sec", "0"),
-            1,
             "LLM (remote): no upstream can be used: 127.0.0.1:9: ",
         ),
         (
             ("--llm", "rules", "--tts", "http://127.0.0.1:9/v1", "--remote.start-timeout-sec", "0"),
-            1,
             "TTS (remote): no upstream can be used: 127.0.0.1:9: ",
         ),
-        (("--llm", "rules", "--tts", "espeak", "--tts.voice", "nobody"), 1, "TTS (synthesis): espeak-ng"),
+        (("--llm", "rules", "--tts", "espeak", "--tts.voice", "nobody"), "TTS (synthesis): espeak-ng"),
     ],
 )
-async def test_a_composition_that_cannot_start(argv: tuple[str, ...], status: int, message: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "none", *argv),
-        stderr=asyncio.subprocess.PIPE,
+async def test_a_composition_that_cannot_start(argv: tuple[str, ...], message: str) -> None:
+    ended = await run_command(
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "none", *argv), seconds=STARTS_WITHIN_SEC
     )
-    try:
-        async with asyncio.timeout(STARTS_WITHIN_SEC):
-            _, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    last = errors.decode().splitlines()[-1]
-    assert (process.returncode, last[: len("omni-ws serve: error: ") + len(message)]) == (
-        status,
-        f"omni-ws serve: error: {message}",
-    )
+    assert ended.status == 1
+    assert ended.errors.splitlines()[-1].startswith(f"omni-ws serve: error: {message}")

@@ -83,9 +83,9 @@ def said(text: str, language: str = "en") -> str:
     return "".join(piece.text for piece in spoken_form(text, language))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=[form["written"][:40] for form in FORMS])
-def test_a_text_is_read_as_a_person_would(form: dict[str, str]) -> None:
-    assert said(form["written"]) == form["spoken"]
+def test_a_text_is_read_as_a_person_would() -> None:
+    for form in FORMS:
+        assert said(form["written"]) == form["spoken"], form["written"]
 
 
 @given(TEXTS, st.data())

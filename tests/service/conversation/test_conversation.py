@@ -18,9 +18,10 @@ from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge
+from omni_ws.service.conversation import conversation, request
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, ConversationLimits
+from omni_ws.service.conversation.limits import ConversationLimits
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -208,17 +209,20 @@ async def test_refused_chunk_leaves_the_conversation_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("policy", ["on_end_only", "on_first_chunk"])
-async def test_a_request_has_a_limit_of_tool_results(policy: str) -> None:
+async def test_a_request_has_a_limit_of_tool_results(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept until it ends, and an empty one has no bytes to be charged with."""
+    most = 100
+    for module in (conversation, request):
+        monkeypatch.setattr(module, "MAX_TOOL_RESULTS", most)
     gate = asyncio.Event()
     session = Session(ScriptedEngine((gate.wait,)))
     session.conversation.configure({"start_policy": policy})
     running = asyncio.create_task(session.conversation.run())
-    names = [f"call_{number}" for number in range(MAX_TOOL_RESULTS)] + ["one too many", "another"]
+    names = [f"call_{number}" for number in range(most)] + ["one too many", "another"]
     session.conversation.ledger.place(
         [Message("assistant", "", tool_calls=tuple(ToolCall(n, "f", "{}") for n in names))]
     )
-    for number in range(MAX_TOOL_RESULTS):
+    for number in range(most):
         session.chunk("", result_of=f"call_{number}")
     with pytest.raises(PayloadTooLarge, match="tool results"):
         session.chunk("", result_of="one too many")
