@@ -31,7 +31,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 #: The files that share an engine of the session (tests/engine/vllm_engine/conftest.py), by the engine.
 _SHARING: Mapping[str, tuple[str, ...]] = {
-    "voice_model": ("test_talker", "test_vllm_speech", "test_vllm_token_sessions_crowded"),
+    "voice_model": ("test_talker", "test_vllm_speech", "test_vllm_token_sessions_crowded", "test_vllm_profile"),
     "text_model": (
         "test_vllm_text",
         "test_vllm_tools",
@@ -58,7 +58,6 @@ _LONGEST: tuple[str, ...] = (
     "test_remote_vllm_serve",
     "test_vllm_start",
     "test_whole_vllm",
-    "test_vllm_profile",
     "test_readout_making",
 )
 

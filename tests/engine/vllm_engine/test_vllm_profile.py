@@ -13,7 +13,6 @@ from support import mixed_requests
 from support.live_server import LiveServer, live_server
 from support.raw_http import post
 
-from omni_ws.config.model import VllmConfig
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.profiler.reading import read
 from omni_ws.profiler.report import build_report
@@ -23,27 +22,16 @@ REQUESTS = 16
 ACCOUNTED = 0.95
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveServer]:
-    from support.tiny_codec import build_codec, write_talker_profile
-    from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
-
-    folder = tmp_path_factory.mktemp("profile")
-    config = VllmConfig(
-        model=str(build_text_model(folder / "thinker")),
-        args=dict(ENGINE_ARGS),
-        talker=str(build_talker(folder / "talker")),
-        talker_profile=str(write_talker_profile(folder / "tiny.toml", build_codec(folder / "codec"))),
-        talker_args=dict(ENGINE_ARGS),
-    )
-    root = folder / "profiles"
-    async with live_server(VllmEngine(config, trace_root=root), profiler={"root": root}) as running:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def server(voice_model: VllmEngine) -> AsyncIterator[LiveServer]:
+    profiler = {"root": voice_model._trace._root}
+    async with live_server(voice_model, stops_engine=False, profiler=profiler) as running:
         yield running
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 class TestWithVllm:
     async def test_mixed_requests(self, server: LiveServer) -> None:
         short = {"sampling": {"max_tokens": 12}}
