@@ -2,7 +2,7 @@
 
 ``-m vllm`` imports only the files that have such tests. Importing all others would take longer than vLLM itself does.
 Several processes share the work by ``-n 3 --dist loadfile --no-loadscope-reorder``: a process takes a whole file, or
-all files that share an engine, those that take longest first.
+all files that share an engine or a reference, those that take longest first.
 """
 
 from __future__ import annotations
@@ -29,8 +29,20 @@ ENVIRONMENT: Mapping[str, str] = {
     "TORCH_LOGS": "-all",
     "TOKENIZERS_PARALLELISM": "false",
 }
-#: The files that share an engine of the session (tests/engine/vllm_engine/conftest.py), by the engine.
+#: The files that share an engine of the session (tests/engine/vllm_engine/conftest.py), by the engine, and those that
+#: share what transformers makes of the omni models (support/omni_reference.py), which a process computes once.
 _SHARING: Mapping[str, tuple[str, ...]] = {
+    "omni reference": (
+        "test_thinker_rows",
+        "test_vllm_omni",
+        "test_omni_reference",
+        "test_talkers",
+        "test_talker_batches",
+        "test_talker_refusals",
+        "test_starving_voice",
+        "test_step_graphs",
+        "test_qwen25_token2wav",
+    ),
     "voice_model": ("test_talker", "test_vllm_speech", "test_vllm_token_sessions_crowded", "test_vllm_profile"),
     "text_model": (
         "test_vllm_text",
@@ -44,13 +56,11 @@ _SHARING: Mapping[str, tuple[str, ...]] = {
 _GROUP: Mapping[str, str] = {file: group for group, files in _SHARING.items() for file in files}
 #: By the processor time that they take, the most first. What is not named takes less.
 _LONGEST: tuple[str, ...] = (
+    "omni reference",
     "test_serve_tiny",
-    "test_vllm_omni",
-    "test_vllm_signals",
     "voice_model",
     "text_model",
     "hearing_model and seeing_model",
-    "test_thinker_rows",
     "test_real_weights",
     "test_vllm_parts",
     "test_vllm_death",
@@ -58,6 +68,7 @@ _LONGEST: tuple[str, ...] = (
     "test_remote_vllm_serve",
     "test_vllm_start",
     "test_whole_vllm",
+    "test_vllm_signals",
     "test_readout_making",
 )
 
@@ -88,7 +99,7 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist's own ``loadfile``, with files that share an engine as one."""
+    """xdist's own ``loadfile``, with files that share something as one."""
     if config.getoption("markexpr") != "vllm" or config.getoption("dist") != "loadfile":
         return None
     scheduling: Any = import_module("xdist.scheduler").LoadFileScheduling(config, log)
