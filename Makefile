@@ -90,7 +90,8 @@ endif
 # Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
 # Software of others is for test-outside, where all of it is there.
 BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" --ignore tests/outside -n $(WORKERS) --dist worksteal
-# Three processes, which take 4 GB each at most and wait a third of their time; files that share an engine go to one (tests/support/vllm_tests.py).
+# Three processes, which take 4 GB each at most and wait a third of their time; files that share an engine or a reference
+# go to one (tests/support/vllm_tests.py).
 VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm --ignore tests/outside -n 3 \
   --dist loadfile --no-loadscope-reorder
 SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -87,21 +86,11 @@ def vllm_configuration(folder: Path, model: Path) -> Path:
     return configuration
 
 
-async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Process:
-    """``omni-ws serve`` over a tiny model, configured in ``folder``, in a process group of its own."""
-    configuration = vllm_configuration(folder, model)
-    # A test of vLLM in this process may have set the folder of its sockets: the server has its own.
-    environ = {name: value for name, value in os.environ.items() if name != "VLLM_RPC_BASE_PATH"}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration)),
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env=environ,
-    )
-
-
 def forked_vllm_command(folder: Path, model: Path, errors: Path) -> BaseProcess:
-    """The same, forked off a process that has imported vLLM; what it says goes to ``errors``."""
+    """``omni-ws serve`` over a tiny model, forked off a process that has imported vLLM, in a process group of its own.
+
+    It is configured in ``folder``; what it says goes to ``errors``.
+    """
     from support.imported_already import forked
 
     return forked(_serve, vllm_configuration(folder, model), errors)

@@ -35,6 +35,8 @@ _MODULES = [
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.models.llama",
     "omni_ws.engine.omni.loading",
 ]

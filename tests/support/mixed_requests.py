@@ -100,9 +100,9 @@ def streamed_body(**fields: Any) -> Kind:
     return kind
 
 
-def speech(voice: str = "alloy", text: str = QUESTION) -> Kind:
+def speech(voice: str = "alloy", text: str = QUESTION, **fields: Any) -> Kind:
     async def kind(server: LiveServer, number: int) -> None:
-        body = {"input": text, "voice": voice, "response_format": "wav"}
+        body = {"input": text, "voice": voice, "response_format": "wav", **fields}
         answer = await post(server.port, "/v1/audio/speech", body)
         assert answer.status == 200, answer.body
 

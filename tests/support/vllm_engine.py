@@ -24,9 +24,15 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 
 @asynccontextmanager
 async def running_engine(
-    model: Path, args: Mapping[str, Any], *, readouts: Readouts | None = None, **settings: Any
+    model: Path,
+    args: Mapping[str, Any],
+    *,
+    readouts: Readouts | None = None,
+    trace_root: Path | None = None,
+    **settings: Any,
 ) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(VllmConfig(model=str(model), args=dict(args), **settings), readouts=readouts)
+    config = VllmConfig(model=str(model), args=dict(args), **settings)
+    engine = VllmEngine(config, readouts=readouts, trace_root=trace_root)
     await engine.start()
     try:
         yield engine

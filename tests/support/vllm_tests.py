@@ -2,7 +2,7 @@
 
 ``-m vllm`` imports only the files that have such tests. Importing all others would take longer than vLLM itself does.
 Several processes share the work by ``-n 3 --dist loadfile --no-loadscope-reorder``: a process takes a whole file, or
-all files that share an engine, those that take longest first.
+all files that share an engine or a reference, those that take longest first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,34 @@ from typing import Any
 
 import pytest
 
-#: For small models: one process for each, one thread, no telemetry, no look-ups, no log.
+#: For small models: one process for each, one thread, no telemetry, no look-ups, no log, and nothing compiled: vLLM
+#: compiles what counts ranks of log-probabilities, also where models run eagerly, which is half of what a start takes.
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TORCH_LOGS": "-all",
     "TOKENIZERS_PARALLELISM": "false",
 }
-#: The files that share an engine of the session (tests/engine/vllm_engine/conftest.py), by the engine.
+#: The files that share an engine of the session (tests/engine/vllm_engine/conftest.py), by the engine, and those that
+#: share what transformers makes of the omni models (support/omni_reference.py), which a process computes once.
 _SHARING: Mapping[str, tuple[str, ...]] = {
-    "voice_model": ("test_talker", "test_vllm_speech", "test_vllm_token_sessions_crowded"),
+    "omni reference": (
+        "test_thinker_rows",
+        "test_vllm_omni",
+        "test_omni_reference",
+        "test_talkers",
+        "test_talker_batches",
+        "test_talker_refusals",
+        "test_starving_voice",
+        "test_step_graphs",
+        "test_qwen25_token2wav",
+    ),
+    "voice_model": ("test_talker", "test_vllm_speech", "test_vllm_token_sessions_crowded", "test_vllm_profile"),
     "text_model": (
         "test_vllm_text",
         "test_vllm_tools",
@@ -42,13 +56,11 @@ _SHARING: Mapping[str, tuple[str, ...]] = {
 _GROUP: Mapping[str, str] = {file: group for group, files in _SHARING.items() for file in files}
 #: By the processor time that they take, the most first. What is not named takes less.
 _LONGEST: tuple[str, ...] = (
+    "omni reference",
     "test_serve_tiny",
-    "test_vllm_omni",
-    "test_vllm_signals",
     "voice_model",
     "text_model",
     "hearing_model and seeing_model",
-    "test_thinker_rows",
     "test_real_weights",
     "test_vllm_parts",
     "test_vllm_death",
@@ -56,7 +68,7 @@ _LONGEST: tuple[str, ...] = (
     "test_remote_vllm_serve",
     "test_vllm_start",
     "test_whole_vllm",
-    "test_vllm_profile",
+    "test_vllm_signals",
     "test_readout_making",
 )
 
@@ -87,7 +99,7 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist's own ``loadfile``, with files that share an engine as one."""
+    """xdist's own ``loadfile``, with files that share something as one."""
     if config.getoption("markexpr") != "vllm" or config.getoption("dist") != "loadfile":
         return None
     scheduling: Any = import_module("xdist.scheduler").LoadFileScheduling(config, log)

@@ -77,7 +77,7 @@ async def text_engine(text_model: VllmEngine) -> AsyncIterator[VllmEngine]:
 
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def voice_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    """A model of text with a Talker, and with readouts."""
+    """A model of text with a Talker, with readouts, and with traces of what torch computes."""
     from support.readouts import random_vectors
     from support.tiny_codec import build_codec, write_talker_profile
     from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
@@ -92,7 +92,8 @@ async def voice_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     }
     readouts = Readouts(random_vectors(("warm", "loud", "round")))
     thinker = build_text_model(folder / "thinker")
-    async with running_engine(thinker, ENGINE_ARGS, readouts=readouts, **settings) as engine:
+    traces = folder / "profiles"
+    async with running_engine(thinker, ENGINE_ARGS, readouts=readouts, trace_root=traces, **settings) as engine:
         yield engine
     assert engine._speaker is not None
     assert engine._speaker.state is not EngineState.OK

@@ -13,7 +13,6 @@ from support import mixed_requests
 from support.live_server import LiveServer, live_server
 from support.raw_http import post
 
-from omni_ws.config.model import VllmConfig
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.profiler.reading import read
 from omni_ws.profiler.report import build_report
@@ -21,42 +20,33 @@ from omni_ws.profiler.report import build_report
 #: Two of each kind.
 REQUESTS = 16
 ACCOUNTED = 0.95
+#: Codec tokens of a voice that knows no end: ten frames.
+BRIEF = 70
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveServer]:
-    from support.tiny_codec import build_codec, write_talker_profile
-    from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
-
-    folder = tmp_path_factory.mktemp("profile")
-    config = VllmConfig(
-        model=str(build_text_model(folder / "thinker")),
-        args=dict(ENGINE_ARGS),
-        talker=str(build_talker(folder / "talker")),
-        talker_profile=str(write_talker_profile(folder / "tiny.toml", build_codec(folder / "codec"))),
-        talker_args=dict(ENGINE_ARGS),
-    )
-    root = folder / "profiles"
-    async with live_server(VllmEngine(config, trace_root=root), profiler={"root": root}) as running:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def server(voice_model: VllmEngine) -> AsyncIterator[LiveServer]:
+    profiler = {"root": voice_model._trace._root}
+    async with live_server(voice_model, stops_engine=False, profiler=profiler) as running:
         yield running
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 class TestWithVllm:
     async def test_mixed_requests(self, server: LiveServer) -> None:
         short = {"sampling": {"max_tokens": 12}}
         text = {"modalities": ["text"]}
         kinds = [
             mixed_requests.typed(**short, **text),
-            mixed_requests.typed(**short),
+            mixed_requests.typed(**short, stage_sampling={"talker": {"max_tokens": BRIEF}}),
             mixed_requests.chat(stream=True, max_tokens=12, **text),
             mixed_requests.chat(max_tokens=12, **text),
             mixed_requests.streamed_body(max_tokens=12, **text),
             mixed_requests.several_requests(max_tokens=12, **text),
             interrupted := mixed_requests.interrupted(sampling={"max_tokens": 1500}, **text),
-            mixed_requests.speech("ada"),
+            mixed_requests.speech("ada", talker_max_tokens=BRIEF),
         ]
         await post(server.port, "/start_request_profile", {"run_id": "mixed"})
         await mixed_requests.run_mixed(server, kinds, REQUESTS)
@@ -75,7 +65,7 @@ class TestWithVllm:
         for run in ("first", "second"):
             started = await post(server.port, "/start_profile", {"run_id": run})
             assert started.status == 200, started.body
-            await mixed_requests.speech("ada", "Hi.")(server, 0)
+            await mixed_requests.speech("ada", "Hi.", talker_max_tokens=BRIEF)(server, 0)
             await mixed_requests.typed(sampling={"max_tokens": 2}, modalities=["text"])(server, 0)
             stopped = await post(server.port, "/stop_profile", {})
             files = [Path(name) for name in stopped.json()["trace_files"]]
