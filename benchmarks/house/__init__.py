@@ -1,0 +1,1 @@
+"""How large the package is, how far a message walks in it, and the steps of five ways."""
