@@ -121,19 +121,7 @@ class SessionFactory:
         self._rules_of: dict[tuple[frozenset[AudioEncoding], bool, bool], ConfigurationRules] = {}
         #: The open conversations.
         self.conversations: WeakSet[Conversation] = WeakSet()
-        streaming = config.streaming_input
-        self._limits = ConversationLimits(
-            stream=StreamLimits(
-                reorder_window=streaming.reorder_window_chunks,
-                reorder_timeout=streaming.reorder_timeout_sec,
-                session_timeout=streaming.session_timeout_sec,
-                max_chunk_bytes=streaming.max_chunk_bytes,
-                max_held_bytes=streaming.max_payload_per_session,
-            ),
-            max_pending_requests=streaming.max_pending_requests,
-            max_history_tokens=config.limits.max_history_tokens,
-            asr_timeout_sec=config.asr.timeout_sec,
-        )
+        self._limits = _conversation_limits(config)
 
     @property
     def model(self) -> ServedModel:
@@ -328,3 +316,19 @@ def _is_up(engine: HasParts, role: str) -> bool:
     """Whether what does the work of a part is healthy: the LLM, where it turned out to do that itself."""
     states = engine.part_states
     return states.get(role, states["llm"]) is EngineState.OK
+
+
+def _conversation_limits(config: ServerConfig) -> ConversationLimits:
+    streaming = config.streaming_input
+    return ConversationLimits(
+        stream=StreamLimits(
+            reorder_window=streaming.reorder_window_chunks,
+            reorder_timeout=streaming.reorder_timeout_sec,
+            session_timeout=streaming.session_timeout_sec,
+            max_chunk_bytes=streaming.max_chunk_bytes,
+            max_held_bytes=streaming.max_payload_per_session,
+        ),
+        max_pending_requests=streaming.max_pending_requests,
+        max_history_tokens=config.limits.max_history_tokens,
+        asr_timeout_sec=config.asr.timeout_sec,
+    )
