@@ -8,7 +8,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,14 +145,15 @@ class OmniThinker:
 
     @asynccontextmanager
     async def asked(
-        self, source: DecodedInput, **changes: Any
+        self, source: DecodedInput, *, parser: Any = None, **changes: Any
     ) -> AsyncIterator[tuple[Thinker, Channel[Any], Channel[Any]]]:
         """A Thinker that runs, with the channels of its items and its outputs."""
         asked = request(Input(), modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}), **changes)
         sink: Channel[Any] = Channel(math.inf, cost=lambda _: 1)
         outputs: Channel[EngineOutput] = Channel(math.inf, cost=lambda _: 1)
         with MediaRoom().share() as share:
-            thinker = Thinker(self.parts, asked, writes=True, share=share, rows=self.rows)
+            parts = replace(self.parts, parser=parser)
+            thinker = Thinker(parts, asked, writes=True, share=share, rows=self.rows)
             running = asyncio.create_task(_run(thinker, source, sink, outputs))
             try:
                 yield thinker, sink, outputs
