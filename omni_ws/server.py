@@ -22,7 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.heap import return_freed_memory, return_large_blocks, share_heaps
+from omni_ws.engine.heap import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice
 from omni_ws.engine_choice.announcement import part_lines, turn_lines
@@ -110,7 +110,6 @@ def run_worker(config: ServerConfig, keys: tuple[ApiKey, ...], join: Callable[[]
 def _run(config: ServerConfig, work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     if not config.on_vllm:  # which computes with as many threads as there are cores
         share_heaps(HEAPS)
-        return_large_blocks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work())
 

@@ -6,10 +6,7 @@ import ctypes
 import sys
 from typing import Any, Final
 
-_M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
-#: Blocks of this size, in bytes, are returned to the system as they are freed.
-LARGE_BLOCK_BYTES: Final = 256 * 1024
 
 
 def share_heaps(most: int) -> None:
@@ -20,15 +17,6 @@ def share_heaps(most: int) -> None:
     """
     if (mallopt := _function("mallopt")) is not None:
         mallopt(_M_ARENA_MAX, most)
-
-
-def return_large_blocks() -> None:
-    """Return large blocks to the system as soon as they are freed.
-
-    By default glibc keeps them after the first that is freed, up to 32 MiB each: what clients sent would stay.
-    """
-    if (mallopt := _function("mallopt")) is not None:
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def return_freed_memory() -> None:

@@ -15,7 +15,7 @@ pytestmark = [
 
 MEASURE = """
 import ctypes, threading
-from omni_ws.engine.heap import return_freed_memory, return_large_blocks, share_heaps
+from omni_ws.engine.heap import return_freed_memory, share_heaps
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 PIECE = 64 << 10  # less than what the C library takes from the system by itself
@@ -62,21 +62,6 @@ print(resident() - before)
 done.set()
 """
 
-#: Blocks of 1 MiB; one that was freed before makes glibc keep all others, by default.
-LARGE = """
-PIECE = 1 << 20
-libc.free(taken(1)[0])
-return_large_blocks()
-before = resident()
-*pieces, last = (libc.malloc(PIECE) for _ in range(100))
-for piece in pieces:
-    ctypes.memset(piece, 1, PIECE)
-ctypes.memset(last, 1, PIECE)
-for piece in pieces:
-    libc.free(piece)
-print(resident() - before)
-"""
-
 
 def measured(code: str) -> int:
     """What a process that runs ``code`` prints."""
@@ -89,7 +74,3 @@ def test_freed_memory_is_returned() -> None:
 
 def test_what_one_thread_freed_another_takes() -> None:
     assert measured(SHARED) < 60
-
-
-def test_large_blocks_are_returned_at_once() -> None:
-    assert measured(LARGE) < 20
