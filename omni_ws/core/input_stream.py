@@ -66,8 +66,7 @@ class InputStream(InputBytes):
         single_request: bool = False,
     ) -> None:
         super().__init__(limits, budget, single_request=single_request)
-        #: Bytes of one request among others.
-        self._most_of_request = math.inf if single_request else limits.max_total_bytes or math.inf
+        self._limits_requests = not single_request and limits.max_total_bytes is not None
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
         self.diverting = False
@@ -443,7 +442,7 @@ class InputStream(InputBytes):
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
-        if self.single_request and not counted:
+        if not counted:
             self._check_total(size)
         if size and (request_input is None or request_input.keeps_input or self.diverting):
             self._hold(size, counted=counted)
@@ -468,7 +467,7 @@ class InputStream(InputBytes):
             self.current = None
         size = len(chunk.payload)
         refused: list[StreamEvent] = []
-        if request_input.received.bytes + size > self._most_of_request and request_input.input_open:
+        if self._limits_requests and request_input.input_open:
             excess = self.excess(request_input.received.bytes + size)
             if excess is not None:
                 excess.sequence_id = chunk.sequence_id

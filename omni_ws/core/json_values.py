@@ -15,8 +15,6 @@ MAX_MESSAGE_VALUES: Final = 50_000
 MAX_BODY_VALUES: Final = 1_000_000
 #: As how many values an array or an object counts.
 _CONTAINER: Final = 4
-#: A message that is shorter has few enough.
-SHORT_MESSAGE_BYTES: Final = MAX_MESSAGE_VALUES // _CONTAINER
 #: Text that is looked through at once, in bytes.
 _BLOCK: Final = 1 << 20
 _QUOTE, _COMMA, _ARRAY, _OBJECT = b'",[{'

@@ -70,11 +70,7 @@ class SessionAccount(ByteBudget):
     def take(self, size: int) -> None:
         if self.used + size > self.capacity and size > 0:
             raise PayloadTooLarge(f"a session may hold {self.capacity} bytes together")
-        server = self._server
-        if server.used + server.decoded + size <= server.capacity:
-            server.used += size  # without a call more for each frame
-        else:
-            server.take(size)
+        self._server.take(size)
         self.used += size
 
     def charge(self, size: int) -> None:

@@ -136,7 +136,7 @@ class RequestInput:
             if has_content:
                 self._accumulator.append(chunk)
                 policy = self.settings.start_policy
-                if policy.should_start(self.received) and not self.only_results:
+                if not self.only_results and policy.should_start(self.received):
                     events.append(self._start(policy.trigger, chunk.sequence_id))
         else:
             self.bytes_after_start += len(chunk.payload)

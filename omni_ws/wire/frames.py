@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
-from omni_ws.core.json_values import MAX_MESSAGE_VALUES, SHORT_MESSAGE_BYTES, check_values
+from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
 from omni_ws.wire.chunk_fields import REFUSED_CONTENT_FIELDS, ChunkFields
@@ -134,8 +134,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     """
     str(data, "utf-8")  # the decoder does not validate the values of unknown fields
     try:
-        if len(data) >= SHORT_MESSAGE_BYTES:
-            check_values(data)
+        check_values(data)
         frame = _decoder.decode(data)
     except msgspec.DecodeError as error:
         return _refuse(data, error)

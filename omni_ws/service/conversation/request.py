@@ -414,14 +414,13 @@ class Request:
     def check_held(self) -> None:
         """Raise PayloadTooLarge for more of what is not counted in bytes than a request may hold."""
         received, most = self.session.received, MAX_WAITING_CHUNKS
-        waiting_chunks = received.chunks if self.started is None else self.waiting_chunks
         if received.tool_results > MAX_TOOL_RESULTS:
             raise PayloadTooLarge(f"a request may have at most {MAX_TOOL_RESULTS} tool results")
-        if waiting_chunks > most:
+        if received.chunks > most and self.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
         # Chunks may be tiny. Counted by the thousand, since this runs for each chunk of a long stream.
         held = 0 if self.share is None else self.share.size
-        waiting = waiting_chunks * CHUNK_OVERHEAD_BYTES
+        waiting = self.waiting_chunks * CHUNK_OVERHEAD_BYTES
         if waiting > held or held > 2 * waiting + _CHARGED_AT_ONCE:
             self.charge(waiting + _CHARGED_AT_ONCE)
 
