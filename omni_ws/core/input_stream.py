@@ -88,7 +88,7 @@ class InputStream(InputBytes):
         self.offsets: OffsetBuffer | None = None
         self._text = WholeCharacters()
         #: Numbers after which an end of input takes effect that arrived while a gap was open.
-        self._finish_after: dict[int, None] = {}  # which is smaller than a set, while it is empty
+        self._finish_after: set[int] = set()
         #: The last number of a single request, where it is known and there may still be a gap before it.
         self._ends_at: int | None = None
         #: Whether any chunk was accepted.
@@ -153,7 +153,7 @@ class InputStream(InputBytes):
             return self._finish() if self.offsets.complete else []
         highest = self.reorder.highest
         if highest is not None:
-            self._finish_after[highest] = None
+            self._finish_after.add(highest)
             self._ends_at = highest if self._ends_at is None else self._ends_at  # the first end counts
             return []
         return self._finish()
@@ -402,7 +402,7 @@ class InputStream(InputBytes):
                 self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver_counted(released)
             if sequence_id in self._finish_after:
-                del self._finish_after[sequence_id]
+                self._finish_after.discard(sequence_id)
                 events += self._finish()
         if self.reorder and self._over:
             self.drop_waiting(now=now)  # repeated ends

@@ -63,8 +63,8 @@ class Outbox:
         self._write_timeout = write_timeout
         self._now = now
         self.budget = budget
-        #: Each message with its cost. A deque takes much, even while it is empty, and most outboxes are.
-        self._messages: deque[tuple[ServerMessage, int]] | tuple[()] = ()
+        #: Each message with its cost.
+        self._messages: deque[tuple[ServerMessage, int]] = deque()
         self._waiting: list[asyncio.Future[bool]] = []
         #: Since when the outbox is full; None while it has room.
         self.full_since: float | None = None
@@ -95,10 +95,7 @@ class Outbox:
             # A traceback keeps the local variables of all its frames alive: the refused payload, for one.
             error.__traceback__ = error.__context__ = error.__cause__ = None
         cost = message_cost(message)
-        if messages:
-            messages.append((message, cost))
-        else:
-            messages = self._messages = deque(((message, cost),))
+        messages.append((message, cost))
         self.queued += cost
         if self.budget is not None:
             self.budget.charge(cost)
@@ -142,8 +139,6 @@ class Outbox:
         if not self._messages:
             return None
         message, cost = self._messages.popleft()
-        if not self._messages:
-            self._messages = ()
         if self._journal is None or type(message) in OF_THE_MOMENT:
             self._give_back(cost)
             return message
@@ -166,9 +161,9 @@ class Outbox:
         Transcripts stay: what the user said is true however the answer ends.
         """
         withdrawn: list[OutputChunk] = []
-        kept: deque[tuple[ServerMessage, int]] = deque()
+        waiting, self._messages = self._messages, deque()
         freed = 0
-        for message, cost in self._messages:
+        for message, cost in waiting:
             if (
                 isinstance(message, OutputChunk)
                 and message.request_id == request_id
@@ -177,8 +172,7 @@ class Outbox:
                 withdrawn.append(message)
                 freed += cost
                 continue
-            kept.append((_renumbered(message, len(withdrawn)), cost))
-        self._messages = kept
+            self._messages.append((_renumbered(message, len(withdrawn)), cost))
         self._give_back(freed)
         return withdrawn
 
@@ -213,7 +207,7 @@ class Outbox:
         assert self._journal is not None
         self.drop_of_the_moment()
         again = self._journal.take_after(last_output)
-        self._messages = deque((*((entry.message, entry.cost) for entry in again), *self._messages))
+        self._messages.extendleft((entry.message, entry.cost) for entry in reversed(again))
         self.queued += sum(entry.cost for entry in again)
         if self.full_since is not None or self._over_limit:
             self.full_since = self._now()
