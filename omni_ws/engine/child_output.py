@@ -1,8 +1,9 @@
-"""The standard output of a process that this server started, and that answers there."""
+"""What a process that this server started does first: with its signals and its standard output."""
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import BinaryIO
 
 # Apart from ``child_process``: these processes do without asyncio, which takes memory and time to import.
@@ -13,3 +14,9 @@ def take_over_stdout() -> BinaryIO:
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return target
+
+
+def leave_signals_to_server() -> None:
+    """Ignore the signals that a terminal or a supervisor sends to the whole process group: the server handles them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

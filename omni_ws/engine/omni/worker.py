@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import socket
 import sys
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from omni_ws.config.error import ConfigurationError
+from omni_ws.engine.child_output import leave_signals_to_server
 from omni_ws.engine.omni.process_pipe import (
     AskOccupation,
     ChangeTrace,
@@ -188,9 +188,8 @@ def _end_with_server() -> None:
 
 
 def main(descriptor: int) -> None:
-    """Load the model, say so, and serve it. Signals to the whole process group are the server's to handle."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Load the model, say so, and serve it."""
+    leave_signals_to_server()
     threading.Thread(target=_end_with_server, name="end with the server", daemon=True).start()
     link = _Link(socket.socket(fileno=descriptor))
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import sys
 import threading
 import traceback
@@ -17,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_ws.engine.child_output import take_over_stdout
+from omni_ws.engine.child_output import leave_signals_to_server, take_over_stdout
 from omni_ws.engine.heap import return_freed_memory, share_heaps
 from omni_ws.engine.tts.espeak import Espeak
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
@@ -121,9 +120,8 @@ def _serve(synthesiser: Synthesiser, inbox: _Inbox, target: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Ends with its input; signals meant for the server's whole process group are the server's to handle."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Ends with its input."""
+    leave_signals_to_server()
     target = take_over_stdout()
     share_heaps(1)
     try:
