@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import wave
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
+from benchmarks.embedded import Clip
 from benchmarks.house.traces import Call, Trace, Way, way_of
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import AudioOutput, Engine, TextOutput
@@ -42,12 +42,11 @@ FRAME_BYTES: Final = 2 * RATE * 20 // 1000
 SPOKEN: Final = "goforward"
 INTERRUPTING: Final = "cards_001"
 _OUTPUT: Final = {"format": "pcm16", "sample_rate": RATE}
-_DATA: Final = Path(__file__).parents[2] / "tests" / "data"
 #: Guards against what hangs, on a busy machine too.
 _LONGEST_SEC: Final = 300.0
 #: Passes of the event loop after which nothing of a frame is left to be done.
 _PASSES: Final = 50
-#: Half a minute, which plays while somebody speaks.
+#: Thirty seconds of audio: an answer that still plays when somebody begins to speak.
 _ANSWER: Final = tuple(AudioOutput(np.full(RATE // 50, 0.1, np.float32), RATE) for _ in range(30 * 50))
 
 
@@ -110,7 +109,7 @@ async def ways(package: Path) -> dict[str, Way]:
 
 
 async def _chunk_in(trace: Trace) -> list[list[Call]]:
-    """The engine reads its input to the end, which does not come."""
+    """The engine goes on reading its input, since the client never ends it."""
     traces = []
     async with _server(ScriptedEngine([])) as port, _client(port) as client:
         await client.send("session_config", start_policy="on_first_chunk")
@@ -127,7 +126,7 @@ async def _chunk_in(trace: Trace) -> list[list[Call]]:
 
 
 async def _output_out(trace: Trace) -> list[list[Call]]:
-    """The engine has one output when it is told."""
+    """The engine makes one output each time that a gate opens."""
     gates = [asyncio.Event() for _ in range(TIMES + 2)]
     script: list[Any] = []
     for gate, output in zip(gates, _ANSWER, strict=False):
@@ -155,7 +154,7 @@ async def _spoken_turn(trace: Trace) -> list[list[Call]]:
         for _ in range(TIMES + 1):
             await _rest()
             trace.begin()
-            await client.stream(bytes(RATE) + recording(SPOKEN) + bytes(2 * RATE))
+            await client.stream(bytes(RATE) + Clip.load(SPOKEN).samples + bytes(2 * RATE))
             await client.hear()
             await _rest()
             traces.append(trace.end())
@@ -173,7 +172,7 @@ async def _interruption(trace: Trace) -> list[list[Call]]:
                 await client.stream(bytes(RATE))
                 await _rest()
                 trace.begin()
-                await client.stream(recording(INTERRUPTING) + bytes(2 * RATE))
+                await client.stream(Clip.load(INTERRUPTING).samples + bytes(2 * RATE))
                 await client.until("output_chunk", final=True, finish_reason="cancelled")
                 await _rest()
                 traces.append(trace.end())
@@ -213,12 +212,6 @@ WAYS: Final[dict[str, Callable[[Trace], Awaitable[list[list[Call]]]]]] = {
     "an interruption": _interruption,
     "a resume": _resume,
 }
-
-
-def recording(name: str) -> bytes:
-    """pcm16, 16 kHz, one channel."""
-    with wave.open(str(_DATA / f"{name}.wav"), "rb") as file:
-        return file.readframes(file.getnframes())
 
 
 @asynccontextmanager
