@@ -90,7 +90,7 @@ class Trace:
             function = self._functions[code] = self._function(code)
         if function is None:
             return
-        # Places are those of one recording, so what began in another is nobody's caller.
+        # A call's place is its index in one recording. Frames that were entered during an earlier one have none.
         if getattr(self._local, "recording", None) != self._recording:
             self._local.recording, self._local.stack = self._recording, []
         stack: list[tuple[CodeType, int]] = self._local.stack

@@ -72,7 +72,7 @@ def without_echo(heard: Samples, played: Samples) -> Iterator[Samples]:
 
 
 def interrupted_at(heard: Iterable[Samples]) -> int | None:
-    """The place in milliseconds where a server that speaks would hear somebody begin. What follows it is not made."""
+    """Milliseconds after which a speaking server detects an onset of speech; None without one. Stops reading there."""
     detector, turns = SpeechDetector(), TurnDetector(bar=BARGE_IN_BAR)
     for piece in heard:
         for probability in detector.process(piece):
