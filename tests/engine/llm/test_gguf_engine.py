@@ -207,14 +207,16 @@ async def test_tools_and_thought_are_those_of_the_template() -> None:
     assert prompts[0] > prompts[1]  # an empty thought is put before the answer
 
 
-async def test_it_does_not_repeat_itself_unless_it_is_asked_to(engine: GgufEngine) -> None:
+async def test_it_does_not_repeat_itself_unless_it_is_asked_to() -> None:
     """A client that names any penalty gets that one alone, and JSON has to repeat its marks."""
     ask, long = text("List a hundred names of fish."), {"temperature": 0, "max_tokens": 60}
-    free = (await answered(engine, ask, sampling={**long, "repetition_penalty": 1.0})).text.split()
-    held = (await answered(engine, ask, sampling=long)).text.split()
-    assert len(set(free)) / len(free) < 0.5 < len(set(held)) / len(held)
-    named = {"frequency_penalty": 0.0}
-    assert (await answered(engine, ask, sampling={**long, **named})).text.split() == free
+    # What a process has kept of earlier prompts changes its sums a little, and its words: this one has nothing.
+    async with running(settings()) as engine:
+        free = (await answered(engine, ask, sampling={**long, "repetition_penalty": 1.0})).text.split()
+        held = (await answered(engine, ask, sampling=long)).text.split()
+        assert len(set(free)) / len(free) < 0.5 < len(set(held)) / len(held)
+        named = {"frequency_penalty": 0.0}
+        assert (await answered(engine, ask, sampling={**long, **named})).text.split() == free
 
 
 async def test_instructions_are_computed_at_the_start() -> None:
@@ -287,7 +289,8 @@ async def begun(engine: GgufEngine) -> Any:
 
 async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: GgufEngine) -> None:
     """Each is told, a WebSocket also which part died; another process answers the next ones."""
-    before = await answered(engine, QUESTION, sampling=GREEDY)
+    async with running(settings()) as fresh:  # which has kept nothing of earlier prompts, as the one behind the death
+        before = await answered(fresh, QUESTION, sampling=GREEDY)
     assert engine.process is not None
     first, address = pid(engine), engine.process.ready
     config = {"modalities": ["text"], "sampling": LONG}
