@@ -119,6 +119,10 @@ class TcpRelay:
                 target.write_eof()
         except OSError:
             target.transport.abort()  # a reset goes through, as on a network
+        except RuntimeError:
+            # uvloop says so where it has closed the transport after a reset.
+            if not target.transport.is_closing():
+                raise
 
 
 def _end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
