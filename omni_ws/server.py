@@ -22,7 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.heap import return_freed_memory, share_heaps
+from omni_ws.engine.heap import return_freed_memory, returning_memory, share_heaps
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice
 from omni_ws.engine_choice.announcement import part_lines, turn_lines
@@ -307,7 +307,8 @@ async def _serve_until(
     async with tracing(app.config) as spans, listen(app, worker) as server, serve_tokens(app) as token_service:
         if spans is not None:
             app.sessions.observers.add(spans, every_output=False)
-        with watching_loop(app.sessions.metrics.loop_lag_seconds.observe):
+        watching = watching_loop(app.sessions.metrics.loop_lag_seconds.observe)
+        with watching, returning_memory(lambda: app.sessions.budget.held):
             # Without a terminal nobody is there to follow a suggestion.
             suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
             waits = asyncio.get_running_loop().call_later(TELL_ADDRESS_SEC, _announce_start, server, worker)

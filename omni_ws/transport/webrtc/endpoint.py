@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +46,9 @@ MAX_BODY_BYTES: Final = 256 * 1024
 #: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
 _MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": DEFAULT_MAX_LEAD_MS}
+_NEGOTIATION: Final = "omni_ws.transport.webrtc.negotiation"
+#: The packages that a first call loads.
+_PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class WebrtcCalls(LiveFrontEnd):
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
         offer, given = await _read_body(exchange)
-        negotiation = await asyncio.to_thread(importlib.import_module, "omni_ws.transport.webrtc.negotiation")
+        negotiation = await asyncio.to_thread(_load_negotiation)
         offer = negotiation.check_offer(offer)
         bound = merged_session(caller.bound, given)
         session = await self._live.admit(caller.key, client=caller.address)
@@ -166,3 +172,19 @@ async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
         return offer.decode(), loads_object(session) if session else {}
     except UnicodeDecodeError:
         raise InvalidFrame("the body is not valid UTF-8") from None
+
+
+def _load_negotiation() -> ModuleType:
+    """The module of offers and answers, which loads aiortc; blocks for a second where files come from a disk.
+
+    The files are read first: the loader would wait for them while it holds the interpreter, and the event loop with it.
+    """
+    if _NEGOTIATION not in sys.modules:
+        piece = bytearray(1 << 20)
+        for package in _PACKAGES:
+            with contextlib.suppress(metadata.PackageNotFoundError, OSError):
+                for path in metadata.files(package) or ():
+                    with open(path.locate(), "rb", buffering=0) as file:
+                        while file.readinto(piece):
+                            pass
+    return importlib.import_module(_NEGOTIATION)
