@@ -15,7 +15,7 @@ had been read by then waits in ``_pending``. As asyncio does not report the end 
 HangUpWatch asks the kernel.
 
 **Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
-``_FRAMES_PER_PASS`` wait, too, so that other connections get their share.
+``_FRAMES_PER_PASS``, and those behind a large one, wait, too, so that other connections get their share.
 
 Unfinished messages are charged to the account of the session, or to the budget of the server where there is none. When
 it has no room, the session ends, and the rest of the input is discarded, as the boundaries of its frames are lost. What
@@ -71,6 +71,8 @@ CLOSE_TIMEOUT_SEC: Final = 5.0
 MAX_CLOSE_REASON_BYTES: Final = 120
 #: Work for one connection in one pass. The library's parser cannot be stopped after some frames.
 _FRAMES_PER_PASS: Final = range(64)
+#: Bytes of a frame behind which the next one waits for another pass: a hundred connections may each have several.
+_MUCH_FOR_A_PASS: Final = 8192
 _PARSER_BYTES_PER_PASS: Final = 1024
 
 
@@ -420,7 +422,12 @@ class StreamConnection(ServerConnection):
                 if self.protocol.state is not State.OPEN:
                     self._parsing = Parsing.LIBRARY
             start = end
-            if start == available or self._pauses & ~Pause.PASS or self._parsing is not _DIRECT:
+            if (
+                start == available
+                or size > _MUCH_FOR_A_PASS
+                or self._pauses & ~Pause.PASS
+                or self._parsing is not _DIRECT
+            ):
                 break
         return start
 

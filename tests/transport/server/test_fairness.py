@@ -20,8 +20,8 @@ from omni_ws.wire.binary import encode_input
 
 #: Frames of one connection that may be looked at before the others have their turn.
 MOST_FRAMES = 64
-#: Of those that the library takes apart: what 1 KiB of the smallest frames holds.
-MOST_SMALL_FRAGMENTS = 1024 // 7 + 1
+#: Of those that the library takes apart, what 1 KiB of the smallest frames holds; of large ones, one.
+MOST = {"fragments": 1024 // 7 + 1, "large chunks": 1, "huge chunks": 1}
 ROUNDS = 10
 
 
@@ -43,6 +43,7 @@ FLOODS: dict[str, Callable[[], bytes]] = {
     "fragments": lambda: frame_bytes(Opcode.TEXT, b"{", fin=False) + frame_bytes(Opcode.CONT, b" ", fin=False) * 50_000,
     "requests": lambda: requests(1_000),
     "small chunks": lambda: chunks(2, 50_000),
+    "large chunks": lambda: chunks(10_000, 400),
     "huge chunks": lambda: chunks(1 << 20, 4),
 }
 
@@ -105,7 +106,7 @@ async def flooding(server: LiveServer, flood: bytes) -> AsyncIterator[None]:
 @pytest.mark.parametrize("kind", FLOODS)
 async def test_a_flood_takes_its_turns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(monkeypatch)
-    most = 2 * (MOST_SMALL_FRAGMENTS if kind == "fragments" else MOST_FRAMES)  # a read, and what it left
+    most = 2 * MOST.get(kind, MOST_FRAMES)  # a read, and what it left
     async with live_server() as server, native_client(server) as client, meter.running():
         async with flooding(server, FLOODS[kind]()):
             for _ in range(ROUNDS):
