@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
+import dataclasses
 from typing import cast
 
 import msgspec
@@ -50,7 +50,7 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
     if OutputModality.AUDIO not in generation.modalities or Task.SPEECH not in engine.capabilities.tasks:
         yield Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
         return
-    wanted = replace(
+    wanted = dataclasses.replace(
         generation, input=_Text(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
     )
     spoken = cast("AsyncGenerator[EngineOutput]", engine.generate(wanted))  # by the contract of Engine

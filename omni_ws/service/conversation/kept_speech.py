@@ -13,7 +13,7 @@ from omni_ws.core.messages import RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Speech
 from omni_ws.core.quota import ByteBudget
 
 #: The same for each chunk of a run, until the run is joined.
-CHUNK_OVERHEAD_BYTES: Final = 64
+SPEECH_OVERHEAD_BYTES: Final = 64
 
 
 class KeptSpeech:
@@ -52,7 +52,7 @@ class KeptSpeech:
         if self.lost is not None or not payload:
             return
         continues = bool(self._runs) and self._runs[-1][0] == chunk.format
-        cost = len(payload) + CHUNK_OVERHEAD_BYTES + (0 if continues else RUN_OVERHEAD_BYTES)
+        cost = len(payload) + SPEECH_OVERHEAD_BYTES + (0 if continues else RUN_OVERHEAD_BYTES)
         if chunk.format is None:
             self._audio_ms += len(payload) / self._bytes_per_ms
         else:

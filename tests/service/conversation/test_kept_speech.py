@@ -9,7 +9,7 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.messages import RUN_OVERHEAD_BYTES, Message
 from omni_ws.core.quota import ByteBudget
-from omni_ws.service.conversation.kept_speech import CHUNK_OVERHEAD_BYTES, KeptSpeech
+from omni_ws.service.conversation.kept_speech import SPEECH_OVERHEAD_BYTES, KeptSpeech
 
 PCM = AudioFormat()
 #: 40 ms: one token.
@@ -31,7 +31,7 @@ def message(kept: KeptSpeech) -> Message:
 
 @pytest.mark.parametrize("name", ["used", "decoded"])
 def test_speech_leaves_half_of_the_budget_to_others(name: str) -> None:
-    cost = len(TOKEN) + CHUNK_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
+    cost = len(TOKEN) + SPEECH_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
     for free, kept in ((cost, True), (cost - 1, False)):
         budget = ByteBudget(1 << 20)
         setattr(budget, name, budget.capacity // 2 - free)
