@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from omni_ws.weights import Fetching, PinnedFile, PinnedWeights, Progress, WeightsError
-from omni_ws.weights.fetching import settle
+from omni_ws.weights.sources import settle
 
 _MAGIC: Final = b"!<arch>\n"
 _HEAD_BYTES: Final = 60

@@ -4,12 +4,8 @@ Synchronous, and slow where something has to be fetched: for worker threads and 
 """
 
 from omni_ws.weights.cache import WeightsCache, fetched_file, weights_cache
-from omni_ws.weights.error import WeightsError
-from omni_ws.weights.fetching import Fetching, Progress, WeightsSource
-from omni_ws.weights.installed import InstalledSource
-from omni_ws.weights.lock import PinnedFile, PinnedWeights, PinnedWheel, pinned_weights, read_lock
-from omni_ws.weights.official import OfficialSource
-from omni_ws.weights.packages import PackageSource
+from omni_ws.weights.lock import PinnedFile, PinnedWeights, PinnedWheel, WeightsError, pinned_weights, read_lock
+from omni_ws.weights.sources import Fetching, InstalledSource, OfficialSource, PackageSource, Progress, WeightsSource
 
 __all__ = [
     "Fetching",

@@ -1,4 +1,4 @@
-"""The folder of a user in which fetched weights stay."""
+"""The folder of a user in which fetched weights stay, and the lock between those that fetch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,69 @@ import errno
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from omni_ws.config.user_cache import user_cache_folder
-from omni_ws.weights.error import WeightsError
-from omni_ws.weights.fetching import Fetching, WeightsSource, is_pinned
-from omni_ws.weights.file_lock import locked
-from omni_ws.weights.installed import InstalledSource
-from omni_ws.weights.lock import PinnedFile, PinnedWeights, pinned_weights
-from omni_ws.weights.official import OfficialSource
-from omni_ws.weights.packages import PackageSource
+from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError, pinned_weights
+from omni_ws.weights.sources import (
+    Fetching,
+    InstalledSource,
+    OfficialSource,
+    PackageSource,
+    Progress,
+    WeightsSource,
+    is_pinned,
+)
+
+# A lock between processes, and between threads of one.
+
+
+_LOOK_EVERY_SEC: Final = 0.1
+
+
+@contextmanager
+def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
+    """Holds the lock of a file, which is created. The end of a process releases it. Raises WeightsError if given up."""
+    with path.open("ab") as opened:
+        told = False
+        while not _try(opened):
+            if not told:
+                fetching.progress(Progress(name, "waiting for another process that fetches it"))
+                told = True
+            fetching.go_on()
+            fetching.stop.wait(_LOOK_EVERY_SEC)
+        yield
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try(opened: IO[bytes]) -> bool:
+        try:
+            opened.seek(0)
+            msvcrt.locking(opened.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try(opened: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+# The folder of a user in which fetched weights stay.
+
 
 #: What was verified when, beside the files.
 _RECORD: Final = ".verified.json"

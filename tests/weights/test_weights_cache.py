@@ -32,7 +32,7 @@ from omni_ws.weights import (
     WeightsError,
     WeightsSource,
 )
-from omni_ws.weights.fetching import is_pinned
+from omni_ws.weights.sources import is_pinned
 
 MODEL = bytes(range(256)) * 4000
 CONFIG = b"{}\n"

