@@ -26,8 +26,7 @@ from typing import Final
 import numpy as np
 
 from omni_ws.client.pacing import paced
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import AudioFormat, FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,

@@ -29,7 +29,7 @@ from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Samples
 from omni_ws.config.model import ServerConfig, TelephonyConfig
 from omni_ws.config.traffic_settings import StreamingInputConfig
-from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import ScriptedEngine

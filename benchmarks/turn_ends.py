@@ -26,7 +26,7 @@ from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.audio.speech_watch import SpeechWatch
 from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset
 from omni_ws.audio.vad import SpeechDetector
-from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import AudioFormat
 from omni_ws.weights import WeightsCache, pinned_weights, weights_cache
 from omni_ws.wire.session_config import TurnDetectionConfig
 

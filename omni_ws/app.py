@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
-from omni_ws.core.hosts import Hosts
+from omni_ws.core.addresses import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.turn_judge import TurnModel

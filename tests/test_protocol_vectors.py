@@ -12,15 +12,12 @@ import msgspec
 import pytest
 from support.acknowledged_stream import AcknowledgedStream
 
-from omni_ws.core.accumulator import TimestampOrder
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputChunk, OutputModality
+from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.reorder import RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.start_policy import OnFirstChunk
-from omni_ws.core.stream_events import RequestOpened, StreamEvent
-from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.core.start_policy import OnFirstChunk, TimestampOrder
 from omni_ws.errors import EmptyInput, InvalidValue, OmniError, leaves
 from omni_ws.wire import binary
 from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder

@@ -21,7 +21,7 @@ from omni_ws.audio.container import (
 )
 from omni_ws.audio.pcm import bounded, mixed_down
 from omni_ws.audio.samples import SourceBlock
-from omni_ws.core.audio_format import AudioEncoding, checked_channels, checked_sample_rate
+from omni_ws.core.chunks import AudioEncoding, checked_channels, checked_sample_rate
 from omni_ws.core.quota import UNLIMITED, Room
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order

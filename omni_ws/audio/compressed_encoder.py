@@ -14,7 +14,7 @@ import numpy as np
 
 from omni_ws.audio.pcm import bounded, pcm16_from_samples
 from omni_ws.audio.samples import Samples
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import UnsupportedFormat
 
 _MP3_RATES = frozenset({8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000})

@@ -14,7 +14,7 @@ from omni_ws.audio.resample import NO_SAMPLES, StreamResampler
 from omni_ws.audio.samples import Samples, SourceBlock
 from omni_ws.audio.wav import WavHeaderReader
 from omni_ws.audio.whole_frames import WholeFrames
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 from omni_ws.core.file_heads import ENCODINGS, FileKind
 from omni_ws.core.quota import Room
 from omni_ws.errors import UnsupportedFormat

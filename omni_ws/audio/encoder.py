@@ -11,7 +11,7 @@ from omni_ws.audio.pcm import as_pcm16, as_samples, bounded, pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 
 if TYPE_CHECKING:
     from omni_ws.audio.compressed_encoder import CompressedEncoder

@@ -10,7 +10,7 @@ from dataclasses import replace
 from email.message import Message
 from email.utils import collapse_rfc2231_value
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 
 _ENCODINGS = {

@@ -30,7 +30,7 @@ from omni_ws.audio.turn_rule import (
     TurnEvent,
 )
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
-from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
 
 T = TypeVar("T")

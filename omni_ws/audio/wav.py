@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from omni_ws.audio.pcm import SampleLayout
-from omni_ws.core.audio_format import checked_channels, checked_sample_rate
+from omni_ws.core.chunks import checked_channels, checked_sample_rate
 from omni_ws.core.file_heads import RIFF_MAGIC
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 

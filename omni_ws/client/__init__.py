@@ -27,7 +27,7 @@ from omni_ws.client.events import (
 from omni_ws.client.failures import ConnectionFailed, ConnectionLost, ServerError
 from omni_ws.client.link import ClientLimits
 from omni_ws.client.session import ClientSession, connect
-from omni_ws.core.output import AnswerWarning
+from omni_ws.core.chunks import AnswerWarning
 
 __all__ = [
     "DEFAULT_URL",

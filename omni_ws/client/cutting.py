@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.image_type import sniff_image
+from omni_ws.core.file_heads import sniff_image
 
 #: Each piece is acknowledged, so a connection that carries one in time has not died, however slow it is.
 PIECE_BYTES: Final = 64 << 10

@@ -8,8 +8,7 @@ from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from omni_ws.core.chunks import FinishReason, OutputModality, ToolCall, ToolCallFragment, Usage, Word
-from omni_ws.core.output import AnswerWarning
+from omni_ws.core.chunks import AnswerWarning, FinishReason, OutputModality, ToolCall, ToolCallFragment, Usage, Word
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
 

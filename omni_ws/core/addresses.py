@@ -1,4 +1,4 @@
-"""The address of the client behind proxies, and the key under which a client's connections are counted."""
+"""Addresses of clients behind proxies, and the names that this server answers to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omni_ws.config.literal_address import Address, Network, literal_address
+
+# The address of the client behind proxies, and the key under which a client's connections are counted.
+
 
 #: One subscriber gets at least a /64 (RFC 6177), so all addresses of a /64 count as one client.
 _IPV6_CLIENT_PREFIX: Final = 64
@@ -66,3 +69,45 @@ def parse_address(text: str) -> Address | None:
     elif text.count(":") == 1:
         text = text.partition(":")[0]
     return literal_address(text)
+
+
+# Hosts: the names in the ``Host`` field that this server accepts, a defence against DNS rebinding.
+
+
+class Hosts:
+    """Decides whether a ``Host`` field may name this server.
+
+    ``allowed`` are names besides ``localhost`` and IP addresses, which are always accepted; ``*`` accepts all.
+    """
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(_name(one) for one in allowed)
+
+    def answers_to(self, host: str) -> bool:
+        """Whether ``host``, with or without a port, is an IP address, ``localhost`` (or below it), or an allowed name.
+
+        In a DNS rebinding attack a web page resolves its own name to this server, so that its requests pass as
+        same-origin: only the ``Host`` field, which has the page's name, betrays them. A page that connects to an
+        address or to localhost instead is a foreign origin and subject to the check of ``Origin``.
+        """
+        name = _name(host)
+        if "*" in self._allowed or name in self._allowed:
+            return True
+        return name == "localhost" or name.endswith(".localhost") or _is_address(name)
+
+
+def _name(host: str) -> str:
+    """Return ``host`` in lower case without port and trailing dot; an IPv6 address keeps its brackets."""
+    name, colon, port = host.strip().lower().rpartition(":")
+    if not colon or not (port == "" or port.isdecimal()) or (name.startswith("[") and not name.endswith("]")):
+        name = host.strip().lower()
+    return name.removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        if name.startswith("["):
+            return name.endswith("]") and ipaddress.IPv6Address(name[1:-1]) is not None
+        return ipaddress.IPv4Address(name) is not None
+    except ValueError:
+        return False

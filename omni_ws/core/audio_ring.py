@@ -6,8 +6,7 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from omni_ws.core.audio_format import SAMPLE_BYTES, AudioFormat
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import SAMPLE_BYTES, AudioFormat, InputChunk
 
 
 class AudioRing:

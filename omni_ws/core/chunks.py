@@ -1,16 +1,19 @@
-"""The vocabulary of input and output: chunks, modalities, tasks, tool calls, usage."""
+"""The vocabulary of input and output: chunks, modalities, tasks, audio formats, usage."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final, Self
+from enum import Enum, StrEnum
+from typing import Final, Self, TypeAlias
 
 from msgspec import Struct
 
 from omni_ws.core.json_values import check_values
-from omni_ws.errors import InvalidFrame
+from omni_ws.errors import ContextLengthExceeded, InvalidFrame, InvalidValue, OmniError
+
+# The vocabulary of input and output: chunks, modalities, tasks, tool calls, usage.
+
 
 #: The longest ``format`` of a chunk, in characters: a media type is at most 255 (RFC 6838, section 4.2).
 MAX_FORMAT_CHARACTERS: Final = 256
@@ -245,3 +248,255 @@ class Usage:
     @property
     def total_tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+
+# AudioFormat: the encoding, sample rate and channels of an audio stream.
+
+
+class AudioEncoding(StrEnum):
+    """The audio formats by their names on the wire (protocol/README.md, "Audio")."""
+
+    PCM16 = "pcm16"
+    F32 = "f32"
+    PCMU = "pcmu"
+    PCMA = "pcma"
+    WAV = "wav"
+    OPUS = "opus"
+    WEBM = "webm"
+    MP3 = "mp3"
+    FLAC = "flac"
+    OGG = "ogg"
+    AAC = "aac"
+    M4A = "m4a"
+    MP4 = "mp4"
+    MOV = "mov"
+
+
+#: Bytes per sample and channel of the raw encodings.
+SAMPLE_BYTES = {AudioEncoding.PCM16: 2, AudioEncoding.F32: 4, AudioEncoding.PCMU: 1, AudioEncoding.PCMA: 1}
+
+#: The duration of compressed audio is unknown until it is decoded. Start policies assume this rate, the upper end of
+#: what speech is encoded at (64 kbit/s): they may fire late, but not before there is enough audio.
+NOMINAL_COMPRESSED_BYTES_PER_SECOND = 8_000
+
+MIN_SAMPLE_RATE = 8_000
+MAX_SAMPLE_RATE = 192_000
+MAX_CHANNELS = 32
+
+
+def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
+    """Return ``value``, a sample rate in Hz. Raises InvalidValue, naming ``param``, when it is out of range."""
+    if not MIN_SAMPLE_RATE <= value <= MAX_SAMPLE_RATE:
+        raise InvalidValue(
+            f"the sample rate must be {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz, got {value}", param=param
+        )
+    return value
+
+
+def checked_channels(value: int, *, param: str = "channels") -> int:
+    """Return ``value``, a count of channels. Raises InvalidValue, naming ``param``, when it is out of range."""
+    if not 1 <= value <= MAX_CHANNELS:
+        raise InvalidValue(f"the number of channels must be 1 to {MAX_CHANNELS}, got {value}", param=param)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFormat:
+    """How to interpret the bytes of an audio stream.
+
+    ``sample_rate`` is in Hz. Containers and self-describing formats (WAV, Ogg, WebM, MP3, FLAC, AAC, MP4) carry their
+    own rate and channels, which win over these.
+    """
+
+    encoding: AudioEncoding = AudioEncoding.PCM16
+    sample_rate: int = 16_000
+    channels: int = 1
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the stream is bare samples, without headers: any frame boundary is a valid cut."""
+        return self.encoding in SAMPLE_BYTES
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The byte rate: exact for raw samples, of 16-bit samples for ``wav``, nominal for compressed audio."""
+        if self.encoding is AudioEncoding.WAV:
+            return 2 * self.sample_rate * self.channels
+        sample_bytes = SAMPLE_BYTES.get(self.encoding)
+        if sample_bytes is None:
+            return NOMINAL_COMPRESSED_BYTES_PER_SECOND
+        return sample_bytes * self.sample_rate * self.channels
+
+    def duration_ms(self, byte_count: int) -> float:
+        """Return the milliseconds that ``byte_count`` bytes last at ``bytes_per_second``."""
+        return byte_count * 1000 / self.bytes_per_second
+
+
+DEFAULT_INPUT_AUDIO = AudioFormat()
+
+
+# Output chunks, and OutputSequencer, which numbers them.
+
+
+#: OpenAI's finish reason of an answer that was cut because of what it says.
+CONTENT_FILTER: Final = "content_filter"
+#: The code of the warning for a finish reason that FinishReason lacks.
+FINISH_REASON_WARNING: Final = "finish_reason"
+
+
+class OutputChunk(Struct, frozen=True):
+    """One unit of output.
+
+    The modality selects the field with the content: ``text`` for text and transcripts, ``tool_call``, or ``payload``
+    (in ``format``) for audio. ``start_ms`` is the position on the time line of the answer's audio or, for transcripts,
+    of the input's. An ``interim`` transcript is replaced by the next one; the others are settled.
+    """
+
+    request_id: str
+    sequence_id: int
+    modality: OutputModality
+    text: str = ""
+    payload: bytes = b""
+    format: AudioFormat | None = None
+    start_ms: int | None = None
+    interim: bool = False
+    words: tuple[Word, ...] = ()
+    tool_call: ToolCallFragment | None = None
+    #: Log-probabilities of the tokens of ``text``, when the request asks for them.
+    logprobs: tuple[TokenLogprob, ...] = ()
+    #: The index of the answer, for requests that ask for several (OpenAI's ``n``).
+    choice: int = 0
+    #: Whether it is what remained to be written down of a request that has had its final.
+    late: bool = False
+    #: Of a late one: whether its recognition has failed, so that nothing more is known.
+    failed: bool = False
+    #: Of a transcript: the speech turn.
+    turn_id: str | None = None
+    #: Of text: whether it says that the model does not answer.
+    refusal: bool = False
+    #: Of a transcript: how it came about, where the recogniser says it.
+    hearing: Hearing | None = None
+
+
+class AnswerWarning(Struct, frozen=True):
+    """What was done otherwise than asked in an answer that has not failed."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+def context_full(context: int) -> AnswerWarning:
+    """What is told of an answer that was cut off where the context, of so many tokens, was full."""
+    return AnswerWarning(
+        ContextLengthExceeded.wire.code,
+        f"the answer was cut off: with it the context of {context} tokens is full; send less, or shorten the history",
+    )
+
+
+class WordsKnown(Enum):
+    """What is known of the words that were spoken in a request."""
+
+    #: They are still being written down.
+    NOT_YET = "not yet"
+    #: All of them, which may be none.
+    ALL = "all"
+    #: Recognition has failed, was refused, or took too long.
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalChunk:
+    """The last output of a request."""
+
+    request_id: str
+    sequence_id: int
+    finish_reason: FinishReason
+    usage: Usage
+    #: The finish reason of each choice, for requests that ask for several answers.
+    finish_reasons: tuple[FinishReason, ...] = ()
+    #: Of each choice: the reason by a name that FinishReason lacks, None where it has it. Empty where it has all.
+    foreign_reasons: tuple[str | None, ...] = ()
+    #: What the answer had to do without, such as a part of the engine, and what was done otherwise than asked.
+    warnings: tuple[OmniError | AnswerWarning, ...] = ()
+    #: NOT_YET: a late transcript will follow.
+    words: WordsKnown = WordsKnown.ALL
+    #: The client's name for the request, and the speech turn that opened or joined it.
+    ref: str | None = None
+    turn_id: str | None = None
+
+
+AnyOutput: TypeAlias = OutputChunk | FinalChunk
+
+
+class OutputSequencer:
+    """Numbers the output of a session, across its requests, from 0.
+
+    Each request is opened, numbered and finished once; numbering output of a request that is not open is a bug of the
+    caller and raises RuntimeError.
+    """
+
+    __slots__ = ("_late", "_open", "next_sequence_id")
+
+    def __init__(self) -> None:
+        self.next_sequence_id = 0
+        self._open: dict[str, None] = {}  # which is smaller than a set, while it is empty
+        #: Requests that are finished but for a late transcript.
+        self._late: dict[str, None] = {}
+
+    def open(self, request_id: str) -> None:
+        """Allow output of ``request_id``."""
+        self._open[request_id] = None
+
+    def take_number(self, request_id: str) -> int:
+        """Return the next number, for an output of ``request_id``."""
+        if request_id not in self._open:
+            raise RuntimeError(f"{request_id} is not open for output")
+        return self._next()
+
+    def take_late_number(self, request_id: str) -> int:
+        """Return the next number for the late transcript of a request, which is finished with it."""
+        if request_id not in self._late:
+            raise RuntimeError(f"{request_id} has no late transcript")
+        del self._late[request_id]
+        return self._next()
+
+    def _next(self) -> int:
+        number = self.next_sequence_id
+        self.next_sequence_id += 1
+        return number
+
+    def take_back(self, count: int) -> None:
+        """Return the last ``count`` numbers, whose outputs were not sent."""
+        self.next_sequence_id -= count
+
+    def finish(
+        self,
+        request_id: str,
+        finish_reason: FinishReason,
+        usage: Usage,
+        *,
+        finish_reasons: tuple[FinishReason, ...] = (),
+        foreign_reasons: tuple[str | None, ...] = (),
+        warnings: tuple[OmniError | AnswerWarning, ...] = (),
+        words: WordsKnown = WordsKnown.ALL,
+        ref: str | None = None,
+        turn_id: str | None = None,
+    ) -> FinalChunk:
+        """Number and return the final of a request. Only a late transcript may follow it, where ``words`` says so."""
+        number = self.take_number(request_id)
+        del self._open[request_id]
+        if words is WordsKnown.NOT_YET:
+            self._late[request_id] = None
+        return FinalChunk(
+            request_id=request_id,
+            sequence_id=number,
+            finish_reason=finish_reason,
+            usage=usage,
+            finish_reasons=finish_reasons,
+            foreign_reasons=foreign_reasons,
+            warnings=warnings,
+            words=words,
+            ref=ref,
+            turn_id=turn_id,
+        )

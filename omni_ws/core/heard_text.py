@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from omni_ws.core.chunks import Word
-from omni_ws.core.messages import UNSPACED
+from omni_ws.core.history import UNSPACED
 
 #: Characters that may lie between two words that a voice pronounced: it skips what it cannot pronounce.
 MAX_SKIPPED_CHARACTERS: Final = 200

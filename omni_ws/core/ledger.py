@@ -27,12 +27,9 @@ from typing import Final
 
 import msgspec
 
-from omni_ws.core.audio_format import SAMPLE_BYTES
-from omni_ws.core.chunks import OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.chunks import SAMPLE_BYTES, OutputChunk, OutputModality, ToolCall, ToolCallFragment, Word
 from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_of_words, read_all
-from omni_ws.core.history_items import ALL_ROLES, HistoryItem, HistoryItems, HistoryState
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItem, HistoryItems, HistoryState, Message, Speech
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
 
 #: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.

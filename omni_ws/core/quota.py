@@ -1,15 +1,21 @@
-"""The bytes that all sessions of a server hold together, the account of one session, and what a value takes."""
+"""Shares and limits: bytes that all sessions hold, what a key uses in a day, a rate with bursts."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 import msgspec
 
-from omni_ws.errors import EngineOverloaded, PayloadTooLarge
+from omni_ws.errors import EngineOverloaded, PayloadTooLarge, RateLimited
+
+# The bytes that all sessions of a server hold together, the account of one session, and what a value takes.
+
 
 #: What any session has of settings, and of history: it counts with the session itself, and only more is charged.
 ORDINARY_BYTES: Final = 4096
@@ -201,3 +207,145 @@ def memory_of(value: Any) -> int:
         elif issubclass(kind, msgspec.Struct):
             left += [getattr(one, name) for name in one.__struct_fields__]
     return total
+
+
+# What each key has used today (UTC), and its limits of a day.
+
+
+DAY_SEC: Final = 24 * 60 * 60
+#: What a request is taken to use until it has ended: nobody knows what it will be.
+RESERVED_TOKENS: Final = 1024
+RESERVED_AUDIO_MS: Final = 30_000
+#: Advised to a client that waits for the end of another request of its key.
+RUNNING_RETRY_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DailyLimits:
+    """Limits of a key in a day; None does not apply."""
+
+    tokens: int | None = None
+    audio_sec: float | None = None
+
+
+@dataclass(slots=True)
+class UsedToday:
+    """Tokens of input and output, and audio heard and spoken."""
+
+    tokens: int = 0
+    audio_ms: int = 0
+
+
+#: What can be kept: the number of the day since 1970, and the use of each key in it.
+DailyCounts: TypeAlias = tuple[int, Mapping[str, UsedToday]]
+
+
+@dataclass(slots=True)
+class DailyUse:
+    """Counts the use of keys that have a limit. Times are Unix times in seconds.
+
+    A request reserves an amount when it begins (``reserve``), and is counted when it ends (``add``). It is refused when
+    its key has used its amount, with what is reserved: the last one may go beyond. Reservations outlast the day.
+    A clock that is set back begins no new day: what was used stays so, until the next midnight.
+    """
+
+    limits: Mapping[str, DailyLimits]
+    day: int = 0
+    used: dict[str, UsedToday] = field(default_factory=dict)
+    #: How many requests of each key have begun and not ended.
+    running: Counter[str] = field(default_factory=Counter)
+    #: Called after every change.
+    changed: Callable[[], None] = lambda: None
+
+    def reserve(self, key_name: str | None, now: float) -> None:
+        """Reserve what a request may use that begins now. Raises what ``refusal`` returns, reserving nothing."""
+        if key_name is None or key_name not in self.limits:
+            return
+        if (refusal := self.refusal(key_name, now)) is not None:
+            raise refusal
+        self.running[key_name] += 1
+
+    def add(self, key_name: str | None, *, tokens: int, audio_ms: int, now: float, reserved: bool = False) -> None:
+        """Count a request that has ended, and give back what it has ``reserved``."""
+        if key_name is None or key_name not in self.limits:
+            return
+        self._turn(now)
+        if reserved:
+            self.running[key_name] -= 1
+        used = self.used.setdefault(key_name, UsedToday())
+        used.tokens += tokens
+        used.audio_ms += audio_ms
+        self.changed()
+
+    def refusal(self, key_name: str, now: float, *, beside: int = 0) -> RateLimited | None:
+        """Why the key may send no request now, ``beside`` so many of those that run; None if it may."""
+        limits = self.limits.get(key_name)
+        if limits is None:
+            return None
+        self._turn(now)
+        used, running = self.used_by(key_name), self.running_of(key_name) - beside
+        if limits.tokens is not None and used.tokens + running * RESERVED_TOKENS >= limits.tokens:
+            what, is_used = f"{limits.tokens} tokens", used.tokens >= limits.tokens
+        elif limits.audio_sec is not None and used.audio_ms + running * RESERVED_AUDIO_MS >= limits.audio_sec * 1000:
+            what, is_used = f"{limits.audio_sec:g} seconds of audio", used.audio_ms >= limits.audio_sec * 1000
+        else:
+            return None
+        if not is_used:
+            message = f"what is left of this key's {what} of the day is reserved for requests that run; retry later"
+            return RateLimited(message, retry_after_ms=RUNNING_RETRY_MS)
+        wait_ms = math.ceil(((self.day + 1) * DAY_SEC - now) * 1000)
+        return RateLimited(f"this key has used its {what} of the day, which ends at 00:00 UTC", retry_after_ms=wait_ms)
+
+    def used_by(self, key_name: str) -> UsedToday:
+        """What the key has used today."""
+        return self.used.get(key_name, UsedToday())
+
+    def running_of(self, key_name: str) -> int:
+        """How many requests of the key have begun and not ended."""
+        return self.running[key_name]
+
+    def _turn(self, now: float) -> None:
+        today = int(now // DAY_SEC)
+        if today > self.day:
+            self.day = today
+            self.used = {}
+        elif today < self.day - 1:  # the clock was wrong when the day began, and would be awaited
+            self.day = today
+
+
+# TokenBucket: a rate limiter that allows bursts.
+
+
+class TokenBucket:
+    """A token bucket, full at first, that refills at ``rate`` tokens a second up to ``capacity``.
+
+    ``now`` is in seconds of any monotonic clock and must not decrease.
+    """
+
+    def __init__(self, *, rate: float, capacity: float, now: float) -> None:
+        self.rate = rate
+        self.capacity = capacity
+        #: The tokens as of ``_filled_at``; negative after an overdraft by ``spend``.
+        self._tokens = capacity
+        self._filled_at = now
+
+    def try_take(self, amount: float = 1, *, now: float) -> float:
+        """Take ``amount`` tokens and return 0, or take none and return the seconds until there are enough."""
+        self._fill(now)
+        if self._tokens < amount:
+            return self._until(amount)
+        self._tokens -= amount
+        return 0
+
+    def spend(self, amount: float, *, now: float) -> float:
+        """Take ``amount`` tokens even if there are fewer; returns the seconds until the overdraft is made up, or 0."""
+        self._fill(now)
+        self._tokens -= amount
+        return self._until(0)
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self.capacity, self._tokens + (now - self._filled_at) * self.rate)
+        self._filled_at = now
+
+    def _until(self, tokens: float) -> float:
+        return max(0.0, (tokens - self._tokens) / self.rate)

@@ -1,10 +1,76 @@
-"""ReorderBuffer: restores the order of numbered items, as RFC 9000 (2.2) does for the bytes of a stream."""
+"""What restores an order: of numbered chunks, of bytes by position, of RTP packets."""
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Generic, TypeVar
+from enum import Enum, StrEnum
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.request_input import InputEvent, RequestInput
+from omni_ws.errors import (
+    InvalidValue,
+    OmniError,
+    OutOfOrder,
+    PayloadTooLarge,
+    ReorderWindowExceeded,
+    SequenceGap,
+    SessionConflict,
+)
+
+# The events that an InputStream returns for what it received.
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOpened:
+    """A chunk opened the next request; the events that follow belong to it until its InputEnded."""
+
+    session: RequestInput
+    #: Whether it is audio in which speech was detected.
+    by_speech: bool = False
+
+
+class Diverted(Struct, frozen=True):
+    """A chunk, or with None a bare end of input, in order but not assigned to a request.
+
+    Its bytes are held until the chunk is admitted, or they are released.
+    """
+
+    chunk: InputChunk | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRefused:
+    """Text is not UTF-8. The error names the chunk, which is discarded, or only its last character."""
+
+    error: InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class InputRefused:
+    """The input of the open request is too much in all. The rest of it is dropped, up to its end."""
+
+    error: PayloadTooLarge
+
+
+class ReceivedInput(Struct, frozen=True):
+    """How much of an input has arrived: everything below ``next_sequence_id`` was accepted in order."""
+
+    next_sequence_id: int
+    buffered_chunks: int
+    received_bytes: int
+
+
+StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputRefused | InputEvent
+
+
+# ReorderBuffer: restores the order of numbered items, as RFC 9000 (2.2) does for the bytes of a stream.
+
 
 T = TypeVar("T")
 
@@ -126,3 +192,438 @@ class ReorderBuffer(Generic[T]):
         self.next_sequence_id = max(self._ahead) + 1
         self._ahead.clear()
         return dropped
+
+
+# OffsetBuffer: reassembles input by position, byte for byte, as RFC 9000 (2.2) reassembles streams.
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A contiguous range of the input and its content: bytes, or str where offsets count characters.
+
+    ``chunk`` supplies the other fields of the chunk that it is part of; its payload is empty.
+    """
+
+    start: int
+    content: bytes | str
+    chunk: InputChunk
+
+    @property
+    def end(self) -> int:
+        """The position after the last byte or character."""
+        return self.start + len(self.content)
+
+    def to_chunk(self) -> InputChunk:
+        """Return the piece as a chunk without an offset, for input that is ordered by arrival."""
+        content = self.content
+        payload = content.encode() if isinstance(content, str) else content
+        return replace(self.chunk, payload=payload, offset=None, end_of_input=False)
+
+
+class Downstream(Protocol):
+    """The receiver of reassembled input, which also accounts for what waits; InputStream implements it."""
+
+    reject_out_of_order: bool
+    duplicates: int
+
+    def hold_waiting(self, size: int) -> None:
+        """Account for ``size`` more bytes that wait.
+
+        Raises PayloadTooLarge or EngineOverloaded when they exceed a limit.
+        """
+        ...
+
+    def release_waiting(self, size: int) -> None:
+        """Account for ``size`` bytes that wait no longer."""
+        ...
+
+    def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """Process the next chunk in order; its bytes are no longer accounted for as waiting."""
+        ...
+
+
+class OffsetBuffer:
+    """The reassembly of one request's input: one modality, positions in one unit (bytes or characters).
+
+    Where chunks overlap, the copy that arrived first wins. At most ``window`` pieces wait behind a gap.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        #: The position up to which everything has been passed on.
+        self.next_offset = 0
+        #: The length of the input, once it is known.
+        self.end: int | None = None
+        #: The pieces behind a gap, sorted and disjoint.
+        self._waiting: list[Piece] = []
+        #: The modality, and whether offsets count characters; set by the first chunk with content.
+        self._kind: tuple[Modality, bool] | None = None
+
+    def __len__(self) -> int:
+        """The number of pieces that wait behind a gap."""
+        return len(self._waiting)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything up to the end of the input has been passed on."""
+        return self.end == self.next_offset
+
+    @property
+    def highest(self) -> int:
+        """The highest position received so far."""
+        return self._waiting[-1].end if self._waiting else self.next_offset
+
+    @property
+    def missing(self) -> range | None:
+        """The first gap, including one before a known end of the input; None when there is none."""
+        if self._waiting:
+            return range(self.next_offset, self._waiting[0].start)
+        return range(self.next_offset, self.end) if self.end is not None and self.end > self.next_offset else None
+
+    def gap_error(self) -> SequenceGap:
+        """Return the error for a gap that was not filled in time. There must be a gap."""
+        gap = self.missing
+        assert gap is not None
+        return SequenceGap(f"{len(gap)} {self.unit}s from offset {gap.start} did not arrive", param="offset")
+
+    @property
+    def unit(self) -> str:
+        """The unit of offsets, ``character`` or ``byte``, for error messages."""
+        return "character" if self._kind is not None and self._kind[1] else "byte"
+
+    def receive(self, chunk: InputChunk, downstream: Downstream) -> list[StreamEvent]:
+        """Take a chunk as it arrived; returns the events of all chunks that are in order now.
+
+        Raises InvalidValue for another modality or unit than before, SessionConflict for input beyond the end,
+        OutOfOrder, ReorderWindowExceeded, and whatever ``downstream`` raises. The buffer is unchanged then: the client
+        may send the chunk again.
+        """
+        kind_before = self._kind
+        try:
+            piece = self._read(chunk)
+            fresh = self._fresh(piece)
+            if fresh and fresh[0].start > self.next_offset:
+                self._check_window(fresh, downstream)
+            # Account for every piece before passing on any: a chunk is accepted whole or refused whole.
+            downstream.hold_waiting(sum(len(one.to_chunk().payload) for one in fresh))
+        except OmniError:
+            self._kind = kind_before  # a refused chunk does not determine what the others may be
+            raise
+        if piece.content and not fresh:
+            downstream.duplicates += 1
+        for one in fresh:
+            insort(self._waiting, one, key=_start)
+        if chunk.end_of_input:
+            self.end_at(piece.end)
+        return self._pass_on(downstream)
+
+    def end_at(self, end: int) -> None:
+        """Set the length of the input; the first call wins. Input before it may still be missing."""
+        self.end = end if self.end is None else self.end
+
+    def _read(self, chunk: InputChunk) -> Piece:
+        """Convert the chunk to a piece. Raises InvalidValue when its modality or unit differs from those before."""
+        offset = chunk.offset
+        assert offset is not None
+        content = _content(chunk)
+        if content:
+            kind = (chunk.modality, offset.in_characters)
+            if self._kind is None:
+                self._kind = kind
+            elif self._kind[0] is not chunk.modality:
+                raise InvalidValue("chunks with offsets must all have the same modality", param="modality")
+            elif self._kind != kind:
+                raise InvalidValue(
+                    "offsets must count either bytes of payloads or characters of text, not both", param="offset"
+                )
+        # Drop the payload, so that a short piece does not keep a long one alive.
+        return Piece(offset.start, content, replace(chunk, payload=b""))
+
+    def _fresh(self, piece: Piece) -> list[Piece]:
+        """Return the parts of ``piece`` that have not been received before, in order.
+
+        Raises SessionConflict for content beyond the end, and for an end before content already received.
+        """
+        if self.end is None and piece.chunk.end_of_input and piece.end < self.highest:
+            raise SessionConflict(
+                f"the input cannot end at {piece.end}: it was already received up to {self.highest}", param="offset"
+            )
+        parts = [part for part in self._uncovered(piece) if part.content]
+        if self.end is not None and parts and parts[-1].end > self.end:
+            raise SessionConflict(f"the input has already ended, at {self.end}", param="offset")
+        return parts
+
+    def _check_window(self, pieces: Sequence[Piece], downstream: Downstream) -> None:
+        """Check that ``pieces`` may wait. Raises OutOfOrder or ReorderWindowExceeded."""
+        if downstream.reject_out_of_order:
+            raise OutOfOrder(f"expected {self.unit} {self.next_offset}", param="offset")
+        if len(self._waiting) + len(pieces) > self.window:
+            raise ReorderWindowExceeded(
+                f"{self.unit} {self.next_offset} is missing; at most {self.window} later chunks can wait for it",
+                param="offset",
+            )
+
+    def _pass_on(self, downstream: Downstream) -> list[StreamEvent]:
+        """Pass on the waiting pieces that have no gap before them."""
+        events: list[StreamEvent] = []
+        passed = 0
+        for piece in self._waiting:
+            if piece.start > self.next_offset:
+                break
+            chunk = piece.to_chunk()
+            downstream.release_waiting(len(chunk.payload))  # pass_on accounts for it anew
+            events += downstream.pass_on(chunk)
+            self.next_offset = piece.end
+            passed += 1
+        del self._waiting[:passed]
+        return events
+
+    def discard(self) -> None:
+        """Discard the waiting pieces; reassembly resumes after the highest position received."""
+        self.next_offset = self.highest
+        self._waiting = []
+
+    def _uncovered(self, piece: Piece) -> Iterator[Piece]:
+        """Yield the ranges of ``piece`` between those already received; some may be empty."""
+        position = max(piece.start, self.next_offset)
+        for other in self._waiting[bisect_right(self._waiting, position, key=_end) :]:
+            if other.start >= piece.end:
+                break
+            yield _cut(piece, position, other.start)
+            position = other.end
+        yield _cut(piece, position, piece.end)
+
+
+def offset_end(chunk: InputChunk) -> int:
+    """Return the position after the last byte, or character, of a chunk that has an offset."""
+    assert chunk.offset is not None
+    return chunk.offset.start + len(_content(chunk))
+
+
+def _content(chunk: InputChunk) -> bytes | str:
+    in_characters = chunk.offset is not None and chunk.offset.in_characters
+    return str(chunk.payload, "utf-8") if in_characters else chunk.payload
+
+
+def _cut(piece: Piece, start: int, stop: int) -> Piece:
+    if (start, stop) == (piece.start, piece.end):
+        return piece
+    return Piece(start, piece.content[max(0, start - piece.start) : max(0, stop - piece.start)], piece.chunk)
+
+
+def _start(piece: Piece) -> int:
+    return piece.start
+
+
+def _end(piece: Piece) -> int:
+    return piece.end
+
+
+# JitterBuffer: puts RTP packets into order, and decides which are lost. Has no socket and no clock.
+#
+# What it feeds is an ear, not a loudspeaker: nothing has to be bridged by a delay. A packet that is in its place passes
+# at once, and only a gap makes the packets behind it wait, for as long as the missing one may still be under way. That
+# is four times the jitter (RFC 3550, 6.4.1), within bounds.
+#
+# A sender may begin anew at any time, with other numbers and time stamps. That is a new stream, and not a late packet:
+# another source (SSRC) says so at once; numbers that do not go on say so with the second packet in sequence (RFC 3550,
+# A.1), unless their time stamps are those of packets that are late.
+
+
+#: Ticks a second of the RTP time stamps of Opus, whatever its sample rate (RFC 7587, 4.1).
+CLOCK_RATE: Final = 48_000
+MIN_WAIT_SEC: Final = 0.04
+MAX_WAIT_SEC: Final = 0.25
+#: Packets that may wait behind a gap: more than a second of them.
+CAPACITY: Final = 64
+#: A sequence number this far from the expected one begins a new stream (RFC 3550, A.1).
+MAX_JUMP: Final = 3000
+#: No packet is overtaken by so much.
+MAX_LATE_SEC: Final = 2.0
+#: So many packets in sequence that are all late are a stream, whatever their time stamps.
+MAX_LATE_RUN: Final = 50
+
+_SEQUENCES: Final = 1 << 16
+_TIMESTAMPS: Final = 1 << 32
+
+
+class PacketOutcome(StrEnum):
+    """What became of a packet."""
+
+    ON_TIME = "on_time"
+    REORDERED = "reordered"
+    LATE = "late"
+    DUPLICATE = "duplicate"
+    LOST = "lost"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPacket:
+    """A packet in its place. ``lost`` packets before it did not arrive; ``timestamp`` is in ticks of CLOCK_RATE.
+
+    A packet of padding alone has no payload. ``begins`` means that it is the first of a stream.
+    """
+
+    timestamp: int
+    payload: bytes
+    lost: int = 0
+    begins: bool = False
+
+
+class JitterBuffer:
+    """``receive`` each packet, and ``pass_over`` the gap when the time of ``get_timer`` has come.
+
+    ``now`` is a monotonic time in seconds.
+    """
+
+    def __init__(self) -> None:
+        #: Packets by their outcome, until the owner takes them away.
+        self.counts: dict[PacketOutcome, int] = {}
+        #: The number that is next; counted on beyond 16 bits.
+        self._next: int | None = None
+        #: By number, the time stamps and payloads behind a gap.
+        self._waiting: dict[int, tuple[int, bytes]] = {}
+        self._gap_since: float | None = None
+        self._jitter = 0.0
+        self._transit: float | None = None
+        self._source: int | None = None
+        #: The source before it, and until when its packets are merely late.
+        self._former: tuple[int, float] | None = None
+        #: Whether the next packet is the first of its stream.
+        self._begins = True
+        #: The time stamp of the last packet that passed.
+        self._passed_timestamp = 0
+        #: The transit time of the last packet that was not behind its place, on no known clock.
+        self._usual_transit: float | None = None
+        #: The fewest ticks from one packet to the next, in this stream; 0 before there are two.
+        self._ticks = 0
+        #: The last packet whose number does not go on, and how many were in sequence with it.
+        self._astray: tuple[int, int, bytes] | None = None
+        self._astray_run = 0
+
+    def receive(
+        self, sequence: int, timestamp: int, payload: bytes, *, now: float, source: int = 0
+    ) -> list[MediaPacket]:
+        """A packet of the sender ``source`` has arrived. Returns what is in its place now."""
+        passed: list[MediaPacket] = []
+        if source != self._source:
+            if self._former is not None and self._former[0] == source and now < self._former[1]:
+                self._count(PacketOutcome.LATE)
+                return []
+            if self._source is not None:
+                self._former = self._source, now + MAX_WAIT_SEC
+            self._source = source
+            passed += self._begin(sequence, now)
+        assert self._next is not None
+        ahead = self._ahead(sequence)
+        if ahead < 0 and (first := self._restart(sequence, timestamp, payload, now)) is not None:
+            passed += self._begin(first[0], now)
+            passed += self._place(0, first[1], first[2], now)
+            ahead = self._ahead(sequence)
+        elif abs(ahead) > MAX_JUMP:
+            passed += self._begin(sequence, now)
+            ahead = 0
+        if payload:
+            self._measure(timestamp, now)
+            if ahead >= 0:
+                self._usual_transit = self._transit
+        return passed + self._place(ahead, timestamp, payload, now)
+
+    def _ahead(self, sequence: int) -> int:
+        assert self._next is not None
+        return (sequence - self._next + _SEQUENCES // 2) % _SEQUENCES - _SEQUENCES // 2
+
+    def _begin(self, sequence: int, now: float) -> list[MediaPacket]:
+        """A new stream begins. Returns what waited of the one before."""
+        passed: list[MediaPacket] = []
+        while self._waiting:
+            passed += self._pass_gap(now)
+        self._next, self._begins = sequence, True
+        self._transit = self._usual_transit = None
+        self._jitter, self._ticks = 0.0, 0
+        self._astray, self._astray_run = None, 0
+        return passed
+
+    def _restart(self, sequence: int, timestamp: int, payload: bytes, now: float) -> tuple[int, int, bytes] | None:
+        """The first packet of a new stream, if this one, behind its place, is the second."""
+        before, self._astray = self._astray, (sequence, timestamp, payload)
+        if before is None or sequence != (before[0] + 1) % _SEQUENCES:
+            self._astray_run = 1
+            return None
+        self._astray_run += 1
+        if self._is_late(sequence, timestamp, now) and self._astray_run < MAX_LATE_RUN:
+            return None
+        return before
+
+    def _is_late(self, sequence: int, timestamp: int, now: float) -> bool:
+        """Whether the time stamp is that of the packet of this stream with the number ``sequence``, which is late."""
+        age = (self._passed_timestamp - timestamp) % _TIMESTAMPS
+        packets = -1 - self._ahead(sequence)  # before the last one that passed
+        if age >= _TIMESTAMPS // 2 or age < packets * self._ticks // 2 or self._usual_transit is None:
+            return False
+        sent = self._passed_timestamp - age
+        return now - sent / CLOCK_RATE - self._usual_transit < MAX_LATE_SEC
+
+    def _place(self, ahead: int, timestamp: int, payload: bytes, now: float) -> list[MediaPacket]:
+        """Put a packet into its place. Returns what is in its place now."""
+        assert self._next is not None
+        passed: list[MediaPacket] = []
+        number = self._next + ahead
+        if ahead < 0:
+            self._count(PacketOutcome.LATE)
+        elif number in self._waiting:
+            self._count(PacketOutcome.DUPLICATE)
+        else:
+            self._count(PacketOutcome.REORDERED if ahead else PacketOutcome.ON_TIME)
+            self._waiting[number] = (timestamp, payload)
+            passed += self._take(now)
+            while len(self._waiting) > CAPACITY:
+                passed += self._pass_gap(now)
+        return passed
+
+    def get_timer(self) -> float | None:
+        """When to pass over the gap; None without one."""
+        return None if self._gap_since is None else self._gap_since + self._wait
+
+    def pass_over(self, now: float) -> list[MediaPacket]:
+        """The missing packets are lost, if their time is over. Returns what was behind them."""
+        due = self.get_timer()
+        return [] if due is None or now < due else self._pass_gap(now)
+
+    @property
+    def _wait(self) -> float:
+        return min(max(4 * self._jitter, MIN_WAIT_SEC), MAX_WAIT_SEC)
+
+    def _measure(self, timestamp: int, now: float) -> None:
+        transit = now - timestamp / CLOCK_RATE
+        if self._transit is not None and (step := abs(transit - self._transit)) < 1:
+            self._jitter += (step - self._jitter) / 16
+        self._transit = transit
+
+    def _take(self, now: float, lost: int = 0) -> list[MediaPacket]:
+        """What is in its place, with ``lost`` packets before it."""
+        assert self._next is not None
+        passed: list[MediaPacket] = []
+        while (waiting := self._waiting.pop(self._next, None)) is not None:
+            passed.append(MediaPacket(*waiting, lost=lost, begins=self._begins))
+            self._next += 1
+            ticks = (waiting[0] - self._passed_timestamp) % _TIMESTAMPS
+            if not (lost or self._begins) and ticks and (ticks < self._ticks or not self._ticks):
+                self._ticks = ticks
+            lost, self._begins, self._passed_timestamp = 0, False, waiting[0]
+        if passed or not self._waiting:
+            self._gap_since = None
+        if self._waiting and self._gap_since is None:
+            self._gap_since = now
+        return passed
+
+    def _pass_gap(self, now: float) -> list[MediaPacket]:
+        assert self._next is not None
+        first = min(self._waiting)
+        lost, self._next = first - self._next, first
+        self._count(PacketOutcome.LOST, lost)
+        return self._take(now, lost)
+
+    def _count(self, outcome: PacketOutcome, packets: int = 1) -> None:
+        self.counts[outcome] = self.counts.get(outcome, 0) + packets

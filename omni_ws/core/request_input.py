@@ -8,10 +8,8 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from omni_ws.core.accumulator import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator
-from omni_ws.core.audio_format import DEFAULT_INPUT_AUDIO, AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, StartTrigger
-from omni_ws.core.start_policy import StartPolicy
+from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioFormat, InputChunk, InputMode, StartTrigger
+from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 #: Chunks whose own name for the request is remembered where it is not the one that counts.

@@ -1,11 +1,18 @@
-"""Start policies: when the work on a request starts while its input is still arriving."""
+"""When the work on a request starts while its input is still arriving."""
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from enum import StrEnum
+from typing import ClassVar, Final, Protocol
 
-from omni_ws.core.chunks import Modality, StartTrigger
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
+
+# Start policies: when the work on a request starts while its input is still arriving.
 
 
 @dataclass(slots=True)
@@ -113,3 +120,186 @@ class OnModality:
             and received.open_part is Modality.AUDIO
             and received.open_part_audio_ms >= self.min_audio_ms
         )
+
+
+# InputAccumulator: the input of a request that has not started, and the totals that start policies test.
+#
+# TimestampOrder: the order of what arrives after the start.
+
+
+#: Nearly all chunks are audio; a module global is faster to look up than an enum member.
+_AUDIO: Final = Modality.AUDIO
+#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
+_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
+
+
+#: Milliseconds by which input of other modalities may be behind a chunk after the start, by default and at most.
+ALIGNMENT_WINDOW_MS: Final = 200
+MAX_ALIGNMENT_WINDOW_MS: Final = 2000
+
+
+class Alignment(StrEnum):
+    """How chunks of different modalities are ordered: by sequence number or by ``timestamp_ms``."""
+
+    ARRIVAL = "arrival"
+    TIMESTAMP = "timestamp"
+
+
+class InputAccumulator:
+    """Buffers the chunks of one request in sequence order and keeps their totals in ``summary``.
+
+    A *part* is a run of consecutive chunks of one modality. ``audio`` is the format by which bytes of audio are
+    converted to milliseconds; for compressed audio these are nominal (``AudioFormat.bytes_per_second``).
+    """
+
+    def __init__(self, *, audio: AudioFormat, alignment: Alignment = Alignment.ARRIVAL) -> None:
+        self.summary = InputSummary()
+        self._bytes_per_ms = audio.bytes_per_second / 1000
+        self._alignment = alignment
+        self._chunks: list[InputChunk] = []
+
+    def append(self, chunk: InputChunk, *, keep: bool = True) -> None:
+        """Add ``chunk`` to the summary and, with ``keep``, to the buffer; a chunk without content is ignored."""
+        size = len(chunk.payload)
+        if not size and not chunk.has_content:
+            return
+        summary = self.summary
+        summary.chunks += 1
+        summary.bytes += size
+        if keep:
+            self._chunks.append(chunk)
+        modality = chunk.modality
+        if modality is not summary.open_part:
+            self._open_part(modality)
+        if modality is _AUDIO:
+            duration = size / self._bytes_per_ms
+            summary.audio_ms += duration
+            summary.open_part_audio_ms += duration
+            return
+        match modality:
+            case Modality.TEXT:
+                summary.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
+                summary.tool_results += chunk.tool_call_id is not None
+            case Modality.IMAGE:
+                summary.images += 1
+            case Modality.VIDEO:  # pragma: no branch
+                summary.video_chunks += 1
+
+    def take(self) -> tuple[InputChunk, ...]:
+        """Return the buffered chunks in the order of the alignment, and empty the buffer. The summary stays."""
+        chunks, self._chunks = self._chunks, []
+        if self._alignment is Alignment.TIMESTAMP:
+            return by_timestamp(chunks)
+        return tuple(chunks)
+
+    def _open_part(self, modality: Modality) -> None:
+        if self.summary.open_part is not None:
+            self.summary.closed_parts.add(self.summary.open_part)
+        self.summary.open_part = modality
+        self.summary.open_part_audio_ms = 0
+
+
+def by_timestamp(chunks: list[InputChunk]) -> tuple[InputChunk, ...]:
+    """Return ``chunks`` sorted by ``timestamp_ms``.
+
+    The sort is stable. A chunk without a timestamp sorts as if it had that of the chunk before it, or 0.
+    """
+    latest = 0
+    keyed: list[tuple[int, InputChunk]] = []
+    for chunk in chunks:
+        if chunk.timestamp_ms is not None:
+            latest = chunk.timestamp_ms
+        keyed.append((latest, chunk))
+    return tuple(chunk for _, chunk in sorted(keyed, key=lambda pair: pair[0]))
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    """A chunk that waits, ordered by its time and then by its arrival; ``chunk`` is None once it has passed."""
+
+    timestamp_ms: int
+    arrival: int
+    due: float = field(compare=False)
+    chunk: InputChunk | None = field(compare=False)
+
+
+class TimestampOrder:
+    """Orders what arrives after the start of a request by ``timestamp_ms``.
+
+    A chunk waits until each other modality that the request has had is at its time less ``window_ms``, and as long in
+    real time at most. What waits passes in the order of its times. A chunk without a time passes at once.
+
+    ``before`` are the chunks before the start. ``now`` is the time of any monotonic clock, in seconds.
+    """
+
+    def __init__(self, window_ms: float, before: Iterable[InputChunk] = ()) -> None:
+        #: Bytes that wait.
+        self.held_bytes = 0
+        self._window_ms = window_ms
+        #: How far each modality is.
+        self._reached: dict[Modality, float] = {}
+        self._arrivals = 0
+        #: What waits: the earliest time on top, and in the order of arrival, among what has passed.
+        self._by_time: list[_Waiting] = []
+        self._by_arrival: deque[_Waiting] = deque()
+        for chunk in before:
+            self._note(chunk)
+
+    def __len__(self) -> int:
+        """The number of chunks that wait."""
+        return len(self._by_time)
+
+    def put(self, chunk: InputChunk, *, now: float) -> list[InputChunk]:
+        """Take the next chunk. Returns what passes now, in order."""
+        self._note(chunk)
+        if chunk.timestamp_ms is None:
+            return [chunk, *self._take_ready()]
+        self._arrivals += 1
+        waiting = _Waiting(chunk.timestamp_ms, self._arrivals, now + self._window_ms / 1000, chunk)
+        heapq.heappush(self._by_time, waiting)
+        self._by_arrival.append(waiting)
+        self.held_bytes += len(chunk.payload)
+        return self._take_ready()
+
+    def get_timer(self) -> float | None:
+        """When a chunk has waited for long enough; None while none waits."""
+        while self._by_arrival and self._by_arrival[0].chunk is None:
+            self._by_arrival.popleft()
+        return self._by_arrival[0].due if self._by_arrival else None
+
+    def handle_timer(self, *, now: float) -> list[InputChunk]:
+        """Take what has waited for long enough, and what comes before it."""
+        passed: list[InputChunk] = []
+        while (due := self.get_timer()) is not None and now >= due:
+            late = self._by_arrival[0]
+            while late.chunk is not None:
+                passed.append(self._take())
+        return passed
+
+    def take_all(self) -> list[InputChunk]:
+        """Take everything that waits: the input has ended."""
+        return [self._take() for _ in range(len(self))]
+
+    def _note(self, chunk: InputChunk) -> None:
+        if not chunk.has_content:
+            return
+        time = -math.inf if chunk.timestamp_ms is None else chunk.timestamp_ms
+        self._reached[chunk.modality] = max(time, self._reached.get(chunk.modality, -math.inf))
+
+    def _take_ready(self) -> list[InputChunk]:
+        passed: list[InputChunk] = []
+        while self._by_time and self._is_ready(self._by_time[0]):
+            passed.append(self._take())
+        return passed
+
+    def _is_ready(self, waiting: _Waiting) -> bool:
+        assert waiting.chunk is not None
+        own, least = waiting.chunk.modality, waiting.timestamp_ms - self._window_ms
+        return all(reached >= least for modality, reached in self._reached.items() if modality is not own)
+
+    def _take(self) -> InputChunk:
+        waiting = heapq.heappop(self._by_time)
+        chunk, waiting.chunk = waiting.chunk, None
+        assert chunk is not None
+        self.held_bytes -= len(chunk.payload)
+        return chunk

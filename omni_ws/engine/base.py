@@ -27,8 +27,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from msgspec import Struct
 
 from omni_ws.audio.samples import Pcm16, Samples
-from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import (
+    AnswerWarning,
+    AudioFormat,
     FinishReason,
     Hearing,
     InputChunk,
@@ -41,8 +42,7 @@ from omni_ws.core.chunks import (
     Usage,
     Word,
 )
-from omni_ws.core.messages import Message
-from omni_ws.core.output import AnswerWarning
+from omni_ws.core.history import Message
 from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError

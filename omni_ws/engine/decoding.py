@@ -20,9 +20,8 @@ from typing import Final
 import numpy as np
 
 from omni_ws.audio.samples import Samples
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.messages import Speech
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
+from omni_ws.core.history import Speech
 from omni_ws.core.quota import reserved
 from omni_ws.engine.base import GenerationRequest, InputSource
 from omni_ws.engine.channel import Channel

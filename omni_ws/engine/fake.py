@@ -17,8 +17,16 @@ from omni_ws.audio.mime import parse_audio_format
 from omni_ws.audio.pcm import PCM16
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.whole_frames import WholeFrames
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import (
+    AudioEncoding,
+    AudioFormat,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputModality,
+    Task,
+    Usage,
+)
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.base import (
     AudioOutput,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_ws.core.messages import Message, Speech
+from omni_ws.core.history import Message, Speech
 
 
 def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:

@@ -9,8 +9,7 @@ from typing import Final
 from omni_ws.audio.container import BURST_BYTES
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.mime import parse_audio_format
-from omni_ws.core.audio_format import MIN_SAMPLE_RATE, SAMPLE_BYTES, AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import MIN_SAMPLE_RATE, SAMPLE_BYTES, AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.core.quota import Room, reserved
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.errors import OmniError

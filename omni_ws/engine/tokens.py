@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
-from omni_ws.core.token_ranges import TokenRanges
-from omni_ws.core.token_session import TokenImage, VisionTokens
+from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
 
 #: The limit on ``TokenGeneration.logprob_top_k``.
 MAX_TOP_LOGPROBS: Final = 20

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omni_ws.core.image_type import sniff_image
+from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.colour import dominant_colour
 

@@ -13,7 +13,7 @@ import av.error
 import numpy as np
 
 from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
-from omni_ws.core.image_type import sniff_image
+from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
 from omni_ws.media.image import Pixels, decode_image, decoding_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.binary import decode_output_audio
 

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.replay.answers import Answers, NativeAnswers, ReplayedAnswer, decoded, parsed
 from omni_ws.replay.native import WebSocketKind
 

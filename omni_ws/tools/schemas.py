@@ -13,8 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
+from omni_ws.core.chunks import AudioEncoding, FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
 from omni_ws.errors import leaves
 from omni_ws.wire.frames import CLIENT_FRAMES
 from omni_ws.wire.server_frames import SERVER_FRAMES

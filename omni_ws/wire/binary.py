@@ -10,8 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import InputChunk, Modality, OutputChunk
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.frames import RefusedChunk
 

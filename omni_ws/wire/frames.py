@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, InputChunk, Modality, Offset
-from omni_ws.core.image_type import sniff_image
+from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter

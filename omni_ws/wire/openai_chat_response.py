@@ -12,8 +12,17 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCall, ToolCallFragment, Usage
-from omni_ws.core.output import FINISH_REASON_WARNING, FinalChunk, OutputChunk
+from omni_ws.core.chunks import (
+    FINISH_REASON_WARNING,
+    FinalChunk,
+    FinishReason,
+    OutputChunk,
+    OutputModality,
+    TokenLogprob,
+    ToolCall,
+    ToolCallFragment,
+    Usage,
+)
 
 #: OpenAI's value for the log-probability of a token with negligible probability.
 MIN_LOGPROB: Final = -9999.0

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_ws.core.chunks import OutputModality, TokenLogprob
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, OutputChunk, OutputModality, TokenLogprob
 from omni_ws.wire.openai_chat_response import finish_reasons, finite_logprob, usage_object, warning_objects
 
 

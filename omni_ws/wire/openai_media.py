@@ -12,10 +12,8 @@ from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, InputChunk, Modality
-from omni_ws.core.file_heads import encoding_by_head
-from omni_ws.core.image_type import sniff_image
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, AudioEncoding, InputChunk, Modality
+from omni_ws.core.file_heads import encoding_by_head, sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 
 #: The fields of a chat body that contain media outside the messages, in the order in which they precede the text.

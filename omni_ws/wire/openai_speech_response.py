@@ -6,8 +6,7 @@ import base64
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from omni_ws.core.chunks import OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, OutputChunk, OutputModality
 from omni_ws.wire.openai_chat_response import usage_object
 
 

@@ -12,10 +12,9 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality
 from omni_ws.core.file_heads import encoding_by_head
-from omni_ws.core.languages import language_code
+from omni_ws.core.json_values import language_code
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_fields import ConfigurationPatch, refuse_unavailable
 from omni_ws.wire.session_config import invalid_value

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from omni_ws.core.chunks import HeardSegment, Hearing, OutputModality, Usage, Word
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, HeardSegment, Hearing, OutputChunk, OutputModality, Usage, Word
 from omni_ws.wire.openai_transcription import TranscriptionRequest
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.realtime_events import mapping_field
 from omni_ws.wire.session_config import SessionConfig

@@ -7,8 +7,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from omni_ws.core.chunks import OutputModality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import OutputChunk, OutputModality
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.session_config import (
     InputAudioConfig,

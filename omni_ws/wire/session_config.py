@@ -10,11 +10,12 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
-from omni_ws.core.accumulator import ALIGNMENT_WINDOW_MS, MAX_ALIGNMENT_WINDOW_MS, Alignment
-from omni_ws.core.audio_format import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
-from omni_ws.core.chunks import InputMode, Modality, Task
+from omni_ws.core.chunks import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding, InputMode, Modality, Task
 from omni_ws.core.start_policy import (
+    ALIGNMENT_WINDOW_MS,
     DEFAULT_MIN_LENGTH,
+    MAX_ALIGNMENT_WINDOW_MS,
+    Alignment,
     OnEndOnly,
     OnFirstChunk,
     OnMinLength,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.encoder import AudioEncoder, encode_file
 from omni_ws.audio.samples import Samples
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import UnsupportedFormat
 
 SPEECH = Path(__file__).parent.parent / "data" / "goforward.wav"

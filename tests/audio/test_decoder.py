@@ -21,7 +21,7 @@ from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 
 SPEECH = Path(__file__).parent.parent / "data" / "goforward.wav"
@@ -201,7 +201,7 @@ def test_a_failed_stream_stays_failed() -> None:
 def test_bare_samples_do_not_load_libav() -> None:
     program = (
         "import sys; from omni_ws.audio.decoder import AudioDecoder; from omni_ws.audio.encoder import AudioEncoder;"
-        "from omni_ws.core.audio_format import AudioFormat;"
+        "from omni_ws.core.chunks import AudioFormat;"
         "AudioDecoder(AudioFormat(), sample_rate=16000).decode(bytes(9));"
         "AudioEncoder(AudioFormat(), source_rate=16000);"
         "assert not {'av', 'PIL'} & set(sys.modules)"

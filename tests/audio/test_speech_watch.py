@@ -16,7 +16,7 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, SpeechWatch
 from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset, SpeechOnset, SpeechPause, TurnEvent
 from omni_ws.audio.vad import SpeechDetector
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 RATES = [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000]
 #: The tolerance for starts and ends of speech: two windows.

@@ -12,7 +12,7 @@ from support.live_server import live_server
 from omni_ws.client import connect
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import InvalidValue, SessionConflict

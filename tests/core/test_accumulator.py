@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.accumulator import Alignment, InputAccumulator, by_timestamp
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
+from omni_ws.core.start_policy import Alignment, InputAccumulator, by_timestamp
 
 #: 32 bytes per millisecond.
 AUDIO = AudioFormat(AudioEncoding.PCM16, 16_000, 1)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.audio_format import (
+from omni_ws.core.chunks import (
     DEFAULT_INPUT_AUDIO,
     MAX_CHANNELS,
     NOMINAL_COMPRESSED_BYTES_PER_SECOND,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.audio_ring import AudioRing
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 
 STEREO = AudioFormat(AudioEncoding.PCM16, 8_000, 2)  # 32 bytes per millisecond
 

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, ToolCall
-from omni_ws.core.history_items import HistoryItem, HistoryItems
-from omni_ws.core.messages import MAX_COUNTED_TEXT, WORDS_UNKNOWN, Message, Speech, estimate_tokens, in_order
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, ToolCall
+from omni_ws.core.history import (
+    MAX_COUNTED_TEXT,
+    WORDS_UNKNOWN,
+    HistoryItem,
+    HistoryItems,
+    Message,
+    Speech,
+    estimate_tokens,
+    in_order,
+)
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue
 
@@ -257,7 +264,7 @@ def test_a_request_costs_the_same_however_much_is_kept() -> None:
 
 
 def test_requests_that_can_be_named_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.core.history_items.MAX_REQUESTS", 2)
+    monkeypatch.setattr("omni_ws.core.history.MAX_REQUESTS", 2)
     history = HistoryItems(100, ByteBudget(1 << 20))
     for name in "abcd":
         turn(history, name, name, "ok")
@@ -346,7 +353,7 @@ def test_speech_counts_25_tokens_a_second_and_is_given_back_as_it_goes() -> None
 
 def test_bytes_of_speech_in_a_history_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = ByteBudget(1 << 20)
-    monkeypatch.setattr("omni_ws.core.history_items.MAX_SPEECH_BYTES", 2 * (len(TOKEN) + 256))
+    monkeypatch.setattr("omni_ws.core.history.MAX_SPEECH_BYTES", 2 * (len(TOKEN) + 256))
     history = HistoryItems(1000, budget)
     for count in (1, 2, 2):
         history.add([spoken(budget)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.hosts import Hosts
+from omni_ws.core.addresses import Hosts
 
 HOSTS = Hosts(["voice.example", "Other.Example:8443"])
 

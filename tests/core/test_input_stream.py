@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset, StartTrigger
-from omni_ws.core.input_stream import READ_SEC
+from omni_ws.core.input_stream import READ_SEC, StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.reorder import ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.request_input import (
     GenerationStarted,
     InputAppended,
@@ -19,8 +20,6 @@ from omni_ws.core.request_input import (
     SessionState,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
-from omni_ws.core.stream_events import ReceivedInput, RequestOpened, StreamEvent
-from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EmptyInput,
     EngineOverloaded,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from omni_ws.core.jitter_buffer import (
+from omni_ws.core.reorder import (
     CAPACITY,
     MAX_JUMP,
     MAX_LATE_RUN,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import OutputModality, ToolCallFragment, Word
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, OutputChunk, OutputModality, ToolCallFragment, Word
+from omni_ws.core.history import WORDS_UNKNOWN, Message
 from omni_ws.core.ledger import (
     MAX_DETAIL,
     MAX_ENTRIES,
@@ -16,8 +16,6 @@ from omni_ws.core.ledger import (
     LedgerEntry,
     SentAudio,
 )
-from omni_ws.core.messages import WORDS_UNKNOWN, Message
-from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue
 

@@ -11,9 +11,8 @@ from random import Random
 import msgspec
 import pytest
 
-from omni_ws.core.chunks import OutputModality, ToolCallFragment, Word
+from omni_ws.core.chunks import OutputChunk, OutputModality, ToolCallFragment, Word
 from omni_ws.core.ledger import Ledger, LedgerEntry, SentAudio
-from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 
 WORD_MS = 100

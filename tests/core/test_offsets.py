@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset
-from omni_ws.core.input_stream import InputStream
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings
 from omni_ws.core.start_policy import OnFirstChunk
-from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.core.output import FinalChunk, OutputSequencer
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputSequencer, Usage
 
 
 def test_numbers_run_through_all_requests() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.token_bucket import TokenBucket
+from omni_ws.core.quota import TokenBucket
 
 
 def test_the_burst_and_one_more() -> None:

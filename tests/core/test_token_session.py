@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.token_ranges import TokenRanges
-from omni_ws.core.token_session import TokenImage, TokenSession, VisionTokens
+from omni_ws.core.token_session import TokenImage, TokenRanges, TokenSession, VisionTokens
 from omni_ws.errors import ContextLengthExceeded, InvalidValue, OffsetMismatch, OmniError
 
 START, PAD, END = 90, 91, 92

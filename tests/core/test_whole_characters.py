@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.stream_events import Diverted, StreamEvent, TextRefused
-from omni_ws.core.whole_characters import WholeCharacters
+from omni_ws.core.input_stream import WholeCharacters
+from omni_ws.core.reorder import Diverted, StreamEvent, TextRefused
 from omni_ws.errors import EngineOverloaded
 
 

@@ -14,8 +14,7 @@ from PIL import Image
 from support.until import until
 
 from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.engine import decoding
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart

@@ -11,8 +11,17 @@ import pytest
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import samples_from_pcm16
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import (
+    AudioEncoding,
+    AudioFormat,
+    FinishReason,
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputModality,
+    Task,
+    Usage,
+)
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,

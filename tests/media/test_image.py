@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from omni_ws.core.image_type import sniff_image
+from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.image import decode_image, describe_image
 

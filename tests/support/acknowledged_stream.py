@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from omni_ws.core.input_stream import InputStream
-from omni_ws.core.stream_events import ReceivedInput
+from omni_ws.core.reorder import ReceivedInput
 from omni_ws.transport.native.acknowledgements import Acknowledgements, Waiting
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.reorder import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnMinLength
-from omni_ws.core.stream_events import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
-from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from support.until import until
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, Word
+from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, Word
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.routes.response_stream import PromptWriter

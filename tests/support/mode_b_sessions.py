@@ -8,8 +8,7 @@ from typing import Any
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.core.request_input import SessionState
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine

@@ -12,9 +12,7 @@ from support.golden_frames import vectors
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, OutputModality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import AudioFormat, FinishReason, InputChunk, OutputChunk, OutputModality
 from omni_ws.errors import OmniError
 from omni_ws.wire import server_frames
 from omni_ws.wire.binary import decode_input, encode_output_audio

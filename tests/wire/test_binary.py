@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, OutputChunk, OutputModality
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.binary import (
     HEADER,

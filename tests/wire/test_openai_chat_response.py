@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.wire import sse
 from omni_ws.wire.openai_chat_response import (
     AUDIO_EXPIRES_SEC,

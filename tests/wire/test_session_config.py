@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.audio_format import MAX_CHANNELS, AudioEncoding
-from omni_ws.core.chunks import Modality
+from omni_ws.core.chunks import MAX_CHANNELS, AudioEncoding, Modality
 from omni_ws.core.start_policy import (
     DEFAULT_MIN_LENGTH,
     OnEndOnly,

@@ -13,7 +13,7 @@ import numpy as np
 
 from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.audio.samples import Samples
-from omni_ws.core.languages import WHISPER_LANGUAGES
+from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.engine.asr.repeats import copied_at_end
 from omni_ws.errors import EngineFailed
 

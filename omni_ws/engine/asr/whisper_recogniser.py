@@ -15,7 +15,7 @@ import numpy as np
 
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
-from omni_ws.core.languages import language_name
+from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.recognition_cost import RecognitionCost, interim_gap_sec
 from omni_ws.engine.asr.repeats import without_repeats

@@ -13,7 +13,7 @@ from functools import cache
 from random import Random
 from typing import Final
 
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents import fun
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.intent import Asked

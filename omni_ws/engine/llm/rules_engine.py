@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest, TextOutput

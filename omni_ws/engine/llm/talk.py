@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Final
 
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 
 #: Of how many messages of each side the texts are looked at, and how many characters of each.
 RECENT: Final = 64

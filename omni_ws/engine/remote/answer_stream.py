@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
+from omni_ws.core.chunks import CONTENT_FILTER, FINISH_REASON_WARNING, AnswerWarning, FinishReason, TokenLogprob, Usage
 from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
-from omni_ws.core.output import CONTENT_FILTER, FINISH_REASON_WARNING, AnswerWarning
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_fields import Halves, UpstreamToolCallReader, logprobs_of, whole_text

@@ -8,9 +8,8 @@ from dataclasses import replace
 from itertools import count
 from typing import ClassVar, Final
 
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task
-from omni_ws.core.messages import Message
-from omni_ws.core.output import context_full
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
+from omni_ws.core.history import Message
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest
 from omni_ws.engine.history_turns import whole_turns

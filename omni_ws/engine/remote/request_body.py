@@ -17,8 +17,8 @@ from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
-from omni_ws.core.image_type import sniff_image
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.file_heads import sniff_image
+from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.decoded_parts import AudioPart

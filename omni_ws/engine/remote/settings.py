@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.config.values import MIB
-from omni_ws.core.languages import WHISPER_LANGUAGES
+from omni_ws.core.json_values import WHISPER_LANGUAGES
 
 #: The sampling parameters that most servers honour.
 DEFAULT_SAMPLING: Final = (

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.audio.mime import parse_audio_mime
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.remote.answer_stream import DONE, event_content
 from omni_ws.engine.remote.pool import Pool

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.history_turns import whole_turns
 
 #: What history may not take of the context, in tokens: room for the input, and for an answer without ``max_tokens``.

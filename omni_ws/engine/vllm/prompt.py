@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from omni_ws.core.chunks import Modality
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.vllm.excerpt import Excerpt, Given, Media, StableExcerpt
 from omni_ws.engine.vllm.history_trim import HistoryTrim, PromptLimit
 from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm

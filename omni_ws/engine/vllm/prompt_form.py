@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from omni_ws.core.chunks import Modality
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.vllm.excerpt import Media
 from omni_ws.engine.vllm.media_sizes import MediaSizes
 from omni_ws.errors import InvalidValue, UnsupportedModality

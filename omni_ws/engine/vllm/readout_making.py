@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.config.error import ConfigurationError
-from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage
-from omni_ws.core.output import AnswerWarning
+from omni_ws.core.chunks import AnswerWarning, FinishReason, OutputModality, Task, Usage
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.speech_part import SpeechPart

@@ -12,9 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.audio.samples import Samples
-from omni_ws.core.chunks import FinishReason, InputMode, Modality
-from omni_ws.core.messages import Speech
-from omni_ws.core.output import AnswerWarning, context_full
+from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality, context_full
+from omni_ws.core.history import Speech
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart

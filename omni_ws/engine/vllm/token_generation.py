@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
-from omni_ws.core.token_ranges import TokenRanges
-from omni_ws.core.token_session import TokenImage, VisionTokens
+from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.tokens import (
     ReadoutManifest,

@@ -7,10 +7,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage, Word
+from omni_ws.core.chunks import (
+    FinalChunk,
+    FinishReason,
+    OutputChunk,
+    OutputModality,
+    OutputSequencer,
+    Task,
+    Usage,
+    Word,
+    WordsKnown,
+)
+from omni_ws.core.history import Message
 from omni_ws.core.ledger import SentAudio
-from omni_ws.core.messages import Message
-from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer, WordsKnown
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,

@@ -9,10 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
-from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
-from omni_ws.core.languages import language_name
+from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values, language_name
 from omni_ws.core.quota import ByteBudget, beyond_ordinary, memory_of
 from omni_ws.core.request_input import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities

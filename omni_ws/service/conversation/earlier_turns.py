@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from omni_ws.audio.mime import media_type
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.continued_input import apart
 from omni_ws.service.conversation.request import Request
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from omni_ws.audio.mime import parse_audio_format
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.history_items import MAX_SPEECH_BYTES
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
+from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Speech
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.messages import RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Speech
 from omni_ws.core.quota import ByteBudget
 
 #: The same for each chunk of a run, until the run is joined.

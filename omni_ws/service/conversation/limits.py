@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.core.input_stream import StreamLimits
 
 #: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes
 #: leaves out the overhead of a chunk, and chunks may be tiny.

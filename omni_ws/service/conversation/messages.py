@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, OutputChunk
 from omni_ws.core.quota import memory_of
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (

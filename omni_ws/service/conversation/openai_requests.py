@@ -14,9 +14,8 @@ from functools import lru_cache
 
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.mime import parse_audio_format
-from omni_ws.core.audio_format import DEFAULT_INPUT_AUDIO, AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.core.messages import Message, Speech
+from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioEncoding, AudioFormat, InputChunk, InputMode, Modality
+from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation

@@ -11,8 +11,7 @@ from typing import Final
 
 import msgspec
 
-from omni_ws.core.chunks import OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, OutputChunk, OutputModality
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
 from omni_ws.service.conversation.journal import Journal

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import OutputChunk
 
 
 class OutboxReader(Protocol):

@@ -11,14 +11,23 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace as replace_struct
 
-from omni_ws.core.accumulator import Alignment, TimestampOrder
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, InputChunk, InputMode, Modality, OutputModality, ToolCall, Usage
+from omni_ws.core.chunks import (
+    CHUNK_OVERHEAD_BYTES,
+    AudioFormat,
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    ToolCall,
+    Usage,
+    WordsKnown,
+)
+from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger, LedgerEntry
-from omni_ws.core.messages import Message
-from omni_ws.core.output import OutputChunk, WordsKnown
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import GenerationStarted, RequestInput
+from omni_ws.core.start_policy import Alignment, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
     NO_SINK,

@@ -8,10 +8,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import FinishReason, InputMode, Task
+from omni_ws.core.chunks import FinishReason, InputMode, OutputChunk, OutputSequencer, Task, WordsKnown
+from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.messages import Message
-from omni_ws.core.output import OutputChunk, OutputSequencer, WordsKnown
 from omni_ws.engine.base import Engine, Finished
 from omni_ws.errors import EngineFailed, OmniError, ends_session
 from omni_ws.service.conversation.answer_writer import (

@@ -9,7 +9,7 @@ from typing import Final
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.engine.threads import Work, run_work
 
 #: Longer pieces, and all compressed audio, are encoded in a worker thread. For short raw pieces the switch would cost

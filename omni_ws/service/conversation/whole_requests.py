@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, InputChunk, InputMode
-from omni_ws.core.messages import Message, message_bytes
+from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.request_input import GenerationStarted, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.service.conversation.conversation import Conversation

@@ -13,8 +13,7 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from omni_ws.audio.mime import parse_audio_format
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.service.listening.workers import ROUND_SEC, SpeechWorkers
 from omni_ws.wire.session_config import TurnDetectionConfig
 

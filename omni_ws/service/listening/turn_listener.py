@@ -74,9 +74,8 @@ from omni_ws.audio.container import BURST_BYTES
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import SLICE_SAMPLES, SpeechWatch, StreamPiece, Watched
-from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.audio_ring import AudioRing
-from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.listening_threads import Lane

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from omni_ws.core.stream_events import StreamEvent
+from omni_ws.core.reorder import StreamEvent
 from omni_ws.errors import OmniError
 
 

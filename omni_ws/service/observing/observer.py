@@ -14,8 +14,7 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from omni_ws.core.chunks import InputChunk, InputMode, Task
-from omni_ws.core.output import AnyOutput, OutputChunk
+from omni_ws.core.chunks import AnyOutput, InputChunk, InputMode, OutputChunk, Task
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.service.observing.timeline import (
     Milestone,

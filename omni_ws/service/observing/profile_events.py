@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from omni_ws.core.output import FinalChunk
+from omni_ws.core.chunks import FinalChunk
 from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.profiler import events
 from omni_ws.profiler.events import COORDINATOR, TakesEvents

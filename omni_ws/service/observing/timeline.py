@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from omni_ws.core.chunks import InputMode, OutputModality, StartTrigger, Task
-from omni_ws.core.output import FinalChunk
+from omni_ws.core.chunks import FinalChunk, InputMode, OutputModality, StartTrigger, Task
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import OmniError
 

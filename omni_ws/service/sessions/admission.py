@@ -12,8 +12,7 @@ from typing import Final, Protocol
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.addresses import Addresses
-from omni_ws.core.daily_use import DailyUse
-from omni_ws.core.token_bucket import TokenBucket
+from omni_ws.core.quota import DailyUse, TokenBucket
 from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.sessions.slot_counts import OwnSlotCounts, SlotCounts

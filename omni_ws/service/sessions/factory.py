@@ -18,10 +18,9 @@ from omni_ws import __version__
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Addresses
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.daily_use import DailyUse
-from omni_ws.core.quota import ByteBudget, SessionAccount
-from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.core.chunks import AudioEncoding
+from omni_ws.core.input_stream import StreamLimits
+from omni_ws.core.quota import ByteBudget, DailyUse, SessionAccount
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.engine.composed.ahead_load import ThinksAhead
 from omni_ws.engine.composed.parts import HasParts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.offsets import offset_end
+from omni_ws.core.reorder import offset_end
 from omni_ws.errors import InvalidRequest, PayloadTooLarge, SessionConflict
 from omni_ws.wire.append_body import ChunkOrRefusal
 from omni_ws.wire.frames import RefusedChunk

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk
-from omni_ws.core.output import AnyOutput, FinalChunk, OutputChunk
+from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk, OutputChunk
 from omni_ws.core.request_input import SessionState
 from omni_ws.errors import (
     ORDERLY_ENDS,

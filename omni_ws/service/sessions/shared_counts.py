@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import IO, Final
 
-from omni_ws.core.daily_use import DailyCounts, DailyLimits, DailyUse, UsedToday
-from omni_ws.core.token_bucket import TokenBucket
+from omni_ws.core.quota import DailyCounts, DailyLimits, DailyUse, TokenBucket, UsedToday
 from omni_ws.errors import RateLimited
 
 _CELL: Final = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-from omni_ws.core.token_bucket import TokenBucket
+from omni_ws.core.quota import TokenBucket
 
 
 class SlotCounts(Protocol):

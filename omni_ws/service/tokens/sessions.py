@@ -12,8 +12,7 @@ from typing import Final, cast
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.token_ranges import TokenRanges
-from omni_ws.core.token_session import TOKEN_BYTES, TokenAppend, TokenImage, TokenSession
+from omni_ws.core.token_session import TOKEN_BYTES, TokenAppend, TokenImage, TokenRanges, TokenSession
 from omni_ws.engine.tokens import (
     NOWHERE,
     HasTokens,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from omni_ws.core.chunks import OutputModality, Usage
-from omni_ws.core.output import AnswerWarning, FinalChunk, OutputChunk
+from omni_ws.core.chunks import AnswerWarning, FinalChunk, OutputChunk, OutputModality, Usage
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
 from omni_ws.wire.binary import encode_output_audio

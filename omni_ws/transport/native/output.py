@@ -8,7 +8,7 @@ from typing import Final
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.output import AnyOutput, OutputChunk
+from omni_ws.core.chunks import AnyOutput, OutputChunk
 from omni_ws.errors import ORDERLY_ENDS, OmniError, SlowConsumer, websocket_close_code
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected

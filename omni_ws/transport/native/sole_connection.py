@@ -8,7 +8,7 @@ from typing import Protocol
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError
 from omni_ws.service.sessions.live_session import LiveSession

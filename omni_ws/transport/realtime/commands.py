@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality
-from omni_ws.core.messages import Message
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, OutputModality
+from omni_ws.core.history import Message
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
 from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
 from omni_ws.service.conversation.messages import ServerMessage

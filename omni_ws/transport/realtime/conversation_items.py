@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
-from omni_ws.core.history_items import ALL_ROLES
+from omni_ws.core.history import ALL_ROLES, Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.messages import Message
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import PayloadTooLarge
 from omni_ws.wire.realtime_items import Item

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Final, TypeAlias
 
-from omni_ws.core.chunks import FinishReason, OutputModality, ToolCallFragment
-from omni_ws.core.output import CONTENT_FILTER, FinalChunk, OutputChunk
+from omni_ws.core.chunks import CONTENT_FILTER, FinalChunk, FinishReason, OutputChunk, OutputModality, ToolCallFragment
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError
 from omni_ws.service.identifiers import new_id

@@ -8,7 +8,7 @@ from typing import Final
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.output import AnyOutput
+from omni_ws.core.chunks import AnyOutput
 from omni_ws.errors import (
     InvalidRequest,
     OmniError,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from omni_ws.core.chunks import FinishReason, OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk, WordsKnown
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, WordsKnown
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage

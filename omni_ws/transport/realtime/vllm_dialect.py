@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk, OutputModality
 from omni_ws.errors import OmniError, UnknownType
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task
-from omni_ws.core.messages import WORDS_UNKNOWN, Message
+from omni_ws.core.history import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue, UnsupportedModality, UnsupportedParameter
 from omni_ws.service.conversation.openai_requests import chat_options, earlier_message, prepare_answer
 from omni_ws.service.sessions.factory import SessionFactory

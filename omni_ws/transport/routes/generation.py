@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.core.quota import Share
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError

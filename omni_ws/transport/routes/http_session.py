@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from omni_ws.core.chunks import InputChunk
-from omni_ws.core.output import AnyOutput, OutputChunk
+from omni_ws.core.chunks import AnyOutput, InputChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage

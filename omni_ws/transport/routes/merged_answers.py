@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, Usage
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.routes.response_stream import AnswerSource, PromptWriter, next_message
 

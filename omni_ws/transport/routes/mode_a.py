@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from omni_ws.audio.mime import media_type, parse_audio_mime
 from omni_ws.config.model import ServerConfig
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import AudioFormat, InputChunk
 from omni_ws.core.file_heads import ENCODINGS, WINDOW_BYTES, FileKind, Look, kind_of_head
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest

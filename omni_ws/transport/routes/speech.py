@@ -6,8 +6,7 @@ from functools import partial
 
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from omni_ws.core.languages import language_name
+from omni_ws.core.json_values import language_name
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange

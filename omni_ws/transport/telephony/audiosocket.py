@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import OmniError, ShuttingDown
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession

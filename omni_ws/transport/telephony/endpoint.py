@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import OmniError, ShuttingDown, Unauthenticated
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory

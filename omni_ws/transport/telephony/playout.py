@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_ws.core.chunks import FinishReason, OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.telephony.messages import encode_clear, encode_mark, encode_media
 from omni_ws.wire.server_frames import SpeechStartedFrame

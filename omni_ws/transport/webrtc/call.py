@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from omni_ws.core.jitter_buffer import PacketOutcome
+from omni_ws.core.reorder import PacketOutcome
 from omni_ws.errors import InvalidRequest, OmniError
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import unexpected

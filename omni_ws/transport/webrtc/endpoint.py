@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.keys import key_name
-from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidFrame, InvalidValue, SessionNotFound, UnsupportedFormat, WebrtcOff
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics

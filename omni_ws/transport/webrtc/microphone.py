@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiortc import RTCRtpReceiver
 
 from omni_ws.audio.opus_packets import SAMPLE_RATE, OpusPacketDecoder
-from omni_ws.core.jitter_buffer import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
+from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
 from omni_ws.errors import InvalidFrame
 from omni_ws.metrics import Metrics
 

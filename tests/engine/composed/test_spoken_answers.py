@@ -16,9 +16,8 @@ from support.part_engines import ReadingEngine, RetortEngine
 from support.until import until
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, Word
-from omni_ws.core.messages import Message
+from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, Word
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine

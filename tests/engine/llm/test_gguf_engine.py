@@ -29,7 +29,7 @@ from support.until import until
 from omni_ws.client import TextChunk, connect
 from omni_ws.client.events import AnswerBuilder
 from omni_ws.core.chunks import FinishReason
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, StructuredOutput, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings

@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents.about_me import HELP
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.fun import FACTS, JOKES, RIDDLES

@@ -10,7 +10,7 @@ from PIL import Image
 from support.engine_answers import answered, collect, open_input, text
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.llm.sights import UNSEEN

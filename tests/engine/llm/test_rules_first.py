@@ -11,7 +11,7 @@ from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import RetortEngine
 
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_first import RulesFirst

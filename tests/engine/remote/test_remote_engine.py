@@ -29,7 +29,7 @@ from support.scripted_upstream import (
 )
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote import upstream_engine
 from omni_ws.errors import (

@@ -15,7 +15,7 @@ from omni_ws.client import connect
 from omni_ws.config import load
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, ToolCall
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import StructuredOutput, TextOutput
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.engine import RemoteEngine

@@ -18,9 +18,8 @@ from PIL import Image
 from support.engine_answers import asking, text
 
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
+from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.remote.dialect import Dialect

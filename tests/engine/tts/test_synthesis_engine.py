@@ -15,7 +15,7 @@ from support.engine_answers import AUDIO, BOTH, TEXT, Answer, answered, audio, c
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, AudioOutput, EngineState, Finished
 from omni_ws.engine.tts import voice as voice_module
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from support.word_prompts import WordTokenizer, form, render
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import Modality, ToolCall
-from omni_ws.core.messages import Message, Speech
+from omni_ws.core.chunks import AudioFormat, Modality, ToolCall
+from omni_ws.core.history import Message, Speech
 from omni_ws.engine.vllm.excerpt import Media
 from omni_ws.engine.vllm.history_trim import HistoryTrim, PromptLimit
 from omni_ws.engine.vllm.prompt import PromptDraft

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.word_prompts import CONTROL, WordTokenizer, form, placeholder, render
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import Modality, ToolCall
-from omni_ws.core.messages import Message, Speech
+from omni_ws.core.chunks import AudioFormat, Modality, ToolCall
+from omni_ws.core.history import Message, Speech
 from omni_ws.engine.vllm.excerpt import Given, Media
 from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm

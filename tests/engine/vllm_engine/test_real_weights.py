@@ -26,7 +26,7 @@ from support.spoken_ways import WAYS, is_loud
 from support.vllm_engine import request
 
 from omni_ws.config.model import VllmConfig
-from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import AnswerOptions, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -17,8 +17,7 @@ from support.live_server import live_server
 from support.vllm_serve import CONTEXT, VllmServe, configuration, in_front_of, vllm_serve
 
 from omni_ws.client import connect
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinishReason, InputChunk, Modality
 from omni_ws.engine.base import EngineState, TextOutput
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue

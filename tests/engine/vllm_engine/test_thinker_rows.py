@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 from support.until import until
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.core.messages import Message, Speech
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality
+from omni_ws.core.history import Message, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows

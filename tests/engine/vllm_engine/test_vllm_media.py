@@ -15,9 +15,8 @@ from support.engine_answers import Input, text
 from support.until import until
 from support.vllm_engine import answer, llm_of, plain_answer
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality
+from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import InvalidValue

@@ -34,7 +34,7 @@ from support.vllm_engine import (
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, PartFailed, TextOutput
 from omni_ws.engine.omni import step_process
 from omni_ws.engine.omni.step_process import StepProcess

@@ -16,7 +16,7 @@ from support.until import until
 from support.vllm_engine import GREEDY, answer, early_budget, plain_answer, request, unfinished
 
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, TextOutput
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter

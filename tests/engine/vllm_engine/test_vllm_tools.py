@@ -17,7 +17,7 @@ from omni_ws.client import connect
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig, VllmConfig
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, ToolCall
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import decode_input

@@ -10,11 +10,19 @@ from contextlib import aclosing
 import pytest
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall, ToolCallFragment, Usage
-from omni_ws.core.messages import Message
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import (
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    ToolCall,
+    ToolCallFragment,
+    Usage,
+)
+from omni_ws.core.history import Message
+from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge

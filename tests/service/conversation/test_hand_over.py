@@ -14,10 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from support.made_requests import give_input, make_request
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, OutputSequencer, Usage
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import (
     AudioOutput,

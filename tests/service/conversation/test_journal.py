@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.chunks import OutputModality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import OutputChunk, OutputModality
 from omni_ws.core.quota import ByteBudget
 from omni_ws.service.conversation.journal import Journal
 from omni_ws.service.conversation.messages import ServerMessage

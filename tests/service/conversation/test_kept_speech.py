@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
+from omni_ws.core.history import RUN_OVERHEAD_BYTES, Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.messages import RUN_OVERHEAD_BYTES, Message
 from omni_ws.core.quota import ByteBudget
 from omni_ws.service.conversation.kept_speech import SPEECH_OVERHEAD_BYTES, KeptSpeech
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
 from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES

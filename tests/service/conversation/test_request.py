@@ -11,12 +11,12 @@ from omni_ws.core.chunks import (
     InputChunk,
     InputMode,
     Modality,
+    OutputChunk,
     OutputModality,
     StartTrigger,
     ToolCall,
     ToolCallFragment,
 )
-from omni_ws.core.output import OutputChunk
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.service.conversation.request import Request

@@ -11,9 +11,8 @@ from support.capable_engine import HEARS, PlayingEngine
 from support.made_requests import end_input, give_input, make_request
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, InputMode, Modality, OutputChunk, StartTrigger
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput

@@ -11,10 +11,8 @@ import pytest
 from support.capable_engine import CapableEngine, said
 from support.live_server import live_server
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality
-from omni_ws.core.messages import Message
-from omni_ws.core.output import FinalChunk
+from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, InputChunk, Modality
+from omni_ws.core.history import Message
 from omni_ws.errors import EmptyInput, OmniError, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from support.inline_workers import MS, InlineWorkers, quiet
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.service.listening.queue import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,

@@ -21,14 +21,12 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import InputStream
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
-from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
-from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.listening_threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener

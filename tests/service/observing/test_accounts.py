@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_ws.core.chunks import FinishReason, InputMode, OutputModality, StartTrigger, Task, Usage
-from omni_ws.core.output import FinalChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, InputMode, OutputModality, StartTrigger, Task, Usage
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics

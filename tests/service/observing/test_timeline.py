@@ -6,8 +6,17 @@ import time
 
 import pytest
 
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, StartTrigger, Task, Usage
-from omni_ws.core.output import FinalChunk
+from omni_ws.core.chunks import (
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputModality,
+    StartTrigger,
+    Task,
+    Usage,
+)
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.observing.observer import (

@@ -11,8 +11,7 @@ import pytest
 from support.until import until
 
 from omni_ws.config.model import EngineName, ServerConfig
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage

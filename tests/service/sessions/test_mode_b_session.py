@@ -9,8 +9,7 @@ from contextlib import ExitStack
 import pytest
 from support.mode_b_sessions import GOING, Slots, answered, chunk, factory, opener
 
-from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.output import FinalChunk
+from omni_ws.core.chunks import FinalChunk, InputChunk, Modality
 from omni_ws.core.request_input import SessionState
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import ScriptedEngine

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES

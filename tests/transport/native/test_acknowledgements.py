@@ -9,11 +9,11 @@ import pytest
 from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.reorder import ReceivedInput
 from omni_ws.core.request_input import InputSettings
 from omni_ws.core.start_policy import OnFirstChunk
-from omni_ws.core.stream_events import ReceivedInput
-from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import OutOfOrder
 from omni_ws.transport.native.acknowledgements import (
     ACK_DELAY_SEC,

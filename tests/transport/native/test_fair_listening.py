@@ -16,7 +16,7 @@ from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.audio.encoder import encode_file
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 RATE = 16_000
 #: Sessions that send too much.

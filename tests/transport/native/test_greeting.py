@@ -17,7 +17,7 @@ from support.raw_http import raw_client, request
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage, Word
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue

@@ -11,7 +11,7 @@ import pytest
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 

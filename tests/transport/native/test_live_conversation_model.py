@@ -27,7 +27,7 @@ STEPS = 120
 #: What texts, marks and ids of a history of 200 tokens, and of the answers kept beside it, take at most.
 MOST_WEIGHED = 256 << 10
 #: Where the types of a history's items are from: how many a history of 200 tokens has depends on their lengths.
-OF_HISTORY = ("omni_ws.core.history_items", "omni_ws.core.messages", "omni_ws.core.chunks", "omni_ws.core.audio_format")
+OF_HISTORY = ("omni_ws.core.history", "omni_ws.core.history", "omni_ws.core.chunks", "omni_ws.core.chunks")
 
 
 def _speech() -> list[EngineOutput]:

@@ -15,7 +15,7 @@ from support.native_client import NativeClient, native_client
 from support.part_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
-from omni_ws.core.messages import WORDS_UNKNOWN
+from omni_ws.core.history import WORDS_UNKNOWN
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.service.conversation.cut_turns import FINAL_WAITS_SEC, MOST_WRITTEN_DOWN

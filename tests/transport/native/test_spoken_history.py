@@ -12,9 +12,8 @@ from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes
 
-from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
-from omni_ws.core.messages import WORDS_UNKNOWN, Message, Speech
+from omni_ws.core.chunks import AudioFormat, FinishReason, Modality, Usage, Word
+from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import (
     Finished,
     TextOutput,

@@ -14,7 +14,7 @@ from support.part_engines import ReadingEngine, ToolCallingEngine
 
 from omni_ws.config.part_settings import SPOKEN_INSTRUCTIONS, LlmConfig
 from omni_ws.core.chunks import ToolCall
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.composed.engine import ComposedEngine
 
 CALL = ToolCall("call_1", "local_time", '{"city":"Paris"}')

@@ -14,8 +14,7 @@ from support.part_engines import RetortEngine
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.conversation.configuration import (

@@ -15,8 +15,7 @@ from support.raw_http import post
 from support.speech_clips import clip_bytes
 from support.weighed import weighed
 
-from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
-from omni_ws.core.output import context_full
+from omni_ws.core.chunks import FinishReason, Modality, Usage, Word, context_full
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 

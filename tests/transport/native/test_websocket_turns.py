@@ -310,7 +310,7 @@ async def test_disorder_and_duplicates() -> None:
 @pytest.mark.parametrize("encoding", ["wav", "f32", "pcmu"])
 async def test_other_formats_are_listened_to(encoding: str) -> None:
     from omni_ws.audio.encoder import AudioEncoder
-    from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+    from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
     encoder = AudioEncoder(AudioFormat(AudioEncoding(encoding), 16_000), source_rate=16_000)
     samples = np.frombuffer(quiet(960) + loud(640) + quiet(1600), "<i2") / np.float32(32768)

@@ -12,7 +12,7 @@ from support.raw_http import RawResponse, call, post
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 

@@ -20,9 +20,8 @@ from support.raw_http import RawResponse, post, raw_client, request
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import FinishReason, Modality, Usage
-from omni_ws.core.messages import Message
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinishReason, Modality, Usage
+from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, EngineOverloaded

@@ -15,7 +15,7 @@ from support.raw_http import RawResponse, post
 from omni_ws.audio.wav import wav_header
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.messages import Message
+from omni_ws.core.history import Message
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.transport.routes.spoken_answers import KNOWN_SEC, MAX_ANSWERS, MAX_CHARACTERS, SpokenAnswers
 

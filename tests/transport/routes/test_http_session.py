@@ -7,8 +7,7 @@ import asyncio
 from support.live_server import live_server
 from support.until import until
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality
 from omni_ws.transport.routes.http_session import HttpSession, feed_all
 
 

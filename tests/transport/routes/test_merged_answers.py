@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.given_answer import GivenAnswer, final, text
 
-from omni_ws.core.chunks import FinishReason
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.routes.merged_answers import MergedAnswers
 from omni_ws.transport.routes.response_stream import collect_answer, next_message

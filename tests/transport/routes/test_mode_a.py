@@ -20,8 +20,7 @@ from support.raw_http import RawResponse, chunked, post, raw_client, request
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import Modality
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support.given_answer import GivenAnswer, final, text
 
-from omni_ws.core.chunks import FinishReason
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
 from omni_ws.transport.routes.response_stream import (

@@ -21,7 +21,7 @@ from support.realtime_client import realtime_client
 from omni_ws.config import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import AuthConfig, ServerConfig
-from omni_ws.core.daily_use import RESERVED_TOKENS, DailyLimits, DailyUse
+from omni_ws.core.quota import RESERVED_TOKENS, DailyLimits, DailyUse
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.server import create_app

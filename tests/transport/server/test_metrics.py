@@ -26,7 +26,7 @@ from omni_ws.audio.turn_rule import ORDINARY_BAR
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.config import ServerConfig
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import AudioFormat
 from omni_ws.engine.base import AudioOutput, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine

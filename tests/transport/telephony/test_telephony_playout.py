@@ -8,9 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.telephony.playout import MAX_MARKS, Playout
 from omni_ws.wire.server_frames import SpeechStartedFrame
