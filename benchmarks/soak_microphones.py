@@ -54,7 +54,7 @@ from benchmarks.soak_voices import (
 )
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 #: A conversation, and a life of the server, which is then looked over: nothing may be left in it.
 CONVERSATION_SEC: Final = 180.0

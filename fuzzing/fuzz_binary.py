@@ -9,7 +9,7 @@ import harness
 with harness.instrumented():
     from omni_ws.core.chunks import InputChunk
     from omni_ws.errors import InvalidFrame
-    from omni_ws.wire.binary import HEADER, decode_input, decode_output_audio, encode_input
+    from omni_ws.wire.frames import HEADER, decode_input, decode_output_audio, encode_input
 
 
 def check(data: bytes) -> None:

@@ -14,9 +14,8 @@ import harness
 
 with harness.instrumented():
     from omni_ws.errors import InvalidFrame, InvalidValue, PayloadTooLarge, UnknownType, UnsupportedParameter
-    from omni_ws.wire.binary import decode_input
-    from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
-    from omni_ws.wire.frames import decode_frame, loads_object
+    from omni_ws.wire.frames import decode_frame, decode_input, loads_object
+    from omni_ws.wire.streaming_body import LengthPrefixedDecoder, NdjsonDecoder
 
 MAX_CUTS = 15
 _DECODERS = 3

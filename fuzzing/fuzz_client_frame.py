@@ -12,8 +12,7 @@ with harness.instrumented():
     from omni_ws.core.chunks import InputChunk
     from omni_ws.core.reorder import MAX_SEQUENCE_ID
     from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedParameter
-    from omni_ws.wire.chunk_fields import MAX_TIMESTAMP_MS
-    from omni_ws.wire.frames import ConfigPatch, PingFrame, RefusedChunk, decode_frame
+    from omni_ws.wire.frames import MAX_TIMESTAMP_MS, ConfigPatch, PingFrame, RefusedChunk, decode_frame
     from omni_ws.wire.server_frames import (
         PongFrame,
         SessionUpdatedFrame,

@@ -14,7 +14,7 @@ with harness.instrumented():
     from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
     from omni_ws.transport.http.error_response import error_body
     from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormPart, FormReader
-    from omni_ws.wire.openai_transcription import audio_file, form_fields, read_transcription
+    from omni_ws.wire.openai_requests import audio_file, form_fields, read_transcription
 
 CONTENT_TYPE = "multipart/form-data; boundary=xXx"
 MAX_CUTS = 15

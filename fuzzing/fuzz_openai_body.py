@@ -21,11 +21,17 @@ with harness.instrumented():
     from omni_ws.service.sessions.factory import FILE_FORMATS
     from omni_ws.transport.http.error_response import error_body
     from omni_ws.wire.frames import loads_object
-    from omni_ws.wire.openai_completion import CompletionRequest, read_completion
-    from omni_ws.wire.openai_media import MediaFile
-    from omni_ws.wire.openai_options import MAX_CHOICES
-    from omni_ws.wire.openai_request import ChatRequest, SpeechRequest, read_chat, read_speech
-    from omni_ws.wire.openai_transcription import TranscriptionRequest, read_transcription
+    from omni_ws.wire.openai_fields import MAX_CHOICES, MediaFile
+    from omni_ws.wire.openai_requests import (
+        ChatRequest,
+        CompletionRequest,
+        SpeechRequest,
+        TranscriptionRequest,
+        read_chat,
+        read_completion,
+        read_speech,
+        read_transcription,
+    )
 
     RULES = ConfigurationRules(capabilities=CAPABILITIES, model=ServedModel(("fake",)), output_formats=FILE_FORMATS)
 

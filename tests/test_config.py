@@ -23,7 +23,7 @@ from omni_ws.config import (
 )
 from omni_ws.config.settings import SETTINGS, SettingKind
 from omni_ws.config.values import format_size, parse_size
-from omni_ws.wire.openai_media_limits import MediaLimitFields
+from omni_ws.wire.openai_fields import MediaLimitFields
 
 MIB = 1024**2
 

@@ -34,11 +34,10 @@ from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
 from omni_ws.transport.http.multipart_form import FormReader
 from omni_ws.transport.realtime.conversation_items import ConversationItems
-from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame
-from omni_ws.wire.realtime_items import Item
-from omni_ws.wire.redaction import without_content
-from omni_ws.wire.streaming_body import body_reader
+from omni_ws.wire.realtime_events import Item
+from omni_ws.wire.recording import without_content
+from omni_ws.wire.streaming_body import NdjsonDecoder, body_reader
 
 #: How many times as long as the shorter text the longer one is.
 TIMES = 8

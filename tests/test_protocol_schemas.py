@@ -21,11 +21,9 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import leaves
 from omni_ws.server import create_app
 from omni_ws.tools.schemas import frames_schema
-from omni_ws.wire.client_secret_body import ClientSecretBody
 from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES
-from omni_ws.wire.openai_completion import CompletionBody
-from omni_ws.wire.openai_request import ChatBody, SpeechBody
-from omni_ws.wire.openai_transcription import TranscriptionBody
+from omni_ws.wire.openai_requests import ChatBody, CompletionBody, SpeechBody, TranscriptionBody
+from omni_ws.wire.realtime_session import ClientSecretBody
 from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import FIELDS
 

@@ -19,8 +19,7 @@ from omni_ws.core.reorder import RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnFirstChunk, TimestampOrder
 from omni_ws.errors import EmptyInput, InvalidValue, OmniError, leaves
-from omni_ws.wire import binary
-from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
+from omni_ws.wire import frames as binary
 from omni_ws.wire.frames import (
     CLIENT_TYPES,
     ConfigPatch,
@@ -29,6 +28,7 @@ from omni_ws.wire.frames import (
 )
 from omni_ws.wire.server_frames import decode_server_frame, encode_frame
 from omni_ws.wire.session_config import effective, merge, start_policy
+from omni_ws.wire.streaming_body import LengthPrefixedDecoder, NdjsonDecoder
 
 VECTORS = Path(__file__).parents[1] / "protocol" / "vectors"
 FILES = (

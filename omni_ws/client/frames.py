@@ -10,8 +10,7 @@ import msgspec
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidFrame, InvalidValue
-from omni_ws.wire.binary import encode_input
-from omni_ws.wire.frames import loads_object
+from omni_ws.wire.frames import encode_input, loads_object
 from omni_ws.wire.server_frames import SERVER_FRAMES, ServerFrame, decode_server_frame
 
 _MAX_U32: Final = 2**32 - 1

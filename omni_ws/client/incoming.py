@@ -26,7 +26,7 @@ from omni_ws.client.outgoing import OutgoingInput
 from omni_ws.core.chunks import StartTrigger
 from omni_ws.errors import EmptyInput, InvalidRequest, OmniError
 from omni_ws.wire import server_frames
-from omni_ws.wire.binary import decode_output_audio
+from omni_ws.wire.frames import decode_output_audio
 from omni_ws.wire.server_frames import (
     ErrorFields,
     ServerFrame,

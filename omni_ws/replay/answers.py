@@ -11,7 +11,7 @@ import orjson
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidFrame
-from omni_ws.wire.binary import decode_output_audio
+from omni_ws.wire.frames import decode_output_audio
 
 
 @dataclass(slots=True)

@@ -1,27 +1,152 @@
-"""Decodes the JSON frames of native WebSocket clients, and the input chunks in HTTP bodies.
-
-msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to report what is
-wrong with it.
-"""
+"""Frames of native clients: JSON and binary, and the input chunks in HTTP bodies."""
 
 from __future__ import annotations
 
+import struct
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from omni_ws.core.chunks import MAX_REF_CHARACTERS, InputChunk, Modality, Offset
+from omni_ws.core.chunks import (
+    MAX_FORMAT_CHARACTERS,
+    MAX_ID_CHARACTERS,
+    MAX_REF_CHARACTERS,
+    InputChunk,
+    Modality,
+    Offset,
+    OutputChunk,
+)
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
-from omni_ws.wire.chunk_fields import REFUSED_CONTENT_FIELDS, ChunkFields
 from omni_ws.wire.session_config import (
     MAX_DEPTH,
     invalid_value,
 )
+
+# The fields of an input chunk in JSON, and the names that other APIs use for its content.
+#
+# Those are refused, so that a mistaken client does not silently lose its input.
+
+
+#: The largest integer that all JSON parsers represent exactly (RFC 8259, section 6).
+MAX_TIMESTAMP_MS: Final = 2**53 - 1
+
+
+class AcceptedFields(Struct, frozen=True, kw_only=True):
+    """What a chunk may have, beside its number; at most one of ``payload`` and ``text``."""
+
+    modality: Modality | None = None
+    payload: bytes | None = None
+    text: str | None = None
+    format: Annotated[str, Meta(max_length=MAX_FORMAT_CHARACTERS)] | None = None
+    timestamp_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | Annotated[float, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | None
+    ) = None
+    end_of_input: bool | None = None
+    role: str | None = None
+    tool_call_id: Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)] | None = None
+
+
+class ChunkFields(AcceptedFields, frozen=True, kw_only=True):
+    """The fields of a chunk, of which those that are declared here have to be absent or null.
+
+    Their type alone enforces that. They come last: the decoder looks for a name in the order of the fields.
+    """
+
+    url: None = None
+    data: None = None
+    content: None = None
+    delta: None = None
+    file: None = None
+    image: None = None
+    video: None = None
+    image_url: None = None
+    audio_url: None = None
+    video_url: None = None
+    base64: None = None
+    b64: None = None
+    b64_json: None = None
+    bytes: None = None
+    binary: None = None
+    blob: None = None
+    body: None = None
+    buffer: None = None
+    raw: None = None
+    encoded: None = None
+    payloads: None = None
+    payload_base64: None = None
+    chunk: None = None
+    chunks: None = None
+    contents: None = None
+    texts: None = None
+    text_delta: None = None
+    input_text: None = None
+    transcript: None = None
+    message: None = None
+    output: None = None
+    result: None = None
+    token_ids: None = None
+    input_ids: None = None
+    tokens: None = None
+    files: None = None
+    file_data: None = None
+    file_id: None = None
+    file_url: None = None
+    file_path: None = None
+    attachment: None = None
+    attachments: None = None
+    document: None = None
+    parts: None = None
+    media: None = None
+    media_url: None = None
+    uri: None = None
+    src: None = None
+    href: None = None
+    inline_data: None = None
+    inlineData: None = None
+    imageUrl: None = None
+    audio_data: None = None
+    speech: None = None
+    pcm: None = None
+    wav: None = None
+    mp3: None = None
+    samples: None = None
+    sample: None = None
+    input_image: None = None
+    image_data: None = None
+    pixels: None = None
+    input_video: None = None
+    video_data: None = None
+    frame: None = None
+    frames: None = None
+    # Names that request parameters have, too.
+    audio: None = None
+    input_audio: None = None
+    images: None = None
+    audios: None = None
+    videos: None = None
+    messages: None = None
+    input: None = None
+    prompt: None = None
+
+
+REFUSED_CONTENT_FIELDS: Final = frozenset(ChunkFields.__struct_fields__) - frozenset(AcceptedFields.__struct_fields__)
+#: The names that no request parameter has: an object that contains one is a chunk, not the parameters.
+CHUNK_ONLY_FIELDS: Final = REFUSED_CONTENT_FIELDS - {
+    *("audio", "input_audio", "images", "audios", "videos", "messages", "input", "prompt")
+}
+
+
+# Decodes the JSON frames of native WebSocket clients, and the input chunks in HTTP bodies.
+#
+# msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to report what is
+# wrong with it.
+
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 Ref: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_REF_CHARACTERS)]
@@ -292,3 +417,92 @@ def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
     if error.param in _FORM_FIELDS:
         return InvalidFrame(error.message, param=error.param)
     return error
+
+
+# Binary frames: a 12-byte header followed by the bare payload.
+#
+# The header is big-endian: u8 version (1), u8 kind (1 input_chunk, 2 output_chunk), u8 modality (1 text, 2 audio, 3
+# video, 4 image), u8 flags (bit 0: end_of_input, bit 1: timestamp present), u32 sequence_id, u32 timestamp_ms.
+
+
+HEADER: Final = struct.Struct(">BBBBII")
+VERSION: Final = 1
+KIND_INPUT: Final = 1
+KIND_OUTPUT: Final = 2
+FLAG_END: Final = 0b01
+FLAG_TIMESTAMP: Final = 0b10
+_KNOWN_FLAGS: Final = FLAG_END | FLAG_TIMESTAMP
+
+MODALITY_BYTES: Final = {Modality.TEXT: 1, Modality.AUDIO: 2, Modality.VIDEO: 3, Modality.IMAGE: 4}
+_MODALITIES: Final = {byte: modality for modality, byte in MODALITY_BYTES.items()}
+#: The same header with version and kind read as one number, which takes one comparison to check.
+_INPUT_HEADER: Final = struct.Struct(">HBBII")
+_INPUT: Final = VERSION << 8 | KIND_INPUT
+_HEADER_BYTES: Final = HEADER.size
+_MAX_U32: Final = 2**32 - 1
+
+
+def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedChunk:
+    """Decode an input frame.
+
+    Returns a RefusedChunk when the frame is invalid but its sequence number is known. Raises InvalidFrame for a short
+    header, or an unknown version or kind.
+    """
+    if len(data) < _HEADER_BYTES:
+        raise InvalidFrame(f"a binary frame must begin with a header of {_HEADER_BYTES} bytes, got {len(data)}")
+    version_and_kind, modality_byte, flags, sequence_id, timestamp_ms = _INPUT_HEADER.unpack_from(data)
+    if version_and_kind != _INPUT:
+        raise InvalidFrame(f"unknown binary header: version {data[0]}, kind {data[1]}")
+    modality = _MODALITIES.get(modality_byte)
+    if modality is None or flags > _KNOWN_FLAGS:
+        what = f"modality {modality_byte}" if modality is None else f"flags {flags:#04x}"
+        return RefusedChunk(sequence_id, InvalidFrame(f"unknown binary header: {what}", sequence_id=sequence_id))
+    payload = data[_HEADER_BYTES:]
+    return InputChunk(
+        modality,
+        payload if type(payload) is bytes else bytes(payload),
+        sequence_id,
+        None,
+        timestamp_ms if flags & FLAG_TIMESTAMP else None,
+        flags & FLAG_END != 0,
+    )
+
+
+def encode_input(chunk: InputChunk) -> bytes:
+    """Encode a numbered chunk without a format of its own, for clients. Raises ValueError for any other."""
+    if chunk.sequence_id is None or chunk.format is not None:
+        raise ValueError("a binary frame must have a sequence_id and no format")
+    flags = FLAG_END if chunk.end_of_input else 0
+    if chunk.timestamp_ms is not None:
+        flags |= FLAG_TIMESTAMP
+    header = HEADER.pack(
+        VERSION, KIND_INPUT, MODALITY_BYTES[chunk.modality], flags, chunk.sequence_id, chunk.timestamp_ms or 0
+    )
+    return header + chunk.payload
+
+
+def encode_output_audio(chunk: OutputChunk) -> bytes:
+    """Encode audio of an answer; the frame's timestamp is ``start_ms``."""
+    flags = 0 if chunk.start_ms is None else FLAG_TIMESTAMP
+    start_ms = min(chunk.start_ms or 0, _MAX_U32)
+    number = chunk.sequence_id & _MAX_U32
+    return HEADER.pack(VERSION, KIND_OUTPUT, MODALITY_BYTES[Modality.AUDIO], flags, number, start_ms) + chunk.payload
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryAudio:
+    """An output frame as clients decode it: audio in the session's output format. ``start_ms`` is None if absent."""
+
+    sequence_id: int
+    start_ms: int | None
+    payload: bytes
+
+
+def decode_output_audio(data: bytes) -> BinaryAudio:
+    """Decode an output frame, for clients. Raises InvalidFrame."""
+    if len(data) < HEADER.size:
+        raise InvalidFrame("a binary frame is shorter than its header")
+    version, kind, modality_byte, flags, sequence_id, start_ms = HEADER.unpack_from(data)
+    if (version, kind, modality_byte) != (VERSION, KIND_OUTPUT, MODALITY_BYTES[Modality.AUDIO]):
+        raise InvalidFrame("not an output audio frame")
+    return BinaryAudio(sequence_id, start_ms if flags & FLAG_TIMESTAMP else None, data[HEADER.size :])

@@ -1,17 +1,27 @@
-"""Fields that the bodies of all OpenAI-compatible routes share, and their conversion to ``session_config``."""
+"""What the bodies of OpenAI-compatible routes share: fields, options, tools, media."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar
+from pathlib import PurePath
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
-from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.wire.session_config import FIELDS, SamplingConfig, invalid_value
+from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, AudioEncoding, InputChunk, Modality
+from omni_ws.core.file_heads import encoding_by_head, sniff_image
+from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.session_config import FIELDS, MAX_DEPTH, SamplingConfig, invalid_value
+
+# Fields that the bodies of all OpenAI-compatible routes share, and their conversion to ``session_config``.
+
 
 Body = TypeVar("Body", bound=Struct)
 
@@ -159,3 +169,451 @@ def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise InvalidValue(f"{name} must be an object", param=name)
     return value or {}
+
+
+# Options of an answer besides its sampling: choices, log-probabilities, JSON schemas, priority.
+
+
+#: OpenAI's limits.
+MAX_CHOICES: Final = 128
+MAX_TOP_LOGPROBS: Final = 20
+MAX_COMPLETION_LOGPROBS: Final = 5
+
+_FORMS: Final = (
+    'response_format must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+    '{"name": "…", "schema": {…}}}'
+)
+
+#: What the server itself passes to chat templates, and what would replace them.
+_NO_TEMPLATE_ARGUMENTS: Final = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "return_dict",
+        "return_tensors",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+    }
+)
+
+#: Fields of chat that only another server may honour, with the values that change nothing elsewhere.
+UPSTREAM_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default"),
+}
+
+Word = Annotated[str, Meta(pattern=r"^[a-z_]{1,32}$")]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+
+
+class JsonSchemaBody(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``response_format.json_schema``."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormatBody(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """A constraint on the answer: JSON that matches ``schema``, or any JSON object when that is None."""
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFields:
+    """Options of the answer that OpenAI bodies set outside ``session_config``.
+
+    ``logprobs`` is the number of most probable tokens to report besides each sampled one; None reports none at all. A
+    request with a lower ``priority`` runs first.
+    """
+
+    choices: int = 1
+    logprobs: int | None = None
+    form: AnswerForm | None = None
+    priority: int = 0
+    parallel_tool_calls: bool = True
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: Keyed by the field names of ``MediaLimitFields``.
+    media_limits: Mapping[str, float] = field(default_factory=dict)
+    #: Of ``UPSTREAM_FIELDS``, those that the client sent.
+    upstream: Mapping[str, str] = field(default_factory=dict)
+
+
+def upstream_fields(body: Struct) -> Mapping[str, str]:
+    """Return ``AnswerFields.upstream`` of a chat body."""
+    given = {name: getattr(body, name) for name in UPSTREAM_FIELDS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:
+    """Return ``AnswerFields.logprobs`` for ``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
+    if top and not wanted:
+        raise InvalidValue("top_logprobs requires logprobs: true", param="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def completion_logprobs(wanted: bool | int | None) -> int | None:
+    """Return ``AnswerFields.logprobs`` for ``logprobs`` of a completion body; true means 1. Raises InvalidValue."""
+    if wanted is None or wanted is False:
+        return None
+    if wanted is True:
+        return 1
+    if not 0 <= wanted <= MAX_COMPLETION_LOGPROBS:
+        raise InvalidValue(f"logprobs must be a number from 0 to {MAX_COMPLETION_LOGPROBS}", param="logprobs")
+    return wanted
+
+
+def with_format_hint(error: InvalidValue) -> InvalidValue:
+    """Append the valid forms to an error that is about ``response_format``."""
+    if error.param is not None and error.param.partition(".")[0] == "response_format":
+        error.message = f"{error.message}; {_FORMS}"
+    return error
+
+
+def template_arguments(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return ``chat_template_kwargs`` of a chat body. Raises InvalidValue for what is not the client's to set."""
+    given = given or {}
+    for name in _NO_TEMPLATE_ARGUMENTS & given.keys():
+        raise InvalidValue(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
+    check_depth(given, "chat_template_kwargs")
+    return given
+
+
+def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
+    """Return the constraint that ``response_format`` sets. Raises InvalidValue, naming the field."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return AnswerForm()
+    if wanted.json_schema is None:
+        raise with_format_hint(InvalidValue("json_schema is missing", param="response_format.json_schema"))
+    place = "response_format.json_schema.schema"
+    check_depth(wanted.json_schema.schema, place)
+    _check_references(wanted.json_schema.schema, place)
+    return AnswerForm(schema=wanted.json_schema.schema)
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Raise InvalidValue for a value so deeply nested that recursion over it might exhaust the stack."""
+    level = [value]
+    for _ in range(2 * MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise InvalidValue(f"nested more than {2 * MAX_DEPTH} deep", param=param)
+
+
+def _check_references(schema: Any, param: str) -> None:
+    """Raise UnsupportedParameter for a ``$ref`` to another document, which engines would silently ignore."""
+    if isinstance(schema, Mapping):
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise UnsupportedParameter(
+                "external references are not supported: $ref must begin with #", param=f"{param}.$ref"
+            )
+    for inner in _inside(schema):
+        _check_references(inner, param)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+# Tool definitions in the form of OpenAI's chat API, and the tool choice.
+
+
+MAX_TOOLS = 128
+
+
+class FunctionBody(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``function`` of a tool; ``parameters`` is a JSON Schema."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Struct, frozen=True, kw_only=True):
+    """A tool of OpenAI's ``tools``."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class _NamedFunction(Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class _NamedTool(Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> None:
+    """Validate ``tools`` and ``tool_choice``. Raises InvalidValue or UnsupportedParameter, naming the JSON path."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidValue(f"at most {MAX_TOOLS} tools per request, got {len(tools)}", param="tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        check_depth(tool, place)
+        name = _converted(tool, ToolBody, place).function.name
+        if name in names:
+            raise InvalidValue(f"duplicate tool {name!r}", param=f"{place}.function.name")
+        names.add(name)
+    _check_choice(choice, names)
+
+
+def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> None:
+    if choice in (None, "none", "auto"):
+        return
+    if choice == "required":
+        if not names:
+            raise InvalidValue("tool_choice required needs at least one tool", param="tool_choice")
+        return
+    if not isinstance(choice, Mapping):
+        raise InvalidValue("tool_choice must be none, auto, required or a function", param="tool_choice")
+    if choice.get("type") in ("allowed_tools", "custom"):
+        raise UnsupportedParameter(
+            "tool_choice must name one function; other types are not supported", param="tool_choice.type"
+        )
+    wanted = _converted(choice, _NamedTool, "tool_choice").function.name
+    if wanted not in names:
+        raise InvalidValue(f"unknown tool {wanted[:64]!r}", param="tool_choice.function.name")
+
+
+def _converted(value: Mapping[str, Any], kind: type[Struct], place: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        refused = invalid_value(error)
+        refused.param = place if refused.param is None else f"{place}.{refused.param}"
+        raise refused from None
+
+
+# Media in JSON bodies: base64, ``data:`` URLs, and references to files and URLs that the server fetches.
+
+
+#: The fields of a chat body that contain media outside the messages, in the order in which they precede the text.
+MEDIA_FIELDS: Final = {"images": Modality.IMAGE, "audios": Modality.AUDIO, "videos": Modality.VIDEO}
+
+#: OpenAI's names of audio formats that differ from the server's.
+_AUDIO_FORMATS: Final = {
+    "pcm": AudioEncoding.PCM16,
+    "g711_ulaw": AudioEncoding.PCMU,
+    "g711_alaw": AudioEncoding.PCMA,
+}
+#: A URL by its scheme, which has at least two letters: one letter is a drive of Windows.
+_URL: Final = re.compile(r"[\0-\x20]*[a-zA-Z][a-zA-Z0-9+.-]+:")
+#: What the URL standard strips off a URL, and drops anywhere in it; and white space in base64.
+_STRIPPED: Final = "".join(map(chr, range(0x21)))
+_DROPPED: Final = dict.fromkeys(map(ord, "\t\r\n"))
+_BLANKS: Final = re.compile(rb"[\t\n\f\r ]+")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """A reference to a file in the server's media folder. ``place`` is the JSON path of the reference."""
+
+    path: str
+    modality: Modality
+    place: str
+
+    def chunk(self, data: bytes) -> InputChunk:
+        """Return the input chunk for the file's content. Raises UnsupportedFormat."""
+        if self.modality is Modality.AUDIO:
+            suffix = PurePath(self.path).suffix.removeprefix(".").lower()
+            encoding = encoding_by_head(data) or audio_encoding(suffix, self.place)
+            return InputChunk(Modality.AUDIO, data, format=encoding.value)
+        return _checked_image(InputChunk(self.modality, data), self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUrl:
+    """A reference to an ``http:`` or ``https:`` URL. ``place`` is the JSON path of the reference."""
+
+    url: str
+    modality: Modality
+    place: str
+
+    def chunk(self, data: bytes, media_type: str) -> InputChunk:
+        """Return the input chunk for the content of the URL.
+
+        ``media_type`` is that of the response, or "" when unknown; the suffix of the URL's path decides then. Raises
+        UnsupportedFormat.
+        """
+        kind = media_type.strip().lower()
+        if self.modality is Modality.AUDIO and (encoding := encoding_by_head(data)):
+            return InputChunk(Modality.AUDIO, data, format=encoding.value)
+        if kind.startswith(f"{self.modality}/"):
+            return _checked_image(InputChunk(self.modality, data, format=kind), self.place)
+        return MediaFile(urlsplit(self.url).path, self.modality, self.place).chunk(data)
+
+
+NamedMedia: TypeAlias = MediaFile | MediaUrl
+
+
+def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | NamedMedia]:
+    """Yield the media in ``images``, ``audios`` and ``videos``. Raises an InvalidRequest that names the JSON path."""
+    for name, modality in MEDIA_FIELDS.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, list):
+            raise InvalidValue(f"{name} must be a list of data: URLs or paths", param=name)
+        for index, item in enumerate(value):
+            place = f"{name}[{index}]"
+            if isinstance(item, str) and item and not _URL.match(item):
+                yield MediaFile(item, modality, place)
+            else:
+                yield media_by_url(item, modality, place)
+
+
+def audio_encoding(name: str, param: str) -> AudioEncoding:
+    """Return the encoding for OpenAI's name of an audio format, or the server's. Raises UnsupportedFormat."""
+    try:
+        return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
+    except ValueError:
+        known = ", ".join(sorted({*AudioEncoding, *_AUDIO_FORMATS}))
+        raise UnsupportedFormat(f"unsupported audio format {name[:32]!r}; supported: {known}", param=param) from None
+
+
+def audio_chunk(audio: Any, where: str) -> InputChunk:
+    """Return the chunk for an ``input_audio`` part at the JSON path ``where``.
+
+    Raises InvalidValue or UnsupportedFormat.
+    """
+    if not isinstance(audio, Mapping):
+        raise InvalidValue("input_audio must be an object", param=where)
+    kind, data = audio.get("format", "wav"), audio.get("data")
+    for name, value in (("format", kind), ("data", data)):
+        if not isinstance(value, str):
+            raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
+    content = _base64(str(data), f"{where}.data")
+    encoding = encoding_by_head(content) or audio_encoding(kind, f"{where}.format")
+    return InputChunk(Modality.AUDIO, content, format=encoding.value)
+
+
+def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | MediaUrl:
+    """Return the content of a ``data:`` URL, or a reference to any other.
+
+    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``.
+    """
+    if not isinstance(url, str):
+        raise InvalidValue("url must be a string", param=where)
+    url = url.strip(_STRIPPED)
+    scheme = url[:8].partition(":")[0].lower()
+    if scheme in ("https", "http"):
+        return MediaUrl(url, modality, where)
+    if scheme != "data":
+        raise UnsupportedParameter("media must be given as data:, https: or http: URLs", param=where)
+    return _data_url(url[5:], modality, where)
+
+
+def _data_url(rest: str, modality: Modality, where: str) -> InputChunk:
+    """Return the content of a ``data:`` URL, of which ``rest`` is what stands behind the scheme."""
+    head, comma, data = rest.partition("#")[0].partition(",")
+    if not comma:
+        raise InvalidValue("a data: URL must have a comma before its data", param=where)
+    mime, *attributes = (one.strip() for one in _without_line_ends(head).lower().split(";"))
+    content = _base64_of_url(data, where) if "base64" in attributes else _unquoted(_without_line_ends(data))
+    if modality is Modality.AUDIO and (encoding := encoding_by_head(content)):
+        return InputChunk(Modality.AUDIO, content, format=encoding.value)
+    if not mime.startswith(f"{modality}/"):
+        raise UnsupportedFormat(f"expected media type {modality}/*, got {mime[:64]!r}", param=where)
+    if modality is Modality.AUDIO:  # raw formats have their sample rate in the parameters
+        mime = ";".join([mime, *(one for one in attributes if one and one != "base64")])
+    if len(mime) > MAX_FORMAT_CHARACTERS:
+        raise UnsupportedFormat(f"a media type has at most {MAX_FORMAT_CHARACTERS} characters", param=where)
+    return _checked_image(InputChunk(modality, content, format=mime), where)
+
+
+def _unquoted(text: str) -> bytes:
+    return unquote_to_bytes(text.encode("utf-8", "replace"))
+
+
+def _without_line_ends(text: str) -> str:
+    """What a URL is without the characters that its standard drops anywhere."""
+    return text.translate(_DROPPED) if any(one in text for one in "\t\r\n") else text
+
+
+def _base64_of_url(data: str, where: str) -> bytes:
+    """Decode base64 as the URL standard does: percent-encoding, white space and missing padding are no errors."""
+    if len(data) % 4 == 0:
+        with suppress(ValueError):
+            return base64.b64decode(data, validate=True)
+    encoded = _BLANKS.sub(b"", _unquoted(data))
+    if len(encoded) % 4 == 0:
+        encoded = encoded[:-4] + encoded[-4:].removesuffix(b"=").removesuffix(b"=")
+    if b"=" in encoded:
+        raise InvalidValue("not base64", param=where)
+    return _base64(encoded + b"=" * (-len(encoded) % 4), where)
+
+
+def _checked_image(chunk: InputChunk, where: str) -> InputChunk:
+    if chunk.modality is Modality.IMAGE and sniff_image(chunk.payload) is None:
+        raise UnsupportedFormat("unsupported image format; supported: png, jpeg, webp, gif, bmp", param=where)
+    return chunk
+
+
+def _base64(data: str | bytes, where: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidValue("not base64", param=where) from None
+
+
+# Limits of a chat body on the size of images and the size and frame rate of videos.
+
+
+ImagePixels = Annotated[int, Meta(ge=1, le=32 * 1024 * 1024)]
+FramePixels = Annotated[int, Meta(ge=1, le=4096 * 2160)]
+MAX_FRAMES: Final = 4096
+Frames = Annotated[int, Meta(ge=1, le=MAX_FRAMES)]
+
+
+class MediaLimitFields(Struct, frozen=True, kw_only=True):
+    """Fields that override how the engine scales images and samples videos.
+
+    Pixel counts are of a whole image or frame; ``video_total_pixels`` is the sum over all frames of a video.
+    """
+
+    image_min_pixels: ImagePixels | None = None
+    image_max_pixels: ImagePixels | None = None
+    video_min_pixels: FramePixels | None = None
+    video_max_pixels: FramePixels | None = None
+    video_fps: Annotated[float, Meta(gt=0, le=240)] | None = None
+    video_min_frames: Frames | None = None
+    video_max_frames: Frames | None = None
+    video_total_pixels: Annotated[int, Meta(ge=1, le=MAX_FRAMES * 4096 * 2160)] | None = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The limits that are set, by field name. Raises InvalidValue for a minimum above its maximum."""
+        for kind, unit in (("image", "pixels"), ("video", "pixels"), ("video", "frames")):
+            least, most = getattr(self, f"{kind}_min_{unit}"), getattr(self, f"{kind}_max_{unit}")
+            if least is not None and most is not None and least > most:
+                raise InvalidValue(f"{kind}_min_{unit} must not exceed {kind}_max_{unit}", param=f"{kind}_min_{unit}")
+        names = MediaLimitFields.__struct_fields__
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -1,17 +1,22 @@
-"""The ``session`` object of OpenAI's Realtime API, and the ``session_config`` that it stands for."""
+"""The session object of OpenAI's Realtime API, and the bodies of client secrets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.openai_fields import convert_body
 from omni_ws.wire.realtime_events import mapping_field
 from omni_ws.wire.session_config import SessionConfig
+
+# The ``session`` object of OpenAI's Realtime API, and the ``session_config`` that it stands for.
+
 
 PCM_RATE: Final = 24_000
 G711_RATE: Final = 8_000
@@ -353,3 +358,36 @@ def _shown_detection(config: SessionConfig, *, creates: bool, interrupts: bool) 
         "silence_duration_ms": round(detection.silence_ms),
         "idle_timeout_ms": None,
     }
+
+
+# Bodies of ``POST /v1/realtime/client_secrets``, and their response.
+
+
+#: Seconds; the limits are OpenAI's.
+MIN_LIFETIME: Final = 10
+MAX_LIFETIME: Final = 7200
+DEFAULT_LIFETIME: Final = 600
+
+
+class ExpiresAfter(Struct, frozen=True, kw_only=True):
+    """When a client secret expires: ``seconds`` after it was created."""
+
+    anchor: Literal["created_at"] | None = None
+    seconds: Annotated[int, Meta(ge=MIN_LIFETIME, le=MAX_LIFETIME)] | None = None
+
+
+class ClientSecretBody(Struct, frozen=True, kw_only=True):
+    """What to create a client secret with; ``session`` is in the form of ``session.update``."""
+
+    expires_after: ExpiresAfter | None = None
+    session: dict[str, Any] | None = None
+
+    @property
+    def lifetime(self) -> int:
+        """In seconds."""
+        return (self.expires_after.seconds if self.expires_after else None) or DEFAULT_LIFETIME
+
+
+def read_client_secret(body: Mapping[str, Any]) -> ClientSecretBody:
+    """Raises InvalidValue, naming the field."""
+    return convert_body(body, ClientSecretBody)

@@ -1,10 +1,11 @@
-"""The JSON frames that the server sends on the native WebSocket. Unset fields are omitted."""
+"""What the server sends on the native WebSocket, and server-sent events."""
 
 from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import orjson
 from msgspec import UNSET, Struct, UnsetType
 
 from omni_ws.core.chunks import OutputChunk, OutputModality
@@ -16,6 +17,8 @@ from omni_ws.wire.session_config import (
     StartPolicyConfig,
     StartPolicyName,
 )
+
+# The JSON frames that the server sends on the native WebSocket. Unset fields are omitted.
 
 
 class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -386,3 +389,23 @@ def error_frame(error: OmniError) -> ErrorFrame:
             ref=unset(error.ref),
         )
     )
+
+
+# Encodes server-sent events as OpenAI streams use them.
+
+
+DONE: Final = b"data: [DONE]\n\n"
+#: A comment, which clients ignore while it keeps proxies from timing out. Between events with ids it stands before the
+#: next one, as a line: readers that take an id for a part of every later event take an empty line for one without data.
+HEARTBEAT: Final = b": keep-alive\n"
+#: The same by itself, for readers that look at what is between empty lines.
+HEARTBEAT_BLOCK: Final = HEARTBEAT + b"\n"
+
+
+def event(data: Any, *, name: str | None = None) -> bytes:
+    """Encode an event with a JSON object as its data, given as an object or as its JSON.
+
+    Only errors have a ``name``.
+    """
+    line = b"data: %b\n\n" % (data if type(data) is bytes else orjson.dumps(data))
+    return line if name is None else b"event: %b\n%b" % (name.encode(), line)

@@ -41,7 +41,7 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
 from omni_ws.errors import EngineFailed
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
 

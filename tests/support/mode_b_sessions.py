@@ -16,8 +16,8 @@ from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
 from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
-from omni_ws.wire.append_body import BodyChunk
-from omni_ws.wire.openai_chat_response import ChatOptions
+from omni_ws.wire.openai_responses import ChatOptions
+from omni_ws.wire.streaming_body import BodyChunk
 
 FORM = ResultForm(ChatOptions(completion_id="chatcmpl-1", created=0, model="fake"), AudioFormat(), events=False)
 GOING = ShuttingDown("the server is shutting down")

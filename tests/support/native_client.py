@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Close, Frame, Opcode
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.wire.binary import decode_output_audio, encode_input
+from omni_ws.wire.frames import decode_output_audio, encode_input
 from omni_ws.wire.server_frames import decode_server_frame
 
 NATIVE = "/v1/streaming_input"

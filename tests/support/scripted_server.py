@@ -15,8 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from omni_ws.core.chunks import AudioFormat, FinishReason, InputChunk, OutputChunk, OutputModality
 from omni_ws.errors import OmniError
 from omni_ws.wire import server_frames
-from omni_ws.wire.binary import decode_input, encode_output_audio
-from omni_ws.wire.frames import ClientFrame, ConfigPatch, decode_frame
+from omni_ws.wire.frames import ClientFrame, ConfigPatch, decode_frame, decode_input, encode_output_audio
 from omni_ws.wire.server_frames import ServerFrame, SessionUpdatedFrame
 from omni_ws.wire.session_config import effective
 

@@ -15,7 +15,7 @@ from support.native_client import Guarantees, NativeClient, connecting
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 #: Milliseconds of pcm16 at 16 kHz.
 MS: Final = 32

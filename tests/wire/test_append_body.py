@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType
-from omni_ws.wire.append_body import MAX_CHUNKS, BodyChunk, read_append, read_create
 from omni_ws.wire.frames import RefusedChunk
+from omni_ws.wire.streaming_body import MAX_CHUNKS, BodyChunk, read_append, read_create
 
 HELLO = {"sequence_id": 3, "text": "hello", "end_of_input": True}
 HELLO_CHUNK = InputChunk(Modality.TEXT, b"hello", 3, end_of_input=True)

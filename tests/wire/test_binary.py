@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, OutputChunk, OutputModality
 from omni_ws.errors import InvalidFrame
-from omni_ws.wire.binary import (
+from omni_ws.wire.frames import (
     HEADER,
     BinaryAudio,
+    RefusedChunk,
     decode_input,
     decode_output_audio,
     encode_input,
     encode_output_audio,
 )
-from omni_ws.wire.frames import RefusedChunk
 
 U32 = st.integers(0, 2**32 - 1)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge
-from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
+from omni_ws.wire.streaming_body import LengthPrefixedDecoder, NdjsonDecoder
 
 Decoder = NdjsonDecoder | LengthPrefixedDecoder
 

@@ -20,10 +20,11 @@ from omni_ws.errors import (
     UnknownType,
     UnsupportedParameter,
 )
-from omni_ws.wire.chunk_fields import MAX_TIMESTAMP_MS, ChunkFields
 from omni_ws.wire.frames import (
     CLIENT_TYPES,
+    MAX_TIMESTAMP_MS,
     CancelFrame,
+    ChunkFields,
     ConfigPatch,
     FinishFrame,
     OutputAckFrame,

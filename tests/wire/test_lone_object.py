@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from omni_ws.core.json_values import MAX_BODY_VALUES
 from omni_ws.errors import InvalidFrame
-from omni_ws.wire.lone_object import LoneObject
+from omni_ws.wire.streaming_body import LoneObject
 
 MARKS = frozenset({"messages", "input"})
 

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
-from omni_ws.wire import sse
-from omni_ws.wire.openai_chat_response import (
+from omni_ws.wire import server_frames as sse
+from omni_ws.wire.openai_responses import (
     AUDIO_EXPIRES_SEC,
     Base64Stream,
     ChatCompletion,
     ChatOptions,
     ChatStream,
+    SpeechChunks,
+    SpeechEvents,
     ended_normally,
     usage_object,
 )
-from omni_ws.wire.openai_speech_response import SpeechChunks, SpeechEvents
 
 USAGE = Usage(input_tokens=2, output_tokens=3, input_audio_ms=100, output_audio_ms=200, input_after_start_bytes=7)
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=USAGE)

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, InputChunk, Modality
 from omni_ws.errors import EmptyInput, InvalidRequest, InvalidValue, UnsupportedFormat, UnsupportedParameter
-from omni_ws.wire.openai_completion import MAX_PROMPT_TOKENS, read_completion
 from omni_ws.wire.openai_fields import ConfigurationPatch
-from omni_ws.wire.openai_messages import MAX_MESSAGES, HistoryMessage, read_messages
-from omni_ws.wire.openai_request import (
+from omni_ws.wire.openai_requests import (
+    MAX_MESSAGES,
+    MAX_PROMPT_TOKENS,
+    HistoryMessage,
     SpeechDialect,
     chat_wants_events,
     read_chat,
+    read_completion,
+    read_messages,
     read_speech,
     speech_wants_events,
 )

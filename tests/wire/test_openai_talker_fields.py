@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from omni_ws.wire.openai_request import read_chat, read_speech
+from omni_ws.wire.openai_requests import read_chat, read_speech
 
 
 def chat(**fields: Any) -> dict[str, Any]:

@@ -9,10 +9,8 @@ import pytest
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedParameter
-from omni_ws.wire.append_body import read_append, read_create
-from omni_ws.wire.chunk_fields import CHUNK_ONLY_FIELDS, REFUSED_CONTENT_FIELDS
-from omni_ws.wire.frames import RefusedChunk, decode_frame
-from omni_ws.wire.streaming_body import NdjsonBody, Parameters
+from omni_ws.wire.frames import CHUNK_ONLY_FIELDS, REFUSED_CONTENT_FIELDS, RefusedChunk, decode_frame
+from omni_ws.wire.streaming_body import NdjsonBody, Parameters, read_append, read_create
 
 URL: Final = "https://example.com/a.wav"
 VALUES: Final[tuple[Any, ...]] = (URL, {"url": URL}, [], 0, False)

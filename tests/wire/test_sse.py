@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.wire.sse import DONE, HEARTBEAT, HEARTBEAT_BLOCK, event
+from omni_ws.wire.server_frames import DONE, HEARTBEAT, HEARTBEAT_BLOCK, event
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), lambda inner: st.lists(inner, max_size=3)

@@ -24,8 +24,7 @@ from omni_ws.engine.remote.thought import CLOSING_TAG
 from omni_ws.engine.remote.upstream import Upstream, UpstreamAnswer
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
-from omni_ws.wire.openai_media_limits import MediaLimitFields
-from omni_ws.wire.openai_options import UPSTREAM_FIELDS
+from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, MediaLimitFields
 
 #: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
 _MESSAGE_BYTES: Final = 16

@@ -33,7 +33,7 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
-from omni_ws.wire.openai_options import UPSTREAM_FIELDS
+from omni_ws.wire.openai_fields import UPSTREAM_FIELDS
 from omni_ws.wire.session_config import SamplingConfig
 
 logger = logging.getLogger(__name__)

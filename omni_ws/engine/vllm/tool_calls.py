@@ -18,7 +18,7 @@ from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import AnswerOptions, GenerationRequest
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
 from omni_ws.errors import InvalidValue
-from omni_ws.wire.tools import check_tools
+from omni_ws.wire.openai_fields import check_tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from omni_ws.errors import (
     UnsupportedParameter,
 )
 from omni_ws.service.listening.queue import ListeningSettings
+from omni_ws.wire.openai_fields import check_tools
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
     FIELDS,
@@ -36,7 +37,6 @@ from omni_ws.wire.session_config import (
     spoken_language,
     start_policy,
 )
-from omni_ws.wire.tools import check_tools
 
 #: Names of OpenAI's voices, which stock clients send; an engine without them uses its default voice.
 STOCK_VOICES: Final = frozenset(

@@ -20,11 +20,9 @@ from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
-from omni_ws.wire.openai_chat_response import ChatOptions
-from omni_ws.wire.openai_fields import ConfigurationPatch
-from omni_ws.wire.openai_messages import HistoryMessage
-from omni_ws.wire.openai_options import UPSTREAM_FIELDS, AnswerFields
-from omni_ws.wire.openai_request import ChatRequest
+from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, AnswerFields, ConfigurationPatch
+from omni_ws.wire.openai_requests import ChatRequest, HistoryMessage
+from omni_ws.wire.openai_responses import ChatOptions
 
 
 def configure(

@@ -11,8 +11,19 @@ from typing import Final
 from msgspec import Struct
 
 from omni_ws.service.recording.folder import NoRoom, RecordingFolder
-from omni_ws.wire.recording import CutLine, EndedLine, HeaderLine, ReceivedLine, RecordedLine, SentLine, encode_line
-from omni_ws.wire.redaction import digest, without_content, without_payload, without_secrets
+from omni_ws.wire.recording import (
+    CutLine,
+    EndedLine,
+    HeaderLine,
+    ReceivedLine,
+    RecordedLine,
+    SentLine,
+    digest,
+    encode_line,
+    without_content,
+    without_payload,
+    without_secrets,
+)
 
 logger = logging.getLogger(__name__)
 

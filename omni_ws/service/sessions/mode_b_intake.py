@@ -11,8 +11,8 @@ from omni_ws.core.request_input import SessionState
 from omni_ws.errors import InvalidRequest
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.mode_b_progress import InputProgress
-from omni_ws.wire.append_body import ChunkOrRefusal
 from omni_ws.wire.frames import RefusedChunk
+from omni_ws.wire.streaming_body import ChunkOrRefusal
 
 
 class ChunkIntake:

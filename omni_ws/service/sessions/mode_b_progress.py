@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.reorder import offset_end
 from omni_ws.errors import InvalidRequest, PayloadTooLarge, SessionConflict
-from omni_ws.wire.append_body import ChunkOrRefusal
 from omni_ws.wire.frames import RefusedChunk
+from omni_ws.wire.streaming_body import ChunkOrRefusal
 
 
 @dataclass(slots=True)

@@ -30,9 +30,9 @@ from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.mode_b_intake import ChunkIntake
 from omni_ws.service.sessions.mode_b_progress import InputProgress
 from omni_ws.service.sessions.output_log import OutputLog
-from omni_ws.wire.append_body import BodyChunk
-from omni_ws.wire.openai_chat_response import ChatOptions, ended_normally
+from omni_ws.wire.openai_responses import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
+from omni_ws.wire.streaming_body import BodyChunk
 
 #: How many readers may wait for the result of one session.
 MAX_READERS: Final = 16

@@ -7,7 +7,7 @@ from msgspec import UNSET
 from omni_ws.core.chunks import AnswerWarning, FinalChunk, OutputChunk, OutputModality, Usage
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
-from omni_ws.wire.binary import encode_output_audio
+from omni_ws.wire.frames import encode_output_audio
 from omni_ws.wire.server_frames import (
     OutputChunkFrame,
     ServerFrame,

@@ -36,8 +36,7 @@ from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, c
 from omni_ws.transport.native.frames import encode_message
 from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.transport.recording.recorded_exchange import HttpRecordings
-from omni_ws.wire.binary import decode_input
-from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame
+from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame, decode_input
 from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_frame, error_frame
 
 #: Limit of a client's message. Only pings and acknowledgements are expected.

@@ -22,7 +22,6 @@ from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, Pe
 from omni_ws.transport.native.output import WebSocketOutput
 from omni_ws.transport.native.pause import Pause
 from omni_ws.transport.native.peer_rounds import PeerRounds
-from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
     ClientFrame,
@@ -33,6 +32,7 @@ from omni_ws.wire.frames import (
     PingFrame,
     RefusedChunk,
     decode_frame,
+    decode_input,
 )
 from omni_ws.wire.server_frames import (
     HistoryTruncatedFrame,

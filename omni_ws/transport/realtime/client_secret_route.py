@@ -19,9 +19,8 @@ from omni_ws.transport.http.json_body import read_json_object
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets, digest_of
 from omni_ws.transport.realtime.commands import abilities_of
-from omni_ws.wire.client_secret_body import read_client_secret
 from omni_ws.wire.realtime_events import text_field
-from omni_ws.wire.realtime_session import merged_session, session_config, session_object
+from omni_ws.wire.realtime_session import merged_session, read_client_secret, session_config, session_object
 
 CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
 #: Of a body; a session's settings are mostly its instructions and tools.

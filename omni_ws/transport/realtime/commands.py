@@ -22,15 +22,17 @@ from omni_ws.transport.realtime.translator import Translator
 from omni_ws.transport.realtime.turns import Turn
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.realtime_events import (
+    Item,
+    RealtimeRefusal,
     base64_field,
+    error_fields,
     mapping_field,
     metadata_field,
     number_field,
     optional_id,
+    read_item,
     text_field,
 )
-from omni_ws.wire.realtime_items import Item, read_item
-from omni_ws.wire.realtime_output import RealtimeRefusal, error_fields
 from omni_ws.wire.realtime_session import (
     RealtimeAbilities,
     answers_turns,

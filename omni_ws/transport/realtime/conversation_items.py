@@ -11,7 +11,7 @@ from omni_ws.core.history import ALL_ROLES, Message
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import PayloadTooLarge
-from omni_ws.wire.realtime_items import Item
+from omni_ws.wire.realtime_events import Item
 
 #: Items that a client may name. The oldest that wait for nothing make room.
 MAX_ITEMS: Final = 1024

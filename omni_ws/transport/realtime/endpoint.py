@@ -28,7 +28,7 @@ from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
 from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.realtime_output import error_fields
+from omni_ws.wire.realtime_events import error_fields
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"

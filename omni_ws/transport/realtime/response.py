@@ -11,8 +11,7 @@ from omni_ws.core.chunks import CONTENT_FILTER, FinalChunk, FinishReason, Output
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError
 from omni_ws.service.identifiers import new_id
-from omni_ws.wire.realtime_items import Item
-from omni_ws.wire.realtime_output import error_fields, usage_fields
+from omni_ws.wire.realtime_events import Item, error_fields, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 

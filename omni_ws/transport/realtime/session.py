@@ -25,8 +25,7 @@ from omni_ws.transport.native.sole_connection import SoleConnection, SoleLink
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
-from omni_ws.wire.realtime_events import check_event, decode_event
-from omni_ws.wire.realtime_output import encode_event
+from omni_ws.wire.realtime_events import check_event, decode_event, encode_event
 
 #: Messages of the session that are written in one pass of the event loop.
 WRITE_BATCH_MESSAGES: Final = 128

@@ -13,7 +13,7 @@ from omni_ws.service.identifiers import new_id
 from omni_ws.transport.realtime.conversation_items import ConversationItems
 from omni_ws.transport.realtime.response import Event, RealtimeResponse
 from omni_ws.transport.realtime.turns import Turn, Turns
-from omni_ws.wire.realtime_output import error_fields
+from omni_ws.wire.realtime_events import error_fields
 from omni_ws.wire.realtime_session import answers_turns, interrupts_answers, wants_transcripts
 from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from omni_ws.service.identifiers import new_id
-from omni_ws.wire.realtime_items import Item
+from omni_ws.wire.realtime_events import Item
 
 
 @dataclass(slots=True, eq=False)

@@ -20,9 +20,9 @@ from omni_ws.transport.routes.mode_a import has_streaming_input
 from omni_ws.transport.routes.named_media import MediaReader
 from omni_ws.transport.routes.response_stream import charging, collect_answer
 from omni_ws.transport.routes.spoken_answers import SpokenAnswers
-from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, audio_id
 from omni_ws.wire.openai_fields import ConfigurationPatch
-from omni_ws.wire.openai_request import ChatRequest, chat_wants_events, read_chat
+from omni_ws.wire.openai_requests import ChatRequest, chat_wants_events, read_chat
+from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, audio_id
 
 
 class ChatRoutes(GenerationRoutes):

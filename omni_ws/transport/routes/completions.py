@@ -21,9 +21,8 @@ from omni_ws.transport.routes.generation import GenerationRoutes
 from omni_ws.transport.routes.http_session import HttpSession
 from omni_ws.transport.routes.merged_answers import MergedAnswers
 from omni_ws.transport.routes.response_stream import AnswerSource, charging, collect_answer
-from omni_ws.wire.openai_completion import CompletionRequest, read_completion
-from omni_ws.wire.openai_completion_response import Completion, CompletionOptions, CompletionStream
-from omni_ws.wire.openai_request import chat_wants_events
+from omni_ws.wire.openai_requests import CompletionRequest, chat_wants_events, read_completion
+from omni_ws.wire.openai_responses import Completion, CompletionOptions, CompletionStream
 
 
 class CompletionRoutes(GenerationRoutes):

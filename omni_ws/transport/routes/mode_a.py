@@ -15,7 +15,6 @@ from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.http_session import HttpSession
 from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.lone_object import LoneObject
 from omni_ws.wire.session_config import effective
 from omni_ws.wire.streaming_body import (
     CONTENT_TYPE,
@@ -23,6 +22,7 @@ from omni_ws.wire.streaming_body import (
     NDJSON_TYPE,
     BodyItem,
     BodyReader,
+    LoneObject,
     NdjsonBody,
     Parameters,
     RawAudioBody,

@@ -40,8 +40,8 @@ from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.result_stream import write_result, write_result_events
-from omni_ws.wire.append_body import BodyChunk, read_append, read_create
-from omni_ws.wire.openai_request import ChatRequest, read_chat
+from omni_ws.wire.openai_requests import ChatRequest, read_chat
+from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
 
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: Limit of ``?wait=``.

@@ -14,7 +14,7 @@ from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedParameter
 from omni_ws.transport.routes.media_fetch import Charge, MediaFetcher
-from omni_ws.wire.openai_media import MediaFile, MediaUrl, NamedMedia
+from omni_ws.wire.openai_fields import MediaFile, MediaUrl, NamedMedia
 
 
 class MediaReader:

@@ -17,8 +17,8 @@ from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.response_stream import SSE_HEADERS, PromptWriter, charging, write_events
-from omni_ws.wire import sse
-from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, ended_normally
+from omni_ws.wire import server_frames as sse
+from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally
 
 #: Events encoded for a client that has them already, after which the event loop gets a pass.
 _SKIPPED_AT_A_STRETCH: Final = 64

@@ -13,8 +13,8 @@ from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource, encode_audio_file
 from omni_ws.transport.routes.mode_a import has_streaming_input
 from omni_ws.transport.routes.response_stream import charging, collect_answer, write_raw_audio
-from omni_ws.wire.openai_request import SpeechDialect, SpeechRequest, read_speech, speech_wants_events
-from omni_ws.wire.openai_speech_response import SpeechChunks, SpeechEvents
+from omni_ws.wire.openai_requests import SpeechDialect, SpeechRequest, read_speech, speech_wants_events
+from omni_ws.wire.openai_responses import SpeechChunks, SpeechEvents
 
 
 class SpeechRoutes(GenerationRoutes):

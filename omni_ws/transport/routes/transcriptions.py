@@ -15,14 +15,14 @@ from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource
 from omni_ws.transport.routes.mode_a import is_file, is_streaming_input
 from omni_ws.transport.routes.response_stream import charging, collect_answer
-from omni_ws.wire.openai_transcription import (
+from omni_ws.wire.openai_requests import (
     TIMED_FORMATS,
     TranscriptionRequest,
     audio_file,
     form_fields,
     read_transcription,
 )
-from omni_ws.wire.openai_transcription_response import Transcription, TranscriptionEvents
+from omni_ws.wire.openai_responses import Transcription, TranscriptionEvents
 from omni_ws.wire.streaming_body import FORM_TYPE
 
 _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt; charset=utf-8"}

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

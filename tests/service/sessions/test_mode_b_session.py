@@ -25,8 +25,8 @@ from omni_ws.errors import (
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
 from omni_ws.service.sessions.mode_b_session import ModeBSession
-from omni_ws.wire.append_body import BodyChunk
 from omni_ws.wire.frames import RefusedChunk
+from omni_ws.wire.streaming_body import BodyChunk
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 

@@ -17,7 +17,7 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.transport.native.connection import MAX_CLOSE_REASON_BYTES
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 pytestmark = pytest.mark.virtual_clock
 

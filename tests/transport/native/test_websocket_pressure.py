@@ -20,7 +20,7 @@ from omni_ws.engine.base import EngineOutput, GenerationRequest
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.service.conversation import conversation, request
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 #: What the kernel may hold of one direction of a loopback connection, and one read of the server.
 KERNEL_BYTES = 16 << 20

@@ -15,12 +15,8 @@ from support.scripted_upstream import refuses, says, upstream
 from omni_ws.config.model import RemoteConfig, VoiceChoice
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine.remote.engine import RemoteEngine
-from omni_ws.wire.openai_completion import CompletionBody
-from omni_ws.wire.openai_fields import NEVER_AVAILABLE
-from omni_ws.wire.openai_media import MEDIA_FIELDS
-from omni_ws.wire.openai_media_limits import MediaLimitFields
-from omni_ws.wire.openai_request import ChatBody, SpeechBody
-from omni_ws.wire.openai_transcription import TranscriptionBody
+from omni_ws.wire.openai_fields import MEDIA_FIELDS, NEVER_AVAILABLE, MediaLimitFields
+from omni_ws.wire.openai_requests import ChatBody, CompletionBody, SpeechBody, TranscriptionBody
 from omni_ws.wire.session_config import FIELDS, SamplingConfig
 
 WAV = b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\0\0\0\0"

@@ -19,7 +19,7 @@ from omni_ws.transport.routes.response_stream import (
     collect_answer,
     write_events,
 )
-from omni_ws.wire import sse
+from omni_ws.wire import server_frames as sse
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 pytestmark = pytest.mark.virtual_clock

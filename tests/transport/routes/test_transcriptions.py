@@ -20,7 +20,7 @@ from omni_ws.core.chunks import FinishReason, HeardSegment, Hearing, InputChunk,
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
-from omni_ws.wire.openai_transcription import form_fields
+from omni_ws.wire.openai_requests import form_fields
 
 PATH = "/v1/audio/transcriptions"
 WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)

@@ -14,7 +14,7 @@ from support.raw_http import RawClient, chunked, raw_client, request
 from websockets.frames import Opcode
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 LIMIT = 100_000
 LIMITS = {"max_held_bytes": LIMIT}

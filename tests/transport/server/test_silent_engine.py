@@ -21,7 +21,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES
-from omni_ws.wire.binary import encode_input
+from omni_ws.wire.frames import encode_input
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -1,13 +1,11 @@
-"""Responses of ``/v1/chat/completions``: the chunks of a stream, and whole ``chat.completion`` objects.
-
-Pure: session outputs in, JSON objects out, in the order in which they are sent.
-"""
+"""Responses of chat, speech, completions and transcriptions."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import codecs
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -16,13 +14,22 @@ from omni_ws.core.chunks import (
     FINISH_REASON_WARNING,
     FinalChunk,
     FinishReason,
+    HeardSegment,
+    Hearing,
     OutputChunk,
     OutputModality,
     TokenLogprob,
     ToolCall,
     ToolCallFragment,
     Usage,
+    Word,
 )
+from omni_ws.wire.openai_requests import TranscriptionRequest
+
+# Responses of ``/v1/chat/completions``: the chunks of a stream, and whole ``chat.completion`` objects.
+#
+# Pure: session outputs in, JSON objects out, in the order in which they are sent.
+
 
 #: OpenAI's value for the log-probability of a token with negligible probability.
 MIN_LOGPROB: Final = -9999.0
@@ -381,3 +388,312 @@ def audio_id(options: ChatOptions) -> str:
 def ended_normally(chunk: FinalChunk) -> bool:
     """Whether the answer ended normally, neither cancelled nor failed."""
     return chunk.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+
+
+# Responses of ``/v1/completions``: ``text_completion`` objects, whole and in chunks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOptions:
+    """What the response to a completion request contains, besides the answers.
+
+    ``choices`` is the number of answers to all prompts together. ``created`` is in seconds of Unix time.
+    """
+
+    completion_id: str
+    created: int
+    model: str
+    choices: int = 1
+    logprobs: bool = False
+    include_usage: bool = False
+    usage_on_final_chunk: bool = False
+
+
+def _no_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Text that has not been sent, with the ``logprobs`` of its tokens."""
+
+    text: str = ""
+    logprobs: dict[str, list[Any]] = field(default_factory=_no_logprobs)
+
+
+class _Logprobs:
+    """Computes the text offsets of one choice's tokens, in characters; a character may span several tokens."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def place(self, tokens: Iterable[TokenLogprob], placed: dict[str, list[Any]]) -> None:
+        """Append ``tokens`` to ``placed``, the ``logprobs`` of a choice."""
+        for token in tokens:
+            placed["tokens"].append(token.token)
+            placed["token_logprobs"].append(finite_logprob(token.logprob))
+            # OpenAI includes the sampled token even when it is not among the most probable ones.
+            top = {one.token: finite_logprob(one.logprob) for one in (*token.top, token)}
+            placed["top_logprobs"].append(None if token.logprob is None else top)
+            placed["text_offset"].append(self._offset)
+            self._offset += len(self._utf8.decode(token.data))
+
+
+class _Choices:
+    """The unsent text of all choices; the base of both forms of a response."""
+
+    def __init__(self, options: CompletionOptions) -> None:
+        self._options = options
+        self._pieces = [_Piece() for _ in range(options.choices)]
+        self._logprobs = [_Logprobs() for _ in range(options.choices)]
+
+    def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
+        """Return the pending piece of a choice, and start the next one."""
+        piece, self._pieces[index] = self._pieces[index], _Piece()
+        logprobs = piece.logprobs if self._options.logprobs else None
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _keep(self, chunk: OutputChunk) -> None:
+        piece = self._pieces[chunk.choice]
+        piece.text += chunk.text
+        self._logprobs[chunk.choice].place(chunk.logprobs, piece.logprobs)
+
+    def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        return {
+            "id": self._options.completion_id,
+            "object": "text_completion",
+            "created": self._options.created,
+            "model": self._options.model,
+            "choices": choices,
+            **extra,
+        }
+
+
+class CompletionStream(_Choices):
+    """Encodes a streamed completion.
+
+    Text is sent one output late, because the last text of a choice carries its finish reason: no chunk is sent empty
+    for the sake of that.
+    """
+
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the chunk that the output completes, if any."""
+        if chunk.modality is not OutputModality.TEXT:
+            return
+        if chunk.text and self._pieces[chunk.choice].text:
+            yield self._object([self._choice(chunk.choice, None)])
+        self._keep(chunk)
+
+    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last chunk of each choice, and the usage if requested."""
+        options = self._options
+        usage = usage_object(chunk.usage)
+        for index, reason in enumerate(finish_reasons(chunk, options.choices)):
+            last = index == options.choices - 1
+            extra: dict[str, Any] = {"usage": usage} if last and options.usage_on_final_chunk else {}
+            if last and (warnings := warning_objects(chunk)):
+                extra["warnings"] = warnings
+            yield self._object([self._choice(index, reason)], **extra)
+        if options.include_usage and not options.usage_on_final_chunk:
+            yield self._object([], usage=usage)
+
+
+class Completion(_Choices):
+    """Accumulates a whole ``text_completion`` from the outputs that a stream would encode."""
+
+    def output(self, chunk: OutputChunk) -> None:
+        """Add an output."""
+        if chunk.modality is OutputModality.TEXT:
+            self._keep(chunk)
+
+    def final(self, chunk: FinalChunk) -> dict[str, Any]:
+        """Return the response."""
+        reasons = finish_reasons(chunk, self._options.choices)
+        choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
+        warnings = warning_objects(chunk)
+        extra = {"warnings": warnings} if warnings else {}
+        return self._object(choices, usage=usage_object(chunk.usage), **extra)
+
+
+# Event streams of ``/v1/audio/speech``, in two dialects.
+
+
+class SpeechEvents:
+    """OpenAI's typed events (``stream_format: sse``); the stream ends without [DONE]."""
+
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the event for an output."""
+        if chunk.modality is OutputModality.AUDIO:
+            yield {"type": "speech.audio.delta", "audio": base64.b64encode(chunk.payload).decode()}
+
+    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last event."""
+        usage = chunk.usage
+        yield {
+            "type": "speech.audio.done",
+            "usage": {
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "total_tokens": usage.total_tokens,
+            },
+        }
+
+
+class SpeechChunks:
+    """``audio.speech.chunk`` objects (``stream: true``); the stream ends with [DONE].
+
+    ``piece`` converts the audio of an output to what its event contains, such as bytes of a file format.
+    """
+
+    def __init__(
+        self,
+        speech_id: str,
+        response_format: str,
+        media_type: str,
+        sample_rate: int,
+        *,
+        piece: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self._piece = piece
+        self._id = speech_id
+        self._index = 0
+        self._audio = {"format": response_format, "mime_type": media_type, "sample_rate": sample_rate}
+
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the object for an output."""
+        if chunk.modality is OutputModality.AUDIO:
+            data = base64.b64encode(self._piece(chunk.payload)).decode()
+            yield self._chunk(audio={"data": data, **self._audio}, finish_reason=None)
+
+    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last object."""
+        yield self._chunk(audio=None, finish_reason=chunk.finish_reason.value, usage=usage_object(chunk.usage))
+
+    def _chunk(self, **fields: Any) -> dict[str, Any]:
+        index, self._index = self._index, self._index + 1
+        return {"id": self._id, "object": "audio.speech.chunk", "index": index, **fields}
+
+
+# Responses of ``/v1/audio/transcriptions``: text, JSON, subtitles, events.
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A settled transcript with its time in the input."""
+
+    text: str
+    start_ms: int
+    end_ms: int
+
+
+class Transcription:
+    """Accumulates a transcription. Its text is the engine's answer; times are those of the transcript's words.
+
+    ``language`` is the English name of the one that ``verbose_json`` reports where the recogniser has found none, or
+    None when unknown.
+    """
+
+    def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool = False) -> None:
+        self._request = request
+        self._language = language
+        self._translates = translates
+        self._text: list[str] = []
+        self._words: list[Word] = []
+        self._segments: list[_Segment] = []
+        self._found: str | None = None
+        #: None once a segment is incomplete.
+        self._heard: list[HeardSegment] | None = []
+
+    def output(self, chunk: OutputChunk) -> None:
+        """Add an output."""
+        if chunk.modality is OutputModality.TEXT:
+            self._text.append(chunk.text)
+        elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
+            self._words += chunk.words
+            self._segments.append(_Segment(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
+            hearing = chunk.hearing or Hearing()
+            self._found = self._found or hearing.language
+            self._heard = None if self._heard is None or not hearing.segments else [*self._heard, *hearing.segments]
+
+    def text(self) -> str:
+        """Return the text so far, stripped."""
+        return "".join(self._text).strip()
+
+    def json(self, final: FinalChunk) -> dict[str, Any]:
+        """Return the response for ``json`` and ``verbose_json``."""
+        if self._request.response_format == "json":
+            return {"text": self.text(), "usage": duration_usage(final.usage)}
+        response: dict[str, Any] = {"task": "translate" if self._translates else "transcribe"}
+        language = "english" if self._translates else self._found or self._language
+        if language is not None:
+            response["language"] = language
+        response |= {"duration": final.usage.input_audio_ms / 1000, "text": self.text()}
+        if "segment" in self._request.granularities:
+            response["segments"] = [_segment(index, one) for index, one in enumerate(self._heard or ())]
+        if "word" in self._request.granularities:
+            response["words"] = [
+                {"word": word.text, "start": word.start_ms / 1000, "end": word.end_ms / 1000} for word in self._words
+            ]
+        return {**response, "usage": duration_usage(final.usage)}
+
+    def subtitles(self) -> str:
+        """Return the segments as SubRip or WebVTT, one cue for each."""
+        vtt = self._request.response_format == "vtt"
+        lines = ["WEBVTT", ""] if vtt else []
+        for number, one in enumerate(self._segments, 1):
+            times = f"{_timestamp(one.start_ms, vtt)} --> {_timestamp(one.end_ms, vtt)}"
+            lines += [times, one.text, ""] if vtt else [str(number), times, one.text, ""]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _segment(index: int, one: HeardSegment) -> dict[str, Any]:
+    return {
+        "id": index,
+        "seek": one.start_ms // 10,  # in frames of the spectrogram, as Whisper counts
+        "start": one.start_ms / 1000,
+        "end": one.end_ms / 1000,
+        "text": one.text,
+        "tokens": one.tokens,
+        "temperature": one.temperature,
+        "avg_logprob": one.avg_logprob,
+        "compression_ratio": one.compression_ratio,
+        "no_speech_prob": one.no_speech_prob,
+    }
+
+
+class TranscriptionEvents:
+    """OpenAI's typed events (``stream: true``); the stream ends without [DONE]."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the event for an output."""
+        if chunk.modality is OutputModality.TEXT:
+            # Leading white space is stripped from the whole text, thus from the first delta.
+            text = chunk.text if self._text else chunk.text.lstrip()
+            if text:
+                self._text.append(text)
+                yield {"type": "transcript.text.delta", "delta": text}
+
+    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last event, with the whole text."""
+        yield {
+            "type": "transcript.text.done",
+            "text": "".join(self._text),
+            "usage": duration_usage(chunk.usage),
+        }
+
+
+def duration_usage(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage object for the duration of the input audio."""
+    return {"type": "duration", "seconds": usage.input_audio_ms / 1000}
+
+
+def _timestamp(milliseconds: int, vtt: bool) -> str:
+    """Format a time as subtitles do: ``hh:mm:ss,mmm``, in WebVTT with a full stop."""
+    seconds, rest = divmod(milliseconds, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{seconds:02}{'.' if vtt else ','}{rest:03}"

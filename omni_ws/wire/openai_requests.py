@@ -1,0 +1,798 @@
+"""Request bodies of chat, speech, completions and transcriptions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import itemgetter
+from pathlib import PurePath
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeGuard
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality, ToolCall
+from omni_ws.core.file_heads import encoding_by_head
+from omni_ws.core.json_values import language_code
+from omni_ws.errors import EmptyInput, InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.openai_fields import (
+    MAX_CHOICES,
+    MAX_TOP_LOGPROBS,
+    MEDIA_FIELDS,
+    NEVER_AVAILABLE,
+    AnswerFields,
+    Choices,
+    CommonBody,
+    ConfigurationPatch,
+    MediaLimitFields,
+    MediaUrl,
+    NamedMedia,
+    Priority,
+    ResponseFormatBody,
+    StreamOptions,
+    Word,
+    answer_form,
+    audio_chunk,
+    audio_encoding,
+    chat_logprobs,
+    completion_logprobs,
+    configuration_patch,
+    convert_body,
+    media_by_url,
+    object_field,
+    read_media,
+    refuse_unavailable,
+    template_arguments,
+    upstream_fields,
+    usage_places,
+    with_format_hint,
+)
+from omni_ws.wire.session_config import invalid_value
+
+# The messages of a chat body: instructions, history, and the last message, which is the input.
+
+
+#: The longest conversation. Each message is read, and counted for the history, on its own; OpenAI takes half as many.
+MAX_MESSAGES: Final = 4096
+#: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
+_UNSUPPORTED = ("function_call",)
+#: The longest id of audio that is looked for.
+_MAX_ID_CHARACTERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMessage:
+    """A message before the input.
+
+    ``parts`` are what it consists of where that is not ``text`` alone. ``audio_id`` is a spoken answer that an
+    assistant message stands for. ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a
+    tool message answers. ``place`` is its JSON path.
+    """
+
+    role: str
+    text: str
+    parts: tuple[InputChunk | MediaUrl, ...] = ()
+    audio_id: str | None = None
+    place: str = field(default="", compare=False)
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """The parsed messages.
+
+    ``input`` holds the parts of the last message or, if the messages end with tool results, all of these. ``role`` is
+    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
+    path of that role where it is not ``user``, ``tools_at`` that of the first field that requires an engine with tools.
+    """
+
+    system: tuple[str, ...]
+    history: tuple[HistoryMessage, ...]
+    input: tuple[InputChunk | MediaUrl, ...]
+    role: str = "user"
+    role_at: str | None = None
+    tools_at: str | None = None
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> Messages:
+    """Parse ``messages``; with ``input_follows`` all of them are history, and chunks bring the input.
+
+    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the JSON path.
+    """
+    if not messages and not input_follows:
+        raise InvalidValue("messages must hold at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidValue(f"at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
+    reader = _Reader()
+    input_from = len(messages) if input_follows else _input_from(messages)
+    for index, message in enumerate(messages):
+        reader.read(message, f"messages[{index}]", is_input=index >= input_from)
+    return Messages(
+        system=tuple(reader.system),
+        history=tuple(reader.history),
+        input=(*reader.input, *reader.pictures),
+        role=reader.role,
+        role_at=reader.role_at,
+        tools_at=reader.tools_at,
+    )
+
+
+def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
+    start = len(messages) - 1
+    while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
+        start -= 1
+    return start
+
+
+class _Reader:
+    """Collects the fields of ``Messages``, message by message."""
+
+    def __init__(self) -> None:
+        self.system: list[str] = []
+        self.history: list[HistoryMessage] = []
+        self.input: list[InputChunk | MediaUrl] = []
+        self.role = "user"
+        self.role_at: str | None = None
+        self.tools_at: str | None = None
+        #: Media of the tool results that are the input; they stand behind the results.
+        self.pictures: list[InputChunk | MediaUrl] = []
+        self._calls: set[str] = set()
+
+    def read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+        content = message.get("content")
+        match message.get("role"):
+            case "user" if is_input:
+                self.input += (_part_chunk(part, where) for part, where in _parts(content, place))
+            case "tool":
+                self._tool_result(message, place, is_input=is_input)
+            case "system" | "developer" | "assistant" if is_input:
+                self._last_of_other_role(message, place)
+            case "system" | "developer":
+                self.system.append(_text(content, place))
+            case "user":
+                text, parts = _content(content, place)
+                self.history.append(HistoryMessage("user", text, parts, place=place))
+            case "assistant":
+                self._assistant(message, place)
+            case "function":
+                raise UnsupportedParameter("role function is not supported; use role tool", param=f"{place}.role")
+            case _:
+                raise InvalidValue("role must be system, developer, user, assistant or tool", param=f"{place}.role")
+
+    def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
+        """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
+        if message.get("tool_calls"):
+            raise InvalidValue("the last message must have role user or tool", param=f"{place}.role")
+        self.role = "assistant" if message.get("role") == "assistant" else "system"
+        self.role_at = f"{place}.role"
+        self.input.append(InputChunk(Modality.TEXT, _text(message.get("content"), place).encode()))
+
+    def _assistant(self, message: Mapping[str, Any], place: str) -> None:
+        for name in _UNSUPPORTED:
+            if message.get(name):
+                raise UnsupportedParameter(f"{name} in earlier messages is not supported", param=f"{place}.{name}")
+        content = message.get("content")
+        calls = tuple(_tool_calls(message.get("tool_calls"), f"{place}.tool_calls"))
+        if calls:
+            self.tools_at = self.tools_at or f"{place}.tool_calls"
+            self._calls.update(call.id for call in calls)
+        text, parts = ("", ()) if content is None else _content(content, place)
+        audio_id = None if text or parts else _audio_id(message.get("audio"), f"{place}.audio")
+        self.history.append(HistoryMessage("assistant", text, parts, audio_id, place, tool_calls=calls))
+
+    def _tool_result(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+        self.tools_at = self.tools_at or f"{place}.role"
+        call = _string(message, "tool_call_id", place)
+        if call not in self._calls:
+            raise InvalidValue(f"no earlier message has the tool call {call[:64]!r}", param=f"{place}.tool_call_id")
+        text, parts = _content(message.get("content"), place)
+        if not is_input:
+            self.history.append(HistoryMessage("tool", text, parts, place=place, tool_call_id=call))
+            return
+        text = "".join(part.payload.decode() for part in parts if _is_text(part)) if parts else text
+        self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
+        self.pictures += (part for part in parts if not _is_text(part))
+
+
+def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise InvalidValue("tool_calls must be a list", param=place)
+    for index, call in enumerate(calls):
+        where = f"{place}[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+            raise InvalidValue("a tool call must be an object of type function", param=where)
+        yield ToolCall(
+            _string(call, "id", where),
+            _string(function, "name", f"{where}.function"),
+            _string(function, "arguments", f"{where}.function"),
+        )
+
+
+def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the parts of a message with their JSON paths. Plain text is one part."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}, f"{place}.content"
+        return
+    if not isinstance(content, list):
+        raise InvalidValue("content must be a string or a list of parts", param=f"{place}.content")
+    for index, part in enumerate(content):
+        where = f"{place}.content[{index}]"
+        if not isinstance(part, Mapping):
+            raise InvalidValue("a part must be an object", param=where)
+        yield part, where
+
+
+def _content(content: Any, place: str) -> tuple[str, tuple[InputChunk | MediaUrl, ...]]:
+    """The text of an earlier message or, if it is not text alone, its parts."""
+    parts = tuple(_part_chunk(part, where) for part, where in _parts(content, place))
+    if all(map(_is_text, parts)):
+        return "".join(part.payload.decode() for part in parts if isinstance(part, InputChunk)), ()
+    return "", parts
+
+
+def _is_text(part: InputChunk | MediaUrl) -> TypeGuard[InputChunk]:
+    return isinstance(part, InputChunk) and part.modality is Modality.TEXT
+
+
+def _audio_id(audio: Any, place: str) -> str | None:
+    if audio is None:
+        return None
+    if not isinstance(audio, Mapping):
+        raise InvalidValue("audio must be an object", param=place)
+    audio_id = _string(audio, "id", place)
+    if len(audio_id) > _MAX_ID_CHARACTERS:
+        raise InvalidValue("there is no audio of this id", param=f"{place}.id")
+    return audio_id
+
+
+def _text(content: Any, place: str) -> str:
+    """Return the text of a message that can be nothing else.
+
+    Raises UnsupportedParameter for other content, which would be lost.
+    """
+    texts: list[str] = []
+    for part, where in _parts(content, place):
+        if part.get("type") not in ("text", "input_text", "output_text"):
+            raise UnsupportedParameter("this message may contain nothing other than text", param=where)
+        texts.append(_string(part, "text", where))
+    return "".join(texts)
+
+
+def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk | MediaUrl:
+    match part.get("type"):
+        case "text" | "input_text" | "output_text":
+            return InputChunk(Modality.TEXT, _string(part, "text", where).encode())
+        case "input_audio":
+            return audio_chunk(part.get("input_audio"), f"{where}.input_audio")
+        case "image_url" | "video_url" | "audio_url" as kind:
+            url = part.get(kind)
+            if isinstance(url, Mapping):
+                url = url.get("url")
+            return media_by_url(url, Modality(kind.removesuffix("_url")), f"{where}.{kind}.url")
+        case other:
+            raise InvalidValue(f"unknown part type {str(other)[:64]!r}", param=f"{where}.type")
+
+
+def _string(part: Mapping[str, Any], name: str, where: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+# Request bodies of ``/v1/chat/completions`` and ``/v1/audio/speech``.
+#
+# Unknown fields are ignored. A known field with a value that the server cannot honour is refused by name.
+
+
+#: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
+_NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
+    **NEVER_AVAILABLE,
+    "logit_bias": ({},),
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    **dict.fromkeys(MEDIA_FIELDS, ([],)),
+    **dict.fromkeys(MediaLimitFields.__struct_fields__, ()),
+}
+
+
+class AudioOptions(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``audio``."""
+
+    voice: str | None = None
+    format: str | None = None
+
+
+class ChatBody(CommonBody, frozen=True, kw_only=True):
+    """The fields of a chat body that are validated one by one; the others are those of ``session_config``."""
+
+    messages: list[dict[str, Any]] | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: AudioOptions | None = None
+    stream_options: StreamOptions | None = None
+    usage_on_final_chunk: bool | None = None
+    input_transcript: bool | None = None
+    n: Choices | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormatBody | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Priority | None = None
+    reasoning_effort: Word | None = None
+    verbosity: Word | None = None
+    service_tier: Word | None = None
+
+
+class SpeechBody(CommonBody, frozen=True, kw_only=True):
+    """The fields of a speech body that are validated one by one."""
+
+    input: str | None = None
+    voice: str | dict[str, Any] | None = None
+    response_format: str | None = None
+    speed: float | None = None
+    stream_format: Literal["sse", "audio"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A parsed chat body.
+
+    ``input`` holds the media and the content of the last message, in order. ``stream`` is None where the body does not
+    set it. For ``role``, ``role_at`` and ``tools_at`` see ``Messages``.
+    """
+
+    patch: ConfigurationPatch
+    answer: AnswerFields = field(default_factory=AnswerFields)
+    history: tuple[HistoryMessage, ...] = ()
+    input: tuple[InputChunk | NamedMedia, ...] = ()
+    role: str = "user"
+    role_at: str | None = None
+    tools_at: str | None = None
+    stream: bool | None = None
+    request_id: str | None = None
+    wants_text: bool = True
+    wants_audio: bool = False
+    include_usage: bool = False
+    usage_on_final_chunk: bool = False
+    input_transcript: bool = True
+
+
+class SpeechDialect(Enum):
+    """The form of a ``/v1/audio/speech`` response.
+
+    - WHOLE: one audio file.
+    - RAW: audio bytes as they are produced.
+    - EVENTS: OpenAI's typed server-sent events.
+    - CHUNKS: ``audio.speech.chunk`` objects as server-sent events.
+    """
+
+    WHOLE = "whole"
+    RAW = "raw"
+    EVENTS = "events"
+    CHUNKS = "chunks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechRequest:
+    """A parsed speech body. ``text`` is None where chunks bring it; ``response_format`` is as the client named it."""
+
+    patch: ConfigurationPatch
+    text: str | None
+    dialect: SpeechDialect
+    response_format: str
+    request_id: str | None = None
+
+
+def chat_wants_events(body: Mapping[str, Any]) -> bool:
+    """Whether a chat body, valid or not, asks for server-sent events: errors take the same form."""
+    return body.get("stream") is True
+
+
+def speech_wants_events(body: Mapping[str, Any]) -> bool:
+    """Whether a speech body, valid or not, asks for server-sent events."""
+    wanted = body.get("stream_format")
+    return wanted == "sse" or (wanted is None and body.get("stream") is True)
+
+
+def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
+    """Parse a chat body; with ``input_follows`` (streaming input) the messages are history and chunks bring the input.
+
+    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
+    """
+    refuse_unavailable(body, NEVER_AVAILABLE)
+    try:
+        fields = convert_body(body, ChatBody)
+    except InvalidValue as error:
+        raise with_format_hint(error) from None
+    brought = next((name for name in MEDIA_FIELDS if body.get(name)), "messages")
+    patch = configuration_patch(body, fields, input_field=None if input_follows else brought)
+    audio = fields.audio or AudioOptions()
+    wants_audio = fields.modalities is not None and "audio" in fields.modalities
+    if fields.modalities == []:
+        raise InvalidValue("modalities must have at least one of text and audio", param="modalities")
+    # Text is always generated: a spoken answer has it as its transcript.
+    patch.fields["modalities"] = ["text", "audio"] if wants_audio else ["text"]
+    if audio.voice is not None:
+        patch.fields["voice"] = audio.voice
+        patch.names["voice"] = "audio.voice"
+    if wants_audio:
+        streamed = input_follows if fields.stream is None else fields.stream
+        _set_output_format(patch, body, audio.format, param="audio.format", default="pcm" if streamed else "wav")
+    messages = read_messages(fields.messages or [], input_follows=input_follows)
+    media = tuple(read_media(body))
+    _check_media_place(media, messages, input_follows=input_follows)
+    if messages.system:
+        own = patch.fields.get("instructions")
+        if own is not None and not isinstance(own, str):
+            raise InvalidValue("instructions must be a string", param="instructions")
+        patch.fields["instructions"] = "\n\n".join([*messages.system, *filter(None, [own])])
+    own_chunk, final_chunk = usage_places(fields.stream_options, on_final_chunk=fields.usage_on_final_chunk)
+    return ChatRequest(
+        patch=patch,
+        answer=_answer_fields(fields, convert_body(body, MediaLimitFields), wants_audio=wants_audio),
+        history=messages.history,
+        input=(*media, *messages.input),
+        role=messages.role,
+        role_at=messages.role_at,
+        tools_at=messages.tools_at,
+        stream=fields.stream,
+        request_id=fields.request_id,
+        wants_text=fields.modalities is None or "text" in fields.modalities,
+        wants_audio=wants_audio,
+        include_usage=own_chunk,
+        usage_on_final_chunk=final_chunk,
+        input_transcript=fields.input_transcript is not False,
+    )
+
+
+def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: bool) -> AnswerFields:
+    choices = fields.n or 1
+    if choices > 1 and wants_audio:
+        raise UnsupportedParameter("n must be 1 for audio output", param="n")
+    return AnswerFields(
+        choices=choices,
+        logprobs=chat_logprobs(fields.logprobs, fields.top_logprobs),
+        form=answer_form(fields.response_format),
+        priority=fields.priority or 0,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        template_arguments=template_arguments(fields.chat_template_kwargs),
+        media_limits=limits.given,
+        upstream=upstream_fields(fields),
+    )
+
+
+def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Messages, *, input_follows: bool) -> None:
+    """Check that media belong to a message of the user that this body contains."""
+    if not media:
+        return
+    first = media[0]
+    name = next(name for name, modality in MEDIA_FIELDS.items() if modality is first.modality)
+    if input_follows:
+        raise UnsupportedParameter(f"{name} is not supported in a streamed body; send the media as chunks", param=name)
+    if messages.role != "user" or any(
+        isinstance(item, InputChunk) and item.tool_call_id is not None for item in messages.input
+    ):
+        raise InvalidValue(f"{name} requires a last message with role user", param=name)
+
+
+def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
+    """Parse a speech body. Raises as ``read_chat`` does, and EmptyInput for blank text."""
+    refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
+    fields = convert_body(body, SpeechBody)
+    if input_follows and fields.input:
+        raise InvalidValue("input is not allowed in a streamed body; send the text as chunks", param="input")
+    if not input_follows and fields.input is None:
+        raise InvalidValue("input is required: the text to speak", param="input")
+    if not input_follows and not (fields.input or "").strip():
+        raise EmptyInput("input is empty", param="input")
+    dialect = _dialect(fields, input_follows=input_follows)
+    default = "mp3" if dialect is SpeechDialect.WHOLE else "pcm"
+    patch = configuration_patch(body, fields, input_field=None if input_follows else "input")
+    patch.fields.update({"task": "speech", "modalities": ["audio"], "voice": fields.voice})
+    if isinstance(fields.voice, dict):
+        patch.fields["voice"] = fields.voice.get("id")
+        patch.names["voice"] = "voice.id"
+    return SpeechRequest(
+        patch=patch,
+        text=fields.input,
+        dialect=dialect,
+        request_id=fields.request_id,
+        response_format=_set_output_format(
+            patch, body, fields.response_format, param="response_format", default=default
+        ),
+    )
+
+
+def _dialect(fields: SpeechBody, *, input_follows: bool) -> SpeechDialect:
+    if fields.stream_format == "sse":
+        return SpeechDialect.EVENTS
+    if fields.stream_format == "audio":
+        return SpeechDialect.RAW
+    if fields.stream:
+        return SpeechDialect.CHUNKS
+    return SpeechDialect.RAW if input_follows and fields.stream is None else SpeechDialect.WHOLE
+
+
+def _set_output_format(
+    patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
+) -> str:
+    """Set and return the format of the audio: ``wanted``, else that of ``output_audio``, else the default.
+
+    ``param`` is the name of the field that ``wanted`` is from.
+    """
+    group = object_field(body, "output_audio")
+    if wanted is not None:
+        group = {**group, "format": audio_encoding(wanted, param).value}
+        patch.names["output_audio.format"] = param
+    patch.fields["output_audio"] = {"format": audio_encoding(default, param).value, **group}
+    return wanted or group.get("format") or default
+
+
+# Request bodies of ``/v1/completions``: bare prompts, as text or token IDs, without a chat template.
+
+
+#: OpenAI's default.
+DEFAULT_MAX_TOKENS: Final = 16
+#: Longer than the context of any model; the engine checks the limit of its own.
+MAX_PROMPT_TOKENS: Final = 1 << 20
+#: Beyond any vocabulary; the engine checks that of its own model.
+MAX_TOKEN_ID: Final = 1 << 31
+
+_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "suffix": ("",)}
+#: The fields of ``session_config`` that apply to completions.
+_CONFIGURED: Final = frozenset({"model", "sampling", "stage_sampling", "stage_params"})
+
+
+#: Text, or token IDs.
+CompletionPrompt: TypeAlias = str | tuple[int, ...]
+
+
+class CompletionBody(CommonBody, frozen=True, kw_only=True):
+    """The fields of a completion body that are validated one by one."""
+
+    prompt: str | list[Any] | None = None
+    n: Choices | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: bool | int | None = None
+    stream_options: StreamOptions | None = None
+    usage_on_final_chunk: bool | None = None
+    priority: Priority | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """A completion request: each of ``prompts`` gets ``answer.choices`` answers.
+
+    ``only_echo`` asks for the prompt and its log-probabilities without generation (``echo`` with ``max_tokens`` 0).
+    """
+
+    patch: ConfigurationPatch
+    prompts: tuple[CompletionPrompt, ...]
+    #: The JSON path of each prompt.
+    places: tuple[str, ...]
+    answer: AnswerFields
+    echo: bool
+    only_echo: bool
+    stream: bool
+    request_id: str | None
+    include_usage: bool
+    usage_on_final_chunk: bool
+
+
+def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
+    """Parse a body. Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
+    refuse_unavailable(body, _NOT_AVAILABLE)
+    fields = convert_body(body, CompletionBody)
+    choices = fields.n or 1
+    if fields.best_of not in (None, choices):
+        raise UnsupportedParameter("best_of must be equal to n", param="best_of")
+    places, prompts = zip(*_prompts(fields.prompt), strict=True)
+    if len(prompts) * choices > MAX_CHOICES:
+        raise InvalidValue(f"at most {MAX_CHOICES} answers per request", param="prompt")
+    patch = configuration_patch(body, fields, input_field="prompt")
+    for name in patch.fields.keys() - _CONFIGURED:
+        del patch.fields[name]
+    patch.fields["modalities"] = ["text"]
+    patch.fields["sampling"] = {"max_tokens": DEFAULT_MAX_TOKENS, **patch.fields["sampling"]}
+    own_chunk, final_chunk = usage_places(fields.stream_options, on_final_chunk=fields.usage_on_final_chunk)
+    echo = fields.echo is True
+    return CompletionRequest(
+        patch=patch,
+        prompts=prompts,
+        places=places,
+        answer=AnswerFields(
+            choices=choices,
+            logprobs=completion_logprobs(fields.logprobs),
+            priority=fields.priority or 0,
+        ),
+        echo=echo,
+        only_echo=echo and fields.max_tokens == 0 and not fields.max_completion_tokens,
+        stream=fields.stream is True,
+        request_id=fields.request_id,
+        include_usage=own_chunk,
+        usage_on_final_chunk=final_chunk,
+    )
+
+
+def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, CompletionPrompt]]:
+    """Return each prompt with its JSON path. A list of numbers is one prompt of token IDs."""
+    if not prompt and prompt != "":
+        raise InvalidValue("prompt must be a string, a list of token ids, or a list of either", param="prompt")
+    if isinstance(prompt, str) or _is_number(prompt[0]):
+        return [("prompt", _prompt(prompt, "prompt"))]
+    if len(prompt) > MAX_CHOICES:
+        raise InvalidValue(f"at most {MAX_CHOICES} answers per request", param="prompt")
+    places = [f"prompt[{index}]" for index in range(len(prompt))]
+    return [(place, _prompt(one, place)) for place, one in zip(places, prompt, strict=True)]
+
+
+def _prompt(prompt: Any, place: str) -> CompletionPrompt:
+    if not isinstance(prompt, (str, list)):
+        raise InvalidValue("a prompt must be a string or a list of token ids", param=place)
+    if not prompt:
+        raise EmptyInput("the prompt is empty", param=place)
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) > MAX_PROMPT_TOKENS:
+        raise InvalidValue(f"at most {MAX_PROMPT_TOKENS} token ids per prompt, got {len(prompt)}", param=place)
+    for index, one in enumerate(prompt):
+        if not _is_number(one) or not 0 <= one < MAX_TOKEN_ID:
+            raise InvalidValue(
+                f"a token id must be a whole number from 0 to {MAX_TOKEN_ID - 1}", param=f"{place}[{index}]"
+            )
+    return tuple(prompt)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# Requests of ``/v1/audio/transcriptions``: forms, and the parameters of a streamed body.
+
+
+ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
+Granularity = Literal["word", "segment"]
+
+#: OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
+_OPENAI_TRANSCRIPTION_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "prompt": ("",),
+    "include": ([],),
+    "chunking_strategy": ("auto",),
+    "known_speaker_names": ([],),
+    "known_speaker_references": ([],),
+}
+#: Fields that are lists under their bare names, too.
+_LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"})
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
+#: Several words, as in the name of a language, which no tag has.
+_SEVERAL_WORDS: Final = re.compile(r"\s*\w+(?:[ ,()']+\w+)+\)?\s*")
+#: Formats that need the times of words.
+TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
+
+
+class TranscriptionBody(Struct, frozen=True, kw_only=True):
+    """The fields of a transcription request."""
+
+    model: str | None = None
+    language: str | None = None
+    response_format: ResponseFormat = "json"
+    temperature: float | None = None
+    timestamp_granularities: list[Granularity] | None = None
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionRequest:
+    """A parsed request.
+
+    ``language`` is the primary subtag (RFC 5646) of the requested language; ``stream`` is None where it is not set.
+    """
+
+    patch: ConfigurationPatch
+    language: str | None
+    response_format: ResponseFormat
+    granularities: frozenset[Granularity]
+    stream: bool | None
+
+
+def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Convert form fields to a body.
+
+    An empty field is an absent one. Names that end with ``[]`` or ``[0]`` are lists, in the order of their indexes, and
+    take precedence over the same name without it; those with another key are objects. Of other repeated fields the
+    last one counts.
+    """
+    fields: dict[str, Any] = {}
+    lists: dict[str, list[tuple[int, str]]] = {}
+    objects: dict[str, dict[str, str]] = {}
+    for name, value in pairs:
+        if not value:
+            continue
+        root, bracket, key = name.removesuffix("]").partition("[") if name.endswith("]") else (name, "", "")
+        if bracket and key and not _INDEX.fullmatch(key):
+            objects.setdefault(root, {})[key] = value
+        elif bracket or name in _LISTS:
+            lists.setdefault(root, []).append((int(key or 0), value))
+        else:
+            fields[name] = value
+    ordered = {name: [value for _, value in sorted(items, key=itemgetter(0))] for name, items in lists.items()}
+    return fields | objects | ordered
+
+
+def read_transcription(body: Mapping[str, Any], *, input_field: str | None = None) -> TranscriptionRequest:
+    """Parse a request. ``input_field`` is the field that contains the audio; None where chunks do.
+
+    Raises InvalidValue or UnsupportedParameter, naming the field.
+    """
+    refuse_unavailable(body, _OPENAI_TRANSCRIPTION_NOT_AVAILABLE)
+    try:
+        # Not strict, because every value of a form is a string.
+        fields = msgspec.convert(body, TranscriptionBody, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_value(error) from None
+    granularities = frozenset(fields.timestamp_granularities or ())
+    if granularities and fields.response_format != "verbose_json":
+        raise InvalidValue(
+            "timestamp_granularities requires response_format verbose_json", param="timestamp_granularities"
+        )
+    if fields.stream and fields.response_format not in ("json", "text"):
+        raise UnsupportedParameter("response_format must be json or text for a stream", param="response_format")
+    language = _language(fields.language)
+    patch: dict[str, Any] = {"task": "transcribe", "modalities": ["text"], "model": fields.model}
+    if fields.temperature is not None:
+        patch["sampling"] = {"temperature": fields.temperature}
+    if "input_audio" in body:
+        patch["input_audio"] = body["input_audio"]
+    names = {"sampling.temperature": "temperature"}
+    audio = patch.get("input_audio", {})
+    if language is not None and isinstance(audio, Mapping):
+        patch["input_audio"] = {**audio, "language": language}
+        names["input_audio.language"] = "language"
+    return TranscriptionRequest(
+        patch=ConfigurationPatch(patch, names, frozenset(body), input_field),
+        language=None if language is None else language.lower().partition("-")[0],
+        response_format=fields.response_format,
+        granularities=granularities or frozenset({"segment"}),
+        stream=fields.stream,
+    )
+
+
+def _language(wanted: str | None) -> str | None:
+    """The tag of the language that is asked for, None where it is to be found. Raises UnsupportedParameter."""
+    if wanted is None or not wanted.strip() or wanted.strip().lower() == "auto":
+        return None
+    tag = language_code(wanted)
+    if _SEVERAL_WORDS.fullmatch(tag[:64]):
+        raise UnsupportedParameter(f"language {wanted[:64]!r} is not known", param="language")
+    return tag
+
+
+def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
+    """Return the chunk for an uploaded file. Its head decides the format, then its type, then its name.
+
+    Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
+    """
+    if not data:
+        raise InvalidValue("the file is empty", param="file")
+    if (found := encoding_by_head(data)) is not None:
+        return InputChunk(Modality.AUDIO, data, format=found.value)
+    if content_type.lower().startswith("audio/"):
+        return InputChunk(Modality.AUDIO, data, format=content_type)
+    suffix = PurePath(filename).suffix.removeprefix(".").lower()
+    try:
+        encoding = {"pcm": AudioEncoding.PCM16, "raw": AudioEncoding.PCM16}.get(suffix) or AudioEncoding(suffix)
+    except ValueError:
+        raise UnsupportedFormat(
+            "unsupported audio file; supported: wav, mp3, m4a, mp4, mov, aac, flac, ogg, opus, webm", param="file"
+        ) from None
+    return InputChunk(Modality.AUDIO, data, format=encoding.value)
