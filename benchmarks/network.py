@@ -27,8 +27,7 @@ from benchmarks.speech.word_errors import word_errors
 from omni_ws.audio.g711 import decode_mu_law
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Samples
-from omni_ws.config.model import ServerConfig, TelephonyConfig
-from omni_ws.config.traffic_settings import StreamingInputConfig
+from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput

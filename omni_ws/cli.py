@@ -13,8 +13,8 @@ from typing import Final, NoReturn
 
 from omni_ws import __version__
 from omni_ws.config import ConfigurationError, ServerConfig, check_available, check_exposure, load
-from omni_ws.config.command_line import MOST_USED, add_flags
 from omni_ws.config.keys import configured_keys
+from omni_ws.config.loading import MOST_USED, add_flags
 from omni_ws.errors import OmniError
 
 USAGE_ERROR: Final = 2

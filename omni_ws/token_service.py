@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from omni_ws.app import App
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.startup import GRPC_PACKAGES
+from omni_ws.config.values import ConfigurationError
 from omni_ws.service.tokens.sessions import token_sessions
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import uvloop
 from omni_ws import __version__
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig
-from omni_ws.config.command_line import MOST_USED
+from omni_ws.config.loading import MOST_USED
 from omni_ws.config.settings import SETTINGS
 from omni_ws.errors import EngineFailed
 

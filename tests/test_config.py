@@ -413,10 +413,10 @@ def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
     vllm: VllmConfig, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ServerConfig(engine=EngineName.VLLM, vllm=vllm)
-    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="needs vLLM"):
         check_available(config)
-    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: object())
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
     with pytest.raises(ConfigurationError, match=problem):
         check_available(config)
     check_available(ServerConfig(engine=EngineName.VLLM, vllm=VllmConfig(model="m")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.config import ConfigurationError, load
-from omni_ws.config.media_domains import MediaDomains
+from omni_ws.config.model import MediaDomains
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.speech.debian import DebianSource, files_of
 from omni_ws.audio.samples import Samples
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import user_cache_folder
 from omni_ws.weights import PackageSource, WeightsCache, read_lock
 
 LOCK: Final = Path(__file__).with_name("corpus.lock")

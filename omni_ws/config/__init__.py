@@ -3,7 +3,6 @@
 ``load`` merges and validates the sources; its errors name where each bad value was set.
 """
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, configured_keys, load_keys
 from omni_ws.config.loading import LoadedConfig, load
 from omni_ws.config.model import (
@@ -12,15 +11,18 @@ from omni_ws.config.model import (
     EngineName,
     FakeConfig,
     GrpcConfig,
+    HttpConfig,
+    LimitsConfig,
     LogFormat,
     LogLevel,
     RemoteConfig,
     ServerConfig,
+    StreamingInputConfig,
     VllmConfig,
     VoiceChoice,
 )
 from omni_ws.config.startup import check_available, check_exposure
-from omni_ws.config.traffic_settings import HttpConfig, LimitsConfig, StreamingInputConfig
+from omni_ws.config.values import ConfigurationError
 
 __all__ = [
     "ApiKey",

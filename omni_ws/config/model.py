@@ -1,24 +1,308 @@
-"""Settings of the server: names, types, defaults and descriptions.
-
-The field names are the keys of the configuration file; flags and environment variables are derived from them. The
-descriptions appear in ``--help`` and in docs/configuration.md.
-"""
+"""Settings of the server: names, types, defaults and descriptions."""
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
-from omni_ws.config.parts import VLLM_PARTS
-from omni_ws.config.section import Section
-from omni_ws.config.traffic_settings import HttpConfig, LimitsConfig, StreamingInputConfig
-from omni_ws.config.values import MIB, Count, Key, Port, Seconds, SecondsOrOff, Size, Text, Whole
+from omni_ws.config.parts import VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.values import (
+    MIB,
+    Address,
+    Count,
+    Key,
+    Network,
+    Port,
+    Seconds,
+    SecondsOrOff,
+    Section,
+    Size,
+    Text,
+    Whole,
+    literal_address,
+)
+
+# Allowlist of hosts from which media may be fetched.
+
+
+DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+
+_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+_HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
+#: Well-known prefix of NAT64 (RFC 6052).
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDomain:
+    """An entry of the list: a host name or a network.
+
+    ``port`` None means the default port of the scheme.
+    """
+
+    name: str | None
+    network: Network | None
+    port: int | None
+    plain_http: bool
+
+    @classmethod
+    def parse(cls, entry: str) -> MediaDomain:
+        """Parses ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
+
+        A prefix ``http://`` allows plain HTTP as well; ``https://`` is the default. Raises ValueError.
+        """
+        scheme, separator, host = entry.strip().lower().rpartition("://")
+        if separator and scheme not in DEFAULT_PORTS:
+            raise ValueError(f"{entry!r}: the scheme must be https or http")
+        plain_http = scheme == "http"
+        if (network := _network(host)) is not None:
+            return cls(None, network, None, plain_http)
+        match = _HOST_AND_PORT.fullmatch(host)
+        port = int(match["port"]) if match and match["port"] else None
+        if match is None or (port is not None and not 0 < port < 65536):
+            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
+        if (network := _network(match["host"])) is not None:
+            return cls(None, network, port, plain_http)
+        name = match["host"].rstrip(".")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
+        return cls(name, None, port, plain_http)
+
+    def lists(self, scheme: str, host: str, port: int) -> bool:
+        """Returns whether the entry covers this scheme, host and port."""
+        if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
+            return False
+        if self.name is not None:
+            return host == self.name
+        address = literal_address(host)
+        return address is not None and self.holds(address)
+
+    def holds(self, address: Address) -> bool:
+        """Returns whether the entry is a network with this address."""
+        return self.network is not None and address in self.network
+
+
+class MediaDomains:
+    """The entries of ``http.media_domains``. An empty list allows nothing."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        """Parses the entries. Raises ValueError for an invalid one."""
+        self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._domains)
+
+    def allow_url(self, scheme: str, host: str, port: int) -> bool:
+        """Returns whether a URL with this scheme, host and port may be fetched."""
+        host = host.lower().rstrip(".")
+        return any(domain.lists(scheme, host, port) for domain in self._domains)
+
+    def allow_address(self, address: str) -> bool:
+        """Returns whether a listed host may resolve to ``address``.
+
+        It must be public, or within a listed network; otherwise a name could lead into the private network (SSRF).
+        """
+        parsed = literal_address(address)
+        if parsed is None:
+            return False
+        if any(domain.holds(parsed) for domain in self._domains):
+            return True
+        return all(one.is_global and not one.is_multicast for one in (parsed, _embedded(parsed)))
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(text.strip("[]"), strict=False)
+    except ValueError:
+        return None
+
+
+def _embedded(address: Address) -> Address:
+    """Returns the IPv4 address that NAT64, 6to4 or Teredo embeds in an IPv6 one; otherwise ``address``."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.sixtofour or (address.teredo[1] if address.teredo else address)
+
+
+# Settings of what clients send and get: streaming input, HTTP, and the limits of the server.
+
+
+# on_modality is left out: it needs the name of a modality.
+StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length"]
+_Minimum = Annotated[int, Field(ge=1)]
+_MODALITY_MISSING: Final = 'on_modality needs a modality, in an object: {type = "on_modality", modality = "audio"}'
+
+
+class _StartPolicyObject(Section):
+    """A start policy with its minimums, as in ``session_config``."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]
+    min_audio_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    min_text_chars: _Minimum | None = None
+    min_bytes: _Minimum | None = None
+    min_chunks: _Minimum | None = None
+    min_video_frames: _Minimum | None = None
+    modality: Literal["audio", "text", "video", "image"] | None = None
+
+
+def _checked_policy(policy: object) -> object:
+    """A name, or an object, which may be written as JSON. Raises ValueError with what is wrong."""
+    if isinstance(policy, str) and policy.lstrip().startswith("{"):
+        policy = json.loads(policy)
+    names = get_args(StartPolicyName)
+    if not isinstance(policy, dict):
+        if policy == "on_modality":
+            raise ValueError(_MODALITY_MISSING)
+        if policy not in names:
+            raise ValueError(f"is neither an object nor one of {', '.join(names)}")
+        return policy
+    try:
+        checked = _StartPolicyObject.model_validate(policy)
+    except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        raise ValueError("; ".join(reasons)) from None
+    if checked.type == "on_modality" and checked.modality is None:
+        raise ValueError(_MODALITY_MISSING)
+    return checked.model_dump(exclude_none=True)
+
+
+#: A start policy by its name, or as the whole object of ``session_config``.
+StartPolicySetting = Annotated[StartPolicyName | dict[str, Any], BeforeValidator(_checked_policy)]
+AfterStart = Literal["extend", "snapshot"]
+
+
+class StreamingInputConfig(Section):
+    """Streaming input: the native WebSocket, and Mode A and Mode B over HTTP."""
+
+    enabled: bool = Field(default=True, description="Serve streaming input; if off, its routes answer 404.")
+    session_timeout_sec: Seconds = Field(
+        default=300, description="Close a session whose client has been silent for this long."
+    )
+    max_payload_per_session: Size = Field(
+        default=64 * MIB,
+        description="Input held for one request (WebSocket) or one session (Mode A, Mode B); "
+        "and the output log of a Mode B session. All that a session holds: twice this and max_output_bytes.",
+    )
+    max_total_payload_per_session: Size | None = Field(
+        default=None,
+        description="All input of one session (Mode B) or one request (Mode A, WebSocket), including what the engine "
+        "has consumed; unset: no limit.",
+    )
+    max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest decoded payload of one input chunk.")
+    start_policy: StartPolicySetting = Field(
+        default="on_min_length",
+        description="When a request starts, unless the client names a policy; or a whole object (a table, or JSON) "
+        'such as `{"type": "on_min_length", "min_audio_ms": 800}` or `{"type": "on_modality", "modality": "audio"}`, '
+        "into which an object of the client is merged.",
+    )
+    force_start_policy: StartPolicyName | None = Field(
+        default=None, description="Start policy of every request, overriding the client's."
+    )
+    after_start: AfterStart | None = Field(
+        default=None, description="Effect of chunks after the start; unset: extend if the engine supports it."
+    )
+    alignment_window_ms: SecondsOrOff = Field(
+        default=200,
+        le=2000,
+        description="With `alignment: timestamp`, how long a chunk after the start waits for input of other modalities "
+        "whose times are further back than this, unless the client says; 0: not at all.",
+    )
+    reorder_window_chunks: Count = Field(default=256, description="Chunks kept ahead of a gap.")
+    reorder_timeout_sec: Seconds = Field(default=10, description="Time that a gap may stay open.")
+    resume_grace_sec: SecondsOrOff = Field(
+        default=30, description="Grace period in which a session without a connection can be resumed; 0: none."
+    )
+    write_timeout_sec: Seconds = Field(
+        default=30,
+        description="Close a session whose client reads nothing for this long while max_output_bytes are waiting.",
+    )
+    max_lead_ms: Whole | None = Field(
+        default=None,
+        description="Lead of audio over its playback; unset: not paced (with turn detection: 400).",
+    )
+    max_pending_requests: Count = Field(default=4, description="Requests of a session that may wait for the engine.")
+    max_output_bytes: Size = Field(
+        default=8 * MIB,
+        description="Size of a session's outbox, for a client that reads slowly; and of its journal, for a resume.",
+    )
+    permessage_deflate: bool = Field(
+        default=False, description="Offer WebSocket compression, which gains nothing for audio."
+    )
+    ping_interval_sec: SecondsOrOff = Field(default=20, description="Interval of WebSocket pings; 0: none.")
+    ping_timeout_sec: SecondsOrOff = Field(default=20, description="Time in which a pong has to arrive; 0: unlimited.")
+
+
+class LimitsConfig(Section):
+    """Limits of the server as a whole."""
+
+    max_sessions: Count = Field(
+        default=1000, description="Live sessions; another one is refused with engine_overloaded."
+    )
+    max_connections: Count = Field(
+        default=4096, description="Open connections, including WebSockets; another one is answered 503 and closed."
+    )
+    max_held_bytes: Size = Field(
+        default=1024 * MIB,
+        description="Budget of input, decoded media, output, settings and history held for all sessions together.",
+    )
+    max_history_tokens: Whole = Field(
+        default=4096,
+        description="History that is context of the next request: a word counts 1 (in scripts without blanks, a "
+        "character; at least 1 for every 16 characters), a second of audio 25.",
+    )
+
+
+class HttpConfig(Section):
+    """HTTP on the same port."""
+
+    header_timeout_sec: Seconds = Field(default=10, description="Time in which a request head has to arrive.")
+    body_timeout_sec: Seconds = Field(
+        default=30, description="Time between two reads of a request body (for Mode A: session_timeout_sec)."
+    )
+    min_body_bytes_per_sec: Whole = Field(
+        default=500,
+        description="Minimum average rate of a request body, after body_timeout_sec; does not apply to streamed "
+        "input, which is as slow as speech; 0: none.",
+    )
+    keepalive_timeout_sec: Seconds = Field(default=75, description="Time after which an idle connection is closed.")
+    max_header_bytes: Size = Field(default=32 * 1024, description="Largest request head.")
+    max_body_bytes: Size = Field(default=64 * MIB, description="Largest request body, except streamed input.")
+    media_root: Path | None = Field(
+        default=None, description="Folder whose files chat requests may use as images, audio or video; unset: none."
+    )
+    media_domains: tuple[Text, ...] = Field(
+        default=(),
+        description="Hosts from which images, audio and video of chat requests may be fetched, by https unless the "
+        "entry begins with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
+    )
+    media_timeout_sec: Seconds = Field(
+        default=20, description="Time in which all media of a request have to be fetched."
+    )
+
+    @field_validator("media_domains")
+    @classmethod
+    def _check_media_domains(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        MediaDomains(entries)
+        return entries
+
+
+# Settings of the server: names, types, defaults and descriptions.
+#
+# The field names are the keys of the configuration file; flags and environment variables are derived from them. The
+# descriptions appear in ``--help`` and in docs/configuration.md.
 
 
 class EngineName(StrEnum):

@@ -1,17 +1,203 @@
-"""Checks before the start that go beyond single values: exposure, packages, and what the engine has."""
+"""Checks before the start that go beyond single values."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Final
+from urllib.parse import urlsplit
 
-from omni_ws.config.engine_checks import engine_problems
-from omni_ws.config.error import ConfigurationError
-from omni_ws.config.literal_address import literal_address
-from omni_ws.config.model import ServerConfig
-from omni_ws.installing import install_command
+from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
+from omni_ws.config.parts import (
+    FORMS,
+    GGUF_PARTS,
+    LOCAL_PORTS,
+    OPENAI_KEY,
+    REMOTE_PARTS,
+    VLLM_PARTS,
+    PartConfig,
+    needs_model,
+    takes_model,
+)
+from omni_ws.config.values import ConfigurationError, literal_address
+from omni_ws.installing import INSTALL_VLLM, install_command
+
+# Checks before the start of the settings of engines and their parts.
+
+
+_REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "modalities": ("text", "audio"),
+    "input_modalities": ("text", "audio", "image", "video"),
+    "options": (
+        *("tools", "logprobs", "response_format", "n", "priority", "reasoning_effort", "verbosity", "service_tier"),
+        *("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_fps"),
+        *("video_min_frames", "video_max_frames", "video_total_pixels"),
+    ),
+    "sampling": (
+        *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    ),
+}
+#: The package that a part needs, with the extra that installs it.
+_PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    ("asr", "whisper"): ("ctranslate2", "whisper"),
+    ("tts", "hibari"): ("hibari", "hibari"),
+    **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
+    **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
+}
+#: Settings of an LLM in a GGUF file.
+_OF_GGUF: Final = frozenset({"context", "threads", "parallel", "think", "chat_template"})
+#: Settings of an LLM on a server.
+_OF_SERVER: Final = frozenset({"reasoning_effort", "chat_template_kwargs"})
+#: Settings of a part that say more about what ``use`` names.
+_BESIDE_USE: Final = (
+    frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice", "opens_thoughts"})
+    | _OF_GGUF
+    | _OF_SERVER
+)
+#: Settings of the remote engine that a part has of its own.
+_REMOTE_ALONE: Final = frozenset(
+    {"upstreams", "model", "api_key", "modalities", "speech_upstream", "speech_model", "speech_api_key"}
+)
+
+
+def engine_problems(config: ServerConfig) -> Iterator[str]:
+    """Yields what the configured engine cannot honour, or lacks."""
+    yield from _part_problems(config) if config.composed else _whole_problems(config)
+
+
+def _part_problems(config: ServerConfig) -> Iterator[str]:
+    for part in (config.asr, config.llm, config.tts):
+        yield from _problems_of(part)
+    if config.vllm.model is not None:
+        yield f"--model is for --engine vllm: say --llm vllm:{config.vllm.model}"
+    if config.vllm.talker is not None:
+        yield f"--vllm.talker is for --engine vllm: say --tts talker:{config.vllm.talker}"
+    for name in sorted(config.remote.changed & _REMOTE_ALONE):
+        yield f"remote.{name} is for --engine remote: a part has settings of its own (--llm, llm.model, --tts …)"
+    if config.llm.choice.name in REMOTE_PARTS:
+        yield from _forwarding_problems(config.remote)
+    if config.llm.choice.name == "llamacpp" and config.port == LOCAL_PORTS["llamacpp"]:
+        yield (
+            f"llama.cpp's server listens on port {config.port} unless told otherwise, and so does this one: give this "
+            "one --port 8081, or that one --port 8090 and this one --llm http://127.0.0.1:8090/v1"
+        )
+
+
+def _problems_of(part: PartConfig) -> Iterator[str]:
+    choice, flag = part.choice, f"--{part.part}"
+    if choice.url is not None and not _is_base_url(choice.url):
+        # The value is not shown, since it may contain a password.
+        yield f"{flag} holds an invalid base URL; a valid one is http://127.0.0.1:8000/v1"
+    if needs_model(part.part, choice.name) and choice.model is None:
+        model = "FILE" if choice.name in GGUF_PARTS else "NAME-OR-FOLDER"
+        yield f"{flag} {choice.name} needs a model: {flag} {choice.name}:{model}"
+    if choice.model is not None and part.model not in (None, choice.model):
+        yield f"{flag} names the model {choice.model}, and {part.part}.model {part.model}"
+    for name in sorted((part.changed & _BESIDE_USE) - _settings_of(part)):
+        yield f"{part.part}.{name} means nothing {f'beside {flag} {choice.name}' if part.use else f'without {flag}'}"
+    if part.use is None:
+        return
+    if choice.name == "openai" and part.api_key is None and not os.environ.get(OPENAI_KEY):
+        yield f"{flag} openai needs a key: set {OPENAI_KEY} in the environment, or {part.part}.api_key"
+    if choice.name in VLLM_PARTS and find_spec("vllm") is None:
+        yield f"{flag} {choice.name} needs vLLM: {INSTALL_VLLM}"
+    package, extra = _PACKAGES.get((part.part, choice.name), (None, ""))
+    if package is not None and find_spec(package) is None:
+        yield f"{flag} {choice.name} needs {package}: {install_command(extra)}"
+
+
+def _settings_of(part: PartConfig) -> frozenset[str]:
+    """Returns which of a part's settings have a meaning for what it is."""
+    name = part.choice.name
+    # A Talker's voices are those of its profile, in that order.
+    used = {"voice"} if name not in ("none", "talker") and part.use is not None else set()
+    if name in REMOTE_PARTS:
+        used |= {"model", "api_key", "languages", "word_times", "speculate", "opens_thoughts"}
+    elif takes_model(part.part, name):
+        used |= {"model"}
+    if part.part == "llm":
+        used |= _OF_SERVER if name in REMOTE_PARTS else set()
+        used |= {"speculate"}  # says when any LLM is asked
+    if name == "vllm":
+        used |= {"args"}
+    if name in GGUF_PARTS:
+        used |= _OF_GGUF
+    return frozenset(used)
+
+
+def _whole_problems(config: ServerConfig) -> Iterator[str]:
+    for part in (config.asr, config.llm, config.tts):
+        yield from _problems_of(part)
+    this = f"and this is the {config.engine_name} engine"
+    if config.engine is EngineName.VLLM:
+        yield from _vllm_problems(config.vllm)
+    elif config.vllm.model is not None or config.vllm.talker is not None:
+        flag = "--model" if config.vllm.model is not None else "--vllm.talker"
+        yield f"{flag} is for the vllm engine, {this}: add --engine vllm"
+    if config.engine is EngineName.REMOTE:
+        yield from _remote_problems(config.remote)
+    elif config.remote.upstreams:
+        yield f"remote.upstreams is for the remote engine, {this}: add --engine remote"
+
+
+def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
+    if find_spec("vllm") is None:
+        yield f"the vllm engine needs vLLM: {INSTALL_VLLM}"
+        return
+    if vllm.model is None:
+        yield "the vllm engine needs a model: --model NAME-OR-FOLDER"
+    if vllm.talker is None and (vllm.talker_profile is not None or vllm.talker_args):
+        yield "vllm.talker_profile and vllm.talker_args need a Talker: --vllm.talker NAME-OR-FOLDER"
+
+
+def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
+    if find_spec("httpx") is None:
+        yield f"the remote engine needs httpx: {install_command('remote')}"
+    if not remote.upstreams:
+        yield "the remote engine needs upstream servers: --remote.upstreams http://127.0.0.1:8000/v1"
+    yield from _url_problems(remote)
+    yield from _forwarding_problems(remote)
+
+
+def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
+    """What is wrong with the settings that an LLM on a server has, too."""
+    for key, known in _REMOTE_WORDS.items():
+        for word in getattr(remote, key):
+            if word not in known:
+                yield f"remote.{key} holds {word!r}; known are {', '.join(known)}"
+    if not 8_000 <= remote.audio_sample_rate <= 192_000:
+        yield "remote.audio_sample_rate must be between 8000 and 192000 Hz"
+    if "text" not in remote.modalities:
+        yield "remote.modalities must contain text"
+    for key in ("stage_params", "stage_sampling"):
+        for name in getattr(remote, key):
+            if not all(name.partition(".")):
+                yield f"remote.{key} holds {name!r}, which does not have the form stage.parameter"
+
+
+def _url_problems(remote: RemoteConfig) -> Iterator[str]:
+    for key, urls in (("upstreams", remote.upstreams), ("speech_upstream", (remote.speech_upstream,))):
+        for url in filter(None, urls):
+            if not _is_base_url(url):
+                # The value is not shown, since it may contain a password.
+                yield f"remote.{key} holds an invalid base URL; a valid one is http://127.0.0.1:8000/v1"
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not (parts.query or parts.fragment)
+    )
+
+
+# Checks before the start that go beyond single values: exposure, packages, and what the engine has.
+
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")

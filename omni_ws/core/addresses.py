@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from omni_ws.config.literal_address import Address, Network, literal_address
+from omni_ws.config.values import Address, Network, literal_address
 
 # The address of the client behind proxies, and the key under which a client's connections are counted.
 

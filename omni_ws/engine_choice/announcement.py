@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.part_settings import PartConfig
+from omni_ws.config.parts import PartConfig
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role

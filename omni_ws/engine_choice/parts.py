@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
-from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import LOCAL_PORTS, OPENAI_KEY, SERVER
+from omni_ws.config.parts import LOCAL_PORTS, OPENAI_KEY, SERVER, PartConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import EngineFailed
 from omni_ws.weights import fetched_file
 

@@ -14,8 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from omni_ws.config.rendering import default_words
-from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Setting, SettingKind
+from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Setting, SettingKind, default_words
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics
 from omni_ws.tools.schemas import frames_schema

@@ -15,8 +15,7 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig
-from omni_ws.config.literal_address import literal_address
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import literal_address, user_cache_folder
 from omni_ws.installing import install_command
 from omni_ws.tools.private_files import read_private, write_private
 

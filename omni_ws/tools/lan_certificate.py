@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from omni_ws.config.literal_address import literal_address
+from omni_ws.config.values import literal_address
 from omni_ws.tools.private_files import read_private, write_private
 
 #: Browsers refuse certificates that are valid for longer than 398 days.

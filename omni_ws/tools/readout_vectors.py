@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from omni_ws.config import load
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import OmniError
 from omni_ws.installing import INSTALL_VLLM
 

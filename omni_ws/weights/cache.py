@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import user_cache_folder
 from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError, pinned_weights
 from omni_ws.weights.sources import (
     Fetching,

@@ -12,7 +12,7 @@ from support.voices import need
 
 from omni_ws.config import ServerConfig
 from omni_ws.config.model import VoiceChoice
-from omni_ws.config.part_settings import LlmConfig
+from omni_ws.config.parts import LlmConfig
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine_choice.parts import llm_of

@@ -14,8 +14,7 @@ from support.speech_clips import clip_bytes
 
 from benchmarks.server_process import free_port
 from omni_ws.config import ServerConfig, load
-from omni_ws.config.part_settings import SPOKEN_INSTRUCTIONS
-from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.config.parts import LOCAL_PORTS, SPOKEN_INSTRUCTIONS
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine

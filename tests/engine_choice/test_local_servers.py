@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from omni_ws.config import EngineName, ServerConfig
-from omni_ws.config.part_settings import AsrConfig, LlmConfig
+from omni_ws.config.parts import AsrConfig, LlmConfig
 from omni_ws.engine_choice import local_servers
 from omni_ws.engine_choice.local_servers import LocalServer, suggestions
 

@@ -10,8 +10,7 @@ from support.real_models import fetched
 
 from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.config import load
-from omni_ws.config.error import ConfigurationError
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import ConfigurationError, user_cache_folder
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine_choice.announcement import turn_lines
 from omni_ws.engine_choice.turn_model import turn_model

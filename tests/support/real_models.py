@@ -16,7 +16,7 @@ from typing import Protocol
 
 import pytest
 
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import user_cache_folder
 from omni_ws.weights import (
     Fetching,
     PackageSource,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.items import (
     AnswerEnd,
     AnswerRows,

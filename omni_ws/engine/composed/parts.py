@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, Protocol, runtime_checkable
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import InputMode, OutputModality, Task
 from omni_ws.engine.base import (
     NO_SINK,

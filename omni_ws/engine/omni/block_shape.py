@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 _INDEX: Final = "model.safetensors.index.json"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.slot_convolutions import CausalConvolution, SlotMemory, TransposedConvolution, Weights
 from omni_ws.engine.omni.window_transformer import WindowShape, WindowTransformer
 

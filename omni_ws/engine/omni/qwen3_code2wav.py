@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.code2wav_graphs import Code2WavGraphs
 from omni_ws.engine.omni.code2wav_network import Code2WavNetwork, Code2WavShape
 from omni_ws.engine.omni.items import VocoderInput, VocoderOutput

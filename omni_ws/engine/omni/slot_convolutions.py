@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 #: The tensors of a module or checkpoint, by their names.
 Weights = Mapping[str, Tensor]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 SPEAKERS_FILE: Final = "spk_dict.pt"
 _DEFAULT: Final = "Chelsie"

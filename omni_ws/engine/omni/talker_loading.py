@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.block_shape import BlockShape
 from omni_ws.engine.omni.checkpoint_tensors import CheckpointTensors
 from omni_ws.engine.omni.qwen3_talker import Qwen3Talker

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.positional_normal import normal_at
 from omni_ws.engine.omni.speakers import OmniSpeaker
 from omni_ws.engine.omni.step_graphs import StepGraphs

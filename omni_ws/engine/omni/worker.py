@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.child_output import leave_signals_to_server
 from omni_ws.engine.omni.process_pipe import (
     AskOccupation,

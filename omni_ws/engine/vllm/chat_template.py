@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 #: The size limit; models' own templates have about 10 KiB.
 MAX_BYTES: Final = 1 << 20

@@ -12,8 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.composed.parts import PartDescription, Role

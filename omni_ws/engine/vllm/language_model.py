@@ -20,7 +20,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.incident import incident
 from omni_ws.engine.vllm.model_outputs import ModelOutputs, OutputGroups

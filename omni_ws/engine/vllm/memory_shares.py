@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 #: vLLM's argument for the share of a GPU's memory that a model may use.
 SHARE: Final = "gpu_memory_utilization"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.omni_model import OmniSizes
 
 #: The share of a GPU's memory that all parts together may take.

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 
 
 class OmniFamily(StrEnum):

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment

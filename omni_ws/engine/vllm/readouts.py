@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.readout_channel import ReadoutChannel
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
 

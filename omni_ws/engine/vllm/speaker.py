@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy, whole_numbers
 from omni_ws.engine.clauses import BEGIN_AFTER

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.readouts import ONE_WORKER, refused_args
 from omni_ws.engine.vllm.row_table import KeptRows
 from omni_ws.engine.vllm.rows_channel import RowsChannel

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import AnswerOptions, GenerationRequest
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment

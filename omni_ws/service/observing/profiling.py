@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import user_cache_folder
 from omni_ws.engine.base import Engine
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.engine.traceable import TraceableEngine

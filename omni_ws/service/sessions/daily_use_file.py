@@ -13,10 +13,9 @@ from typing import Final, Self
 
 import msgspec
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.config.values import ConfigurationError, user_cache_folder
 from omni_ws.core.quota import DailyLimits, DailyUse, UsedToday
 from omni_ws.engine.threads import Work, run_work
 

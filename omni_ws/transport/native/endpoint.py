@@ -11,7 +11,7 @@ from msgspec import UNSET
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.config.traffic_settings import StreamingInputConfig
+from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import (

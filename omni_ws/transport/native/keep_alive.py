@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from omni_ws.config.traffic_settings import StreamingInputConfig
+from omni_ws.config.model import StreamingInputConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

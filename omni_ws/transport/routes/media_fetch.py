@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from omni_ws import __version__
-from omni_ws.config.media_domains import DEFAULT_PORTS, MediaDomains
+from omni_ws.config.model import DEFAULT_PORTS, MediaDomains
 from omni_ws.errors import InvalidValue, PayloadTooLarge, UnsupportedParameter
 
 if TYPE_CHECKING:

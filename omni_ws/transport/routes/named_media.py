@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_ws.config.media_domains import MediaDomains
-from omni_ws.config.traffic_settings import HttpConfig
+from omni_ws.config.model import HttpConfig, MediaDomains
 from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedParameter

@@ -21,7 +21,7 @@ from support.omni_reference import OmniReference, reference  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 from support.vocoder_runs import difference, finish, joined  # noqa: E402
 
-from omni_ws.config.error import ConfigurationError  # noqa: E402
+from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.items import VocoderInput, VocoderOutput  # noqa: E402
 from omni_ws.engine.omni.qwen25_token2wav import MOST_WAITING, Qwen25Token2Wav  # noqa: E402
 from omni_ws.engine.omni.runge_kutta import RungeKutta  # noqa: E402

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from support import tiny_code2wav
 from support.vocoder_runs import Sound, decode, difference, finish, joined
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.items import VocoderInput, VocoderOutput
 from omni_ws.engine.omni.step_model import NoSlot, RefusedInput
 

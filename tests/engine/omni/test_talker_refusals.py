@@ -20,7 +20,7 @@ from support.omni_reference import spoken  # noqa: E402
 from support.omni_talkers import LONGEST, PRECISE, SLOTS, Driven, greedy, long_prompt, speak, talker  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
-from omni_ws.config.error import ConfigurationError  # noqa: E402
+from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.checkpoint_tensors import CheckpointTensors  # noqa: E402
 from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, TalkerItem  # noqa: E402
 from omni_ws.engine.omni.step_model import NoSlot, RefusedInput  # noqa: E402

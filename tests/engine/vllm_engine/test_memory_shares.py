@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 

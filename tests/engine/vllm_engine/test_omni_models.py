@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig, VllmConfig
-from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import OutputModality, Task
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.omni_memory import check_omni_fits, thinker_share

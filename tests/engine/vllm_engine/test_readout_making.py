@@ -13,8 +13,8 @@ import pytest
 from support.commands import Ended, run_command
 from support.salience_server import salience_server
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readout_making import Concept, load_concepts, make_vectors
 from omni_ws.engine.vllm.readout_vectors import load_vectors

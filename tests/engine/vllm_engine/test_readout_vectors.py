@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.readout_vectors import load_vectors, save_vectors
 
 pytestmark = pytest.mark.vllm

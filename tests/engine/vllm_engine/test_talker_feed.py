@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.rows_channel import FLOAT32_BYTES, ROWS

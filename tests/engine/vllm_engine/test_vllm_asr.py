@@ -15,7 +15,7 @@ from support.live_server import live_server
 from support.speech_clips import WORDS, clip_bytes, clip_pcm, clip_samples, silence
 from support.until import until
 
-from omni_ws.config.error import ConfigurationError
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Task
 from omni_ws.engine.base import AnswerOptions, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -10,7 +10,7 @@ from support.native_client import native_client
 from support.spoken_ways import by_websocket
 
 from omni_ws.config import ServerConfig, VllmConfig
-from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.engine_choice import create_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]

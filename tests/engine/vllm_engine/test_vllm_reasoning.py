@@ -14,8 +14,8 @@ from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.vllm_engine import plain_answer, request, running_engine
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.engine.channel import Channel

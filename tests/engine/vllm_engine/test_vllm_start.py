@@ -15,8 +15,8 @@ from support.commands import forked_vllm_command, run_command
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import _in_daemon_thread

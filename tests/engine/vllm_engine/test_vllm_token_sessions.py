@@ -23,8 +23,8 @@ from support.token_reference import ALL, Reference, close, png, readouts
 from support.until import until
 from support.vllm_engine import core_process, unfinished, until_state
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.engine import VllmEngine

@@ -16,9 +16,9 @@ from support.salience_server import SalienceServer, salience_server
 from support.token_reference import ALL, Reference, close, readouts
 from support.vllm_engine import GREEDY, answer, plain_answer, request
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.tokens import ReadoutManifest

@@ -14,8 +14,8 @@ from support.until import until
 from support.vllm_engine import GREEDY, answer, plain_answer, request, unfinished
 
 from omni_ws.client import connect
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig, VllmConfig
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, ToolCall
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, ToolCallOutput

@@ -19,8 +19,7 @@ from support.token_engine import CONCEPTS, END, EOS, LAYERS, PAD, START, TokenEn
 from support.until import until
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.config.model import GrpcConfig, ServerConfig
-from omni_ws.config.traffic_settings import LimitsConfig
+from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed
@@ -494,7 +493,7 @@ async def test_calls_are_refused_while_the_engine_is_unavailable(server: Salienc
 
 
 async def test_an_engine_without_token_sessions_has_no_service() -> None:
-    from omni_ws.config.error import ConfigurationError
+    from omni_ws.config.values import ConfigurationError
     from omni_ws.server import create_app
     from omni_ws.token_service import serve_tokens
 

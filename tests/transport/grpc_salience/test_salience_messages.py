@@ -15,8 +15,7 @@ from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import TokenEngine
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.config.model import GrpcConfig, ServerConfig
-from omni_ws.config.traffic_settings import LimitsConfig
+from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub

@@ -12,7 +12,7 @@ from support.live_server import live_server
 from support.native_client import Answer, NativeClient, native_client
 from support.part_engines import ReadingEngine, ToolCallingEngine
 
-from omni_ws.config.part_settings import SPOKEN_INSTRUCTIONS, LlmConfig
+from omni_ws.config.parts import SPOKEN_INSTRUCTIONS, LlmConfig
 from omni_ws.core.chunks import ToolCall
 from omni_ws.core.history import Message
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -16,8 +16,7 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 
 from omni_ws.audio.wav import wav_header
-from omni_ws.config.media_domains import MediaDomains
-from omni_ws.config.traffic_settings import HttpConfig
+from omni_ws.config.model import HttpConfig, MediaDomains
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange

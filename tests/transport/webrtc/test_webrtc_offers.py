@@ -13,9 +13,9 @@ import pytest
 from support.live_server import LiveServer, live_server
 from support.webrtc_client import WebrtcCaller, post_offer, webrtc_call
 
-from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.loading import load
+from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import InvalidFrame, InvalidValue
 from omni_ws.transport.webrtc.endpoint import MAX_OFFER_BYTES
 from omni_ws.transport.webrtc.negotiation import MAX_CANDIDATES, announced, check_offer
