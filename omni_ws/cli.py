@@ -148,7 +148,7 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
     # Imported late, so that --help and configuration errors appear without delay; and where there are several workers,
     # only they need all of it.
     if config.workers > 1:
-        from omni_ws.workers.launch import launch_workers as launch
+        from omni_ws.workers.supervisor import launch_workers as launch
     else:
         from omni_ws.server import launch_server as launch
     return exit_status(config, lambda: launch(config, listening=listening))

@@ -42,8 +42,7 @@ from omni_ws.transport.http.application import HttpLimits
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.front_door import front_door
 from omni_ws.transport.http.hang_up import notice_dead_networks
-from omni_ws.workers.joining import join, unreachable_socket
-from omni_ws.workers.worker import Worker
+from omni_ws.workers.worker import Worker, join, unreachable_socket
 
 if TYPE_CHECKING:
     from omni_ws.transport.grpc_salience.listener import GrpcListener
@@ -92,7 +91,7 @@ def launch_server(config: ServerConfig | None = None, *, listening: Callable[[in
     """
     config = config or ServerConfig()
     if config.workers > 1:
-        from omni_ws.workers.launch import launch_workers
+        from omni_ws.workers.supervisor import launch_workers
 
         return launch_workers(config, listening=listening)
     return _run(config, lambda: serve(config, listening=listening))

@@ -1,4 +1,4 @@
-"""ProcessChannel: messages between the supervisor and a worker, over a Unix socket; some carry an open connection."""
+"""Messages between the supervisor and a worker, and what a worker starts with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum, auto
-from typing import Any, Final
+from typing import IO, Any, Final
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import ServerConfig
+from omni_ws.service.sessions.shared_counts import SharedCounts
+
+# ProcessChannel: messages between the supervisor and a worker, over a Unix socket; some carry an open connection.
+
 
 #: Kind, whether a descriptor comes with it, number, and size of the payload.
 _HEAD: Final = struct.Struct("!B?QI")
@@ -218,3 +225,30 @@ def _close_descriptor(message: _Waiting) -> None:
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
     return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+
+
+# What a worker starts with.
+
+
+#: Rows of counts for each worker that is wanted: the one that serves, its predecessor while that drains, and a
+#: successor that starts.
+ROWS_PER_WORKER = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStart:
+    """The settings of one worker, as the supervisor sends them to its process."""
+
+    config: ServerConfig = field(repr=False)
+    keys: tuple[ApiKey, ...] = field(repr=False)
+    serial: int
+    #: How many workers the server is to have.
+    wanted: int
+    row: int
+    port: int
+
+
+def shared_counts(file: IO[bytes], config: ServerConfig, keys: Sequence[ApiKey], wanted: int) -> SharedCounts:
+    """The counts of a server with these settings, in this file."""
+    names = [key.name for key in keys]
+    return SharedCounts(file, rows=ROWS_PER_WORKER * wanted, slots=config.limits.max_sessions, keys=names)
