@@ -74,7 +74,7 @@ async def test_speech_interrupts_an_answer(server: LiveServer) -> None:
 
 async def test_an_answer_goes_on_after_a_voice_without_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece of it is played, and nothing is left of what interrupted it."""
-    monkeypatch.setattr("omni_ws.service.conversation.held_answer.MAX_HOLD_SEC", 1000.0)  # a busy machine speaks slowly
+    monkeypatch.setattr("omni_ws.service.conversation.interrupted.MAX_HOLD_SEC", 1000.0)  # a busy machine speaks slowly
     levels = [number / 100 for number in range(1, 61)]
     pieces = [AudioOutput(np.full(2400, level, np.float32), 24_000) for level in levels]
     engine = HearingEngine([TextOutput("It goes on."), *pieces])

@@ -1,16 +1,20 @@
-"""Request: one request of a conversation, its state machine and what it holds."""
+"""Request: one request of a conversation, its states and what it holds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from enum import Enum
+from functools import lru_cache, partial
+from importlib.resources import files
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace as replace_struct
 
+from omni_ws.audio.mime import parse_audio_format
 from omni_ws.core.chunks import (
     CHUNK_OVERHEAD_BYTES,
     AudioFormat,
@@ -23,9 +27,9 @@ from omni_ws.core.chunks import (
     Usage,
     WordsKnown,
 )
-from omni_ws.core.history import Message
+from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Message, Speech
 from omni_ws.core.ledger import Ledger, LedgerEntry
-from omni_ws.core.quota import Share
+from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.core.start_policy import Alignment, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
@@ -43,13 +47,152 @@ from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError, PayloadTooLarge
-from omni_ws.service.conversation.acknowledgements import asks
-from omni_ws.service.conversation.kept_speech import KeptSpeech
-from omni_ws.service.conversation.limits import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS
-from omni_ws.service.conversation.messages import message_cost
-from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
+from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, message_cost
 from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, spoken_language
+
+# RequestState: where a request stands.
+
+
+class RequestState(Enum):
+    """Where a request stands; see ``Request`` for the transitions."""
+
+    #: Collects input; its start policy has not fired.
+    OPEN = "open"
+    #: Its policy has fired; earlier requests are answered first.
+    WAITING = "waiting"
+    #: The engine works on it.
+    ANSWERING = "answering"
+    #: Speech has interrupted the answer, and it is not known yet whether it had words.
+    HELD = "held"
+    #: The engine is done with frozen input, and the rest of the input has not ended.
+    ANSWERED = "answered"
+    #: ``error`` is known, and its final is not written yet.
+    FAILED = "failed"
+    #: Cancelled or interrupted, and its final is not written yet.
+    CANCELLED = "cancelled"
+    #: Its final is in the outbox.
+    FINISHED = "finished"
+
+    def check(self, after: RequestState) -> None:
+        """Raise RuntimeError where ``after`` may not follow this state."""
+        if after not in _TRANSITIONS[self]:
+            raise RuntimeError(f"illegal transition from {self.name} to {after.name}")
+
+
+#: Those in which its answer is being made and sent.
+ANSWERING_STATES: Final = frozenset({RequestState.ANSWERING, RequestState.ANSWERED})
+_TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
+    RequestState.OPEN: frozenset(
+        {RequestState.WAITING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
+    ),
+    RequestState.WAITING: frozenset(
+        {RequestState.ANSWERING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
+    ),
+    RequestState.ANSWERING: frozenset(
+        {
+            RequestState.HELD,
+            RequestState.ANSWERED,
+            RequestState.FAILED,
+            RequestState.CANCELLED,
+            RequestState.FINISHED,
+        }
+    ),
+    RequestState.HELD: frozenset({RequestState.ANSWERING, RequestState.CANCELLED, RequestState.FINISHED}),
+    RequestState.ANSWERED: frozenset({RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}),
+    RequestState.FAILED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
+    RequestState.CANCELLED: frozenset({RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+# KeptSpeech: the audio of a request, kept for the history until its words are known.
+
+
+#: The same for each chunk of a run, until the run is joined.
+SPEECH_OVERHEAD_BYTES: Final = 64
+
+
+class KeptSpeech:
+    """Takes the audio chunks of one request. ``audio`` is the format of chunks that name none.
+
+    What is kept is charged to ``budget``, up to half of it: the rest is for input that was not worked on.
+    """
+
+    def __init__(self, audio: AudioFormat, budget: ByteBudget, *, max_tokens: int, unwanted: str | None = None) -> None:
+        """``unwanted`` is the reason why none can be kept, where that is known before any has come."""
+        #: Whether there was any audio.
+        self.began = False
+        #: Why it is not kept; None while it is.
+        self.lost = unwanted
+        self._audio = audio
+        self._bytes_per_ms = audio.bytes_per_second / 1000
+        self._budget = budget
+        self._max_tokens = max_tokens
+        self._audio_ms = 0.0
+        self._charged = 0
+        #: Neighbouring chunks of one format are one run. They are joined once: a buffer that grows would be copied
+        #: again and again while somebody speaks.
+        self._runs: list[tuple[str | None, list[bytes]]] = []
+
+    @classmethod
+    def of(cls, ledger: Ledger, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
+        """A place for the speech of a request; None where the ledger keeps no history."""
+        history = ledger.history
+        if not history.max_tokens:
+            return None
+        return cls(audio, history.budget, max_tokens=history.max_tokens, unwanted=unwanted)
+
+    def append(self, chunk: InputChunk) -> None:
+        payload = chunk.payload
+        self.began = self.began or bool(payload)
+        if self.lost is not None or not payload:
+            return
+        continues = bool(self._runs) and self._runs[-1][0] == chunk.format
+        cost = len(payload) + SPEECH_OVERHEAD_BYTES + (0 if continues else RUN_OVERHEAD_BYTES)
+        if chunk.format is None:
+            self._audio_ms += len(payload) / self._bytes_per_ms
+        else:
+            self._audio_ms += parse_audio_format(chunk.format, self._audio).duration_ms(len(payload))
+        if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
+            self._lose("it exceeds the history's token limit")
+        elif self._budget.over_half(cost):
+            self._lose("the server's memory for speech is full")
+        else:
+            self._budget.take(cost)
+            self._charged += cost
+            if not continues:
+                self._runs.append((chunk.format, []))
+            self._runs[-1][1].append(payload)
+
+    def hand_over(self, *, audio_ms: float) -> Speech | None:
+        """What is kept, for which the taker gives back ``Speech.held_bytes``; None where it is lost.
+
+        ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
+        """
+        if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
+            self._lose("it exceeds the history's token limit")
+        if self.lost is not None:
+            return None
+        chunks = tuple(InputChunk(Modality.AUDIO, b"".join(run), format=name) for name, run in self._runs)
+        speech = Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
+        self._charged -= speech.held_bytes
+        self._lose("it was passed on")
+        return speech
+
+    def release(self) -> None:
+        """Nothing is held any more. Idempotent."""
+        self._lose("it was released")
+
+    def _lose(self, reason: str) -> None:
+        self.lost = self.lost or reason
+        self._runs.clear()
+        self._budget.give(self._charged)
+        self._charged = 0
+
+
+# Request: one request of a conversation, its state machine and what it holds.
+
 
 log = logging.getLogger(__name__)
 
@@ -581,3 +724,52 @@ class Request:
 
 def _payload_bytes(chunk: InputChunk) -> float:
     return len(chunk.payload)
+
+
+# What a listener says who wants the speaker to go on: "yeah", "I see", "mm-hm".
+
+
+#: Whoever says more has something to say.
+MOST_WORDS: Final = 6
+#: A sentence of which fewer words were heard is not what the listener answers: that takes a moment.
+_LEAST_HEARD_WORDS: Final = 3
+
+_BETWEEN_WORDS: Final = re.compile(r"[^\w']+|_")
+_SENTENCE: Final = re.compile(r"[^.!?…。？！]*(?:[.!?…。？！]+|$)", re.DOTALL)
+_QUESTION_MARKS: Final = re.compile(r"[?？؟]")
+
+
+def is_acknowledgement(text: str) -> bool:
+    """Whether somebody says nothing but that: the list is acknowledgements.txt."""
+    words = _words(text)
+    if not words or len(words) > MOST_WORDS:
+        return False
+    known, longest = _known()
+    begins = {0}  # the places up to which phrases of the list can stand behind one another
+    for place in range(len(words)):
+        if place in begins:
+            ends = range(place + 1, min(place + longest, len(words)) + 1)
+            begins |= {end for end in ends if words[place:end] in known}
+    return len(words) in begins
+
+
+def asks(text: str, heard: int) -> bool:
+    """Whether the last sentence that was heard of ``text``, up to the place ``heard``, is a question."""
+    sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
+    if len(sentences) > 1:
+        last = sentences[-1]
+        if last.end() > heard and len(text[last.start() : heard].split()) < _LEAST_HEARD_WORDS:
+            sentences.pop()  # it has only just begun
+    return bool(sentences) and _QUESTION_MARKS.search(sentences[-1][0]) is not None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(_BETWEEN_WORDS.sub(" ", text.replace("’", "'").lower()).split())
+
+
+@lru_cache(maxsize=1)
+def _known() -> tuple[frozenset[tuple[str, ...]], int]:
+    """The phrases by their words, and the most words of one."""
+    lines = files(__package__).joinpath("acknowledgements.txt").read_text(encoding="utf-8").splitlines()
+    phrases = frozenset(_words(line) for line in lines if line.strip() and not line.startswith("#"))
+    return phrases, max(map(len, phrases))

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
+import msgspec
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import FinishReason, InputMode, OutputChunk, OutputSequencer, Task, WordsKnown
+from omni_ws.core.chunks import (
+    FinishReason,
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    OutputSequencer,
+    StartTrigger,
+    Task,
+    Usage,
+    WordsKnown,
+)
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.engine.base import Engine, Finished
+from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
+from omni_ws.core.start_policy import OnEndOnly
+from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.base import NO_SINK, AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.errors import EngineFailed, OmniError, ends_session
 from omni_ws.service.conversation.answer_writer import (
     AnswerWriter,
@@ -21,17 +40,13 @@ from omni_ws.service.conversation.answer_writer import (
     started_frame,
     transcript_chunk,
 )
-from omni_ws.service.conversation.cut_turns import CutTurns, Due
-from omni_ws.service.conversation.earlier_turns import EarlierTurns
-from omni_ws.service.conversation.greeting import begin_greeting, say_greeting
-from omni_ws.service.conversation.held_answer import HeldAnswer
-from omni_ws.service.conversation.limits import ASR_TIMEOUT_SEC
-from omni_ws.service.conversation.outbox import Outbox
-from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.request_state import RequestState
+from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
+from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC, Outbox
+from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.service.wake_up import WakeUp
+from omni_ws.wire.session_config import SessionConfig
 
 
 class QueueOwner(Protocol):
@@ -574,3 +589,68 @@ class RequestQueue:
         request.await_rest_of_input()
         self._owner.request_progressed()
         await request.input_ended.wait()
+
+
+# The greeting: an answer without a question, with which a session begins.
+
+
+def greeting_input() -> RequestInput:
+    """The input of a greeting, which never has any."""
+    return RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
+
+
+def greeting_configuration(config: SessionConfig) -> SessionConfig:
+    """What is in effect for the greeting of a session that begins with ``config``."""
+    return msgspec.structs.replace(config, task=Task.SPEECH)
+
+
+def begin_greeting(request: Request) -> GenerationStarted:
+    """Makes a request that has just opened the greeting of its configuration, ready to be answered."""
+    request.greeting = request.config.greeting
+    request.field_names = _name_in_configuration
+    started = GenerationStarted(StartTrigger.GREETING, None, ())
+    request.start(started)
+    request.input_ended.set()
+    return started
+
+
+async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    """The text at once, where text is wanted; then the speech of ``engine``, where audio is wanted and it reads aloud.
+
+    Sampling is for answers that a model makes up: a greeting is never cut.
+    """
+    text = request.greeting
+    writes = OutputModality.TEXT in generation.modalities
+    if writes:
+        yield TextOutput(text)
+    if OutputModality.AUDIO not in generation.modalities or Task.SPEECH not in engine.capabilities.tasks:
+        yield Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
+        return
+    wanted = dataclasses.replace(
+        generation, input=_Text(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
+    )
+    spoken = cast("AsyncGenerator[EngineOutput]", engine.generate(wanted))  # by the contract of Engine
+    async with aclosing(spoken) as outputs:
+        async for output in outputs:
+            if isinstance(output, AudioOutput):
+                if not writes:
+                    request.entry.say(text)  # for the history; how much of it was heard is known later
+                    writes = True
+                yield output
+            elif isinstance(output, Finished):
+                yield output
+
+
+class _Text:
+    """An input of one chunk."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def __aiter__(self) -> AsyncIterator[InputChunk]:
+        yield InputChunk(Modality.TEXT, self._text.encode(), end_of_input=True)
+
+
+def _name_in_configuration(param: str | None) -> str | None:
+    """To the engine the greeting is the text of an input."""
+    return "greeting" if param == "text" else param

@@ -34,8 +34,7 @@ from omni_ws.service.conversation.configuration import (
     ServedModel,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.limits import ConversationLimits
-from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.messages import ConversationLimits, Outbox
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.turn_judge import TurnJudge, TurnModel
 from omni_ws.service.listening.workers import SpeechWorkers

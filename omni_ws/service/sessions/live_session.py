@@ -32,8 +32,7 @@ from typing import Final, Protocol
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.outbox import Outbox
-from omni_ws.service.conversation.owner import ConversationOwner
+from omni_ws.service.conversation.messages import ConversationOwner, Outbox
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, session_too_long
 from omni_ws.service.wake_up import WakeUp

@@ -11,8 +11,8 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, OutputModalit
 from omni_ws.core.history import Message
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
 from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
+from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.whole_requests import WholeRequest, respond
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession

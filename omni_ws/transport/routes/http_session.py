@@ -12,8 +12,7 @@ from typing import Final
 from omni_ws.core.chunks import AnyOutput, InputChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.messages import Outbox, ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.deadline import Deadline

@@ -12,7 +12,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import ORDERLY_ENDS, OmniError
-from omni_ws.service.conversation.whole_requests import WholeRequest, respond
+from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.pause import Pause

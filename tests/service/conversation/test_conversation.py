@@ -29,9 +29,7 @@ from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniErr
 from omni_ws.service.conversation import conversation, request
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.limits import ConversationLimits
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.messages import ConversationLimits, Outbox, ServerMessage
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 

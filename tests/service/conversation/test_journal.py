@@ -6,8 +6,7 @@ import pytest
 
 from omni_ws.core.chunks import OutputChunk, OutputModality
 from omni_ws.core.quota import ByteBudget
-from omni_ws.service.conversation.journal import Journal
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.messages import Journal, ServerMessage
 from omni_ws.wire.server_frames import SpeechStartedFrame
 
 

@@ -11,9 +11,7 @@ from support.until import until
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
-from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
-from omni_ws.service.conversation.outbox import COALESCE_SEC, FAIR_SHARE_BYTES, Outbox
-from omni_ws.service.conversation.owner import Nobody
+from omni_ws.service.conversation.messages import COALESCE_SEC, FAIR_SHARE_BYTES, MESSAGE_OVERHEAD_BYTES, Nobody, Outbox
 from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame
 
 

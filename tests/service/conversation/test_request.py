@@ -19,8 +19,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EmptyInput, EngineFailed
-from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.request_state import RequestState
+from omni_ws.service.conversation.request import Request, RequestState
 
 STARTED = GenerationStarted(StartTrigger.END_OF_INPUT, 0, (InputChunk(Modality.TEXT, b"hello", 0),))
 ERROR = EngineFailed("broken")

@@ -14,8 +14,7 @@ from support.live_server import live_server
 from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.errors import EmptyInput, OmniError, ShuttingDown
-from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.whole_requests import WholeRequest, respond
+from omni_ws.service.conversation.conversation import Conversation, WholeRequest, respond
 
 
 @asynccontextmanager

@@ -14,8 +14,7 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.owner import Nobody
+from omni_ws.service.conversation.messages import Nobody, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession, LiveState
 from omni_ws.service.sessions.live_sessions import LiveSessions

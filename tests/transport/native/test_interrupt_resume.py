@@ -25,7 +25,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.errors import EngineFailed
-from omni_ws.service.conversation.held_answer import MAX_HOLD_SEC
+from omni_ws.service.conversation.interrupted import MAX_HOLD_SEC
 
 pytestmark = pytest.mark.virtual_clock
 

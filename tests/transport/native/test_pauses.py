@@ -18,7 +18,7 @@ from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded
-from omni_ws.service.conversation.cut_turns import FINAL_WAITS_SEC, MOST_WRITTEN_DOWN
+from omni_ws.service.conversation.interrupted import FINAL_WAITS_SEC, MOST_WRITTEN_DOWN
 
 pytestmark = pytest.mark.virtual_clock
 

@@ -1,14 +1,108 @@
-"""CutTurns: turns whose answer was cut off, until all that was said in them is known."""
+"""Answers that speech interrupted, and turns whose answer was cut off."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from omni_ws.service.conversation.request import Request
+from msgspec.structs import replace
+
+from omni_ws.audio.mime import media_type
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.history import Message
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineOutput,
+    PartFailed,
+    TextOutput,
+    ThoughtOutput,
+    ToolCallOutput,
+    TranscriptOutput,
+)
+from omni_ws.engine.continued_input import apart
+from omni_ws.service.conversation.request import Request, is_acknowledgement
+
+# HeldAnswer: an answer that speech interrupted, held until it is known whether that speech had words.
+#
+# What a listener says who wants the speaker to go on ("yeah", "I see") counts as none, unless the answer has just
+# asked.
+
+
+#: How long an answer is held at most: speech that goes on for longer counts as having words.
+MAX_HOLD_SEC: Final = 10.0
+
+
+class HeldAnswer:
+    """The answer to ``request``, which the turn of the request ``by`` interrupted.
+
+    ``give_up`` is called once the turn has words, or after MAX_HOLD_SEC.
+    """
+
+    def __init__(self, request: Request, by: Request, *, give_up: Callable[[], None]) -> None:
+        self.request = request
+        self.by = by
+        #: Settled transcripts of the turn that were not taken for words.
+        self._passed_over: list[TranscriptOutput] = []
+        #: Whether it is known how the turn ended for this answer.
+        self.decided = False
+        #: Whether the turn begins only when all is known that was said before.
+        self.looked_at_later = False
+        self._give_up = give_up
+        self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, give_up)
+
+    def decide(self) -> None:
+        """It is not held any more."""
+        self.decided = True
+        self._limit.cancel()
+
+    def take_passed_over(self) -> list[TranscriptOutput]:
+        """What was said before the turn turned out to have words."""
+        passed_over, self._passed_over = self._passed_over, []
+        return passed_over
+
+    def judge(self, output: EngineOutput, *, transcribes_first: bool) -> bool | None:
+        """Whether the turn has words, by this output of its answer; None where that does not tell.
+
+        If it has, the held answer is given up. ``transcribes_first``: see EngineCapabilities.
+        """
+        only_speech = self.by.only_speech
+        if only_speech and isinstance(output, TranscriptOutput) and self._acknowledges(output):
+            return None
+        words = _has_words(output, only_after_transcripts=transcribes_first and only_speech)
+        if words:
+            self._give_up()
+        return words
+
+    def _acknowledges(self, transcript: TranscriptOutput) -> bool:
+        """Whether all that was said so far is a mere acknowledgement. What is settled of it is passed over."""
+        said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
+        if not is_acknowledgement(said) or self.request.asks:
+            return False
+        if not transcript.interim:
+            self._passed_over.append(transcript)
+        return True
+
+
+def _has_words(output: EngineOutput, *, only_after_transcripts: bool) -> bool | None:
+    match output:
+        case TranscriptOutput(text=text):
+            return True if text.strip() else None
+        case PartFailed():
+            return True  # nobody knows
+        case TextOutput(text=""):
+            return None
+        case TextOutput() | AudioOutput() | ToolCallOutput() | ThoughtOutput():
+            return not only_after_transcripts
+        case _:
+            return None
+
+
+# CutTurns: turns whose answer was cut off, until all that was said in them is known.
+
 
 #: How long the final of an interrupted request waits for its settled transcript, and the next answer with it.
 FINAL_WAITS_SEC: Final = 3.0
@@ -137,3 +231,37 @@ class CutTurns:
         """The turn whose final is next, where it is due."""
         first = next((turn for turn in self._turns if not turn.has_final), None)
         return first if first is not None and (first.known or now >= first.final_by) else None
+
+
+# EarlierTurns: what a message begins with that was said before, in turns to which nothing was heard as an answer.
+
+
+class EarlierTurns:
+    """EarlierParts: a message of the history, and what is said in requests that may still be written down."""
+
+    def __init__(self, said: Message | None, requests: Iterable[Request]) -> None:
+        self._said = said
+        self._requests = tuple(requests)
+
+    @property
+    def known(self) -> bool:
+        return all(request.question_known for request in self._requests)
+
+    async def chunks(self) -> tuple[InputChunk, ...]:
+        for request in self._requests:
+            await request.until_question_known()
+        messages = [*([self._said] if self._said is not None else ()), *(one.question for one in self._requests)]
+        chunks: list[InputChunk] = []
+        for chunk in (chunk for message in messages for part in message.parts for chunk in _chunks_of(part)):
+            chunks.append(apart(chunks[-1], chunk) if chunks else chunk)
+        return tuple(chunks)
+
+
+def _chunks_of(message: Message) -> Iterator[InputChunk]:
+    if message.text.strip():
+        yield InputChunk(Modality.TEXT, message.text.encode())
+    if message.picture is not None:
+        yield message.picture
+    if (speech := message.speech) is not None:
+        for chunk in speech.chunks:
+            yield chunk if chunk.format is not None else replace(chunk, format=media_type(speech.format))
