@@ -13,7 +13,7 @@ with harness.instrumented():
     from omni_ws.core.chunks import InputChunk
     from omni_ws.core.reorder import MAX_SEQUENCE_ID
     from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue
-    from omni_ws.transport.http.error_response import error_body
+    from omni_ws.transport.http.request import error_body
     from omni_ws.wire.frames import RefusedChunk, loads_object
     from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
 

@@ -12,8 +12,8 @@ import harness
 
 with harness.instrumented():
     from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
-    from omni_ws.transport.http.error_response import error_body
-    from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormPart, FormReader
+    from omni_ws.transport.http.exchange import MAX_FIELD_BYTES, MAX_PARTS, FormPart, FormReader
+    from omni_ws.transport.http.request import error_body
     from omni_ws.wire.openai_requests import audio_file, form_fields, read_transcription
 
 CONTENT_TYPE = "multipart/form-data; boundary=xXx"

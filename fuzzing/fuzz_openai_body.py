@@ -19,7 +19,7 @@ with harness.instrumented():
     from omni_ws.errors import InvalidRequest
     from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
     from omni_ws.service.sessions.factory import FILE_FORMATS
-    from omni_ws.transport.http.error_response import error_body
+    from omni_ws.transport.http.request import error_body
     from omni_ws.wire.frames import loads_object
     from omni_ws.wire.openai_fields import MAX_CHOICES, MediaFile
     from omni_ws.wire.openai_requests import (

@@ -20,12 +20,10 @@ from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
 from omni_ws.service.sessions.worker_group import WorkerGroup
-from omni_ws.transport.http import cors
-from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http import access as cors
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.native.mode_b_reader import ModeBReaders
 from omni_ws.transport.realtime.client_secret_route import ClientSecretRoutes

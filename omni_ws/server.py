@@ -37,11 +37,10 @@ from omni_ws.service.observing.observer import Observer
 from omni_ws.service.open_files import allow_connections
 from omni_ws.service.sessions.worker_group import WorkerGroup
 from omni_ws.token_service import serve_tokens
-from omni_ws.transport.http.access_log import AccessLog
 from omni_ws.transport.http.application import HttpLimits
-from omni_ws.transport.http.connections import Connections
+from omni_ws.transport.http.exchange import AccessLog
 from omni_ws.transport.http.front_door import front_door
-from omni_ws.transport.http.hang_up import notice_dead_networks
+from omni_ws.transport.http.hang_up import Connections, notice_dead_networks
 from omni_ws.workers.worker import Worker, join, unreachable_socket
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.server import create_app, listen
-from omni_ws.transport.http.application import UpgradeDecision
-from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.http.router import Router, needs_upgrade
 
 
 class _UppercaseFrontEnd(FrontEnd):

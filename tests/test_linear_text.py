@@ -32,7 +32,7 @@ from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
-from omni_ws.transport.http.multipart_form import FormReader
+from omni_ws.transport.http.exchange import FormReader
 from omni_ws.transport.realtime.conversation_items import ConversationItems
 from omni_ws.wire.frames import decode_frame
 from omni_ws.wire.realtime_events import Item

@@ -26,8 +26,7 @@ from omni_ws.service.open_files import allow_connections
 from omni_ws.service.sessions.daily_use_file import DailyUseFile
 from omni_ws.service.sessions.shared_counts import WorkerRow, WorkerState
 from omni_ws.service.sessions.worker_group import KNOW_SECRET, METRICS
-from omni_ws.transport.http.connections import MAX_TURNED_AWAY
-from omni_ws.transport.http.hang_up import notice_dead_networks
+from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY, notice_dead_networks
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart, shared_counts
 from omni_ws.workers.metrics_sum import Family, growing, summed
 

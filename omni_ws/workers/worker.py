@@ -23,8 +23,8 @@ from omni_ws.engine.base import EngineState
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.shared_counts import SharedCounts, WorkerState
 from omni_ws.service.sessions.worker_group import METRICS, WorkerGroup
-from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.front_door import FrontDoor
+from omni_ws.transport.http.hang_up import Connections
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart
 from omni_ws.workers.metrics_sum import as_families, as_metrics, summed
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 from support.scripted_upstream import Answer, ScriptedUpstream, delta, finish, refuses, streams
 
+from omni_ws.transport.http.application import Handler
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.router import Handler
 
 MESSAGE_TOKENS: Final = 4
 

@@ -14,11 +14,10 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.errors import NotFound
-from omni_ws.transport.http.application import HttpLimits, UpgradeDecision
-from omni_ws.transport.http.connections import Connections
+from omni_ws.transport.http.application import Handler, HttpLimits, Router, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.front_door import Elsewhere, front_door
-from omni_ws.transport.http.router import Handler, Router
+from omni_ws.transport.http.hang_up import Connections
 
 UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]
 

@@ -18,9 +18,8 @@ from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.multipart_form import read_form
-from omni_ws.transport.http.router import Handler
+from omni_ws.transport.http.application import Handler
+from omni_ws.transport.http.exchange import HttpExchange, read_form
 
 Answer = Callable[[HttpExchange], Awaitable[None]]
 RemotePart = TypeVar("RemotePart", bound=Engine)

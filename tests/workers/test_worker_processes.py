@@ -18,7 +18,7 @@ from support.raw_http import RawClient, RawResponse, raw_client, request, websoc
 from support.worker_server import PATIENCE_SEC, WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.transport.http.connections import MAX_TURNED_AWAY
+from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 

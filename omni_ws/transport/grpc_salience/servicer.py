@@ -19,7 +19,7 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.admission import SLOT_RETRY_MS
 from omni_ws.service.tokens.sessions import TokenCall, TokensDone, TokenSessions
 from omni_ws.transport.grpc_salience.refusals import CallContext, refuse
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.access import Authenticator
 
 Answer = TypeVar("Answer")
 

@@ -1,15 +1,21 @@
-"""Application: the interface between the front door and what it serves, and the limits of a connection."""
+"""What the front door serves: applications, front ends and routes."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 from websockets.asyncio.server import ServerConnection
 
+from omni_ws.errors import MethodNotAllowed, NotFound, OmniError, UpgradeRequired
+from omni_ws.metrics import Metrics
+from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
+
+# Application: the interface between the front door and what it serves, and the limits of a connection.
+
 
 #: Creates the connection that takes over the transport: called with a ServerProtocol, the Server, and the options of
 #: ``serve`` (ping_interval, ping_timeout, close_timeout, max_queue, write_limit) as keywords.
@@ -85,3 +91,202 @@ class HttpLimits:
     #: A half-closed client is probed after this long, then at intervals that double up to ``half_close_probe_max_sec``.
     half_close_probe_sec: float = 0.25
     half_close_probe_max_sec: float = 5.0
+
+
+# FrontEnd: one way into the server, with its routes, its WebSocket endpoints and its life cycle.
+
+
+class FrontEnd:
+    """Base class of everything that answers on the port.
+
+    A front end overrides what applies to it; the defaults do nothing. The application calls ``register`` and
+    ``connect_gauges`` once, before the port opens, ``open_ports`` once it is open, and the rest in this order as the
+    server ends: ``drain``, ``end_all``, ``wait_ended``, ``wait_closed``. A server that is closed without draining
+    starts at ``end_all``.
+
+    All methods run on the event loop.
+    """
+
+    def register(self, router: Router) -> None:
+        """Add the routes and the WebSocket endpoints."""
+
+    def connect_gauges(self, metrics: Metrics) -> None:
+        """Bind the gauges that only this front end can read."""
+
+    async def open_ports(self) -> None:
+        """Listen on ports of its own, if it has any. Raises OSError, with advice, if one is taken."""
+
+    def drain(self, time_left: float) -> None:
+        """Refuse new requests and let open ones finish; what is open after ``time_left`` seconds is ended."""
+
+    def end_all(self, error: OmniError) -> None:
+        """End every session now, for this reason."""
+
+    async def wait_ended(self) -> None:
+        """Waits until the engine has released what ``end_all`` ended.
+
+        Runs beside the closing of the connections, and is cancelled when the close time-out passes.
+        """
+
+    async def wait_closed(self) -> None:
+        """Waits until no session is left. Runs once all connections are closed, without a time-out."""
+
+
+# LiveFrontEnd: a front end whose connections carry live sessions.
+
+
+class LiveFrontEnd(FrontEnd):
+    """Base class: drains and ends the sessions in ``live`` with the server."""
+
+    def __init__(self, live: LiveSessions) -> None:
+        self._live = live
+
+    def drain(self, time_left: float) -> None:
+        self._live.drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        self._live.end_all(error)
+
+    async def wait_closed(self) -> None:
+        await self._live.wait_closed()
+
+
+# Router: finds what answers a request, by its method and its decoded path segments.
+
+
+_SHOWN_CHARACTERS: Final = 128
+
+Handler = Callable[[HttpExchange], Awaitable[None]]
+#: Accepts a WebSocket handshake, or refuses it by raising an OmniError.
+Upgrade = Callable[[HttpRequest], UpgradeDecision]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The handler of a request, the template of its route (bounded in number, hence a metrics label) and the path's
+    parameters."""
+
+    handler: Handler
+    template: str
+    parameters: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    template: str
+    parts: tuple[str, ...]
+    methods: dict[str, Handler] = field(default_factory=dict)
+
+    @property
+    def catches_rest(self) -> bool:
+        return bool(self.parts) and self.parts[-1].endswith(":path}")
+
+    def parameters(self, segments: tuple[str, ...]) -> dict[str, str] | None:
+        """The path's parameters, or None for segments that do not match."""
+        if self.catches_rest:
+            head = len(self.parts) - 1
+            if len(segments) <= head:
+                return None
+            segments = (*segments[:head], "/".join(segments[head:]))
+        if len(segments) != len(self.parts):
+            return None
+        found: dict[str, str] = {}
+        for part, segment in zip(self.parts, segments, strict=True):
+            if part.startswith("{"):
+                found[part.strip("{}").removesuffix(":path")] = segment
+            elif part != segment:
+                return None
+        return found
+
+    @property
+    def allow(self) -> tuple[str, ...]:
+        implied = {"OPTIONS"} | ({"HEAD"} if "GET" in self.methods else set())
+        return tuple(sorted(implied | set(self.methods)))
+
+
+class Router:
+    """A table of routes, and of WebSocket endpoints by their paths.
+
+    Templates look like ``/v1/models/{id}``; a final part ``{name:path}`` matches the rest of the path, slashes
+    included. A literal part takes precedence over a parameter, in whatever order the two were added.
+    """
+
+    def __init__(self) -> None:
+        self._routes: dict[tuple[str, ...], _Route] = {}
+        #: Most literal first: the first match is the right one.
+        self._ordered: list[_Route] = []
+        self._websockets: dict[str, list[tuple[Callable[[HttpRequest], bool], Upgrade]]] = {}
+
+    def add(self, method: str, template: str, handler: Handler) -> None:
+        """Raises ValueError for a route that has a handler already."""
+        parts = tuple(part for part in template.split("/") if part)
+        route = self._routes.setdefault(parts, _Route(template, parts))
+        if method in route.methods:
+            raise ValueError(f"{method} {template} already has a handler")
+        route.methods[method] = handler
+        self._ordered = sorted(
+            self._routes.values(), key=lambda one: (one.catches_rest, [part.startswith("{") for part in one.parts])
+        )
+
+    def add_websocket(
+        self, path: str, upgrade: Upgrade, *, takes: Callable[[HttpRequest], bool] = lambda request: True
+    ) -> None:
+        """``upgrade`` answers the handshakes at ``path`` that ``takes`` accepts; endpoints are asked in the order in
+        which they were added.
+
+        A GET without an upgrade needs a route of its own; see ``needs_upgrade``.
+        """
+        self._websockets.setdefault(path, []).append((takes, upgrade))
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """The answer to a WebSocket handshake. Raises what refuses it: NotFound where no endpoint takes it."""
+        for takes, upgrade in self._websockets.get(request.path, ()):
+            if takes(request):
+                return upgrade(request)
+        self.match("GET", request.segments)  # raises its own NotFound where there is no route either
+        raise NotFound(f"no WebSocket at {shown_path(request.segments)}")
+
+    def match(self, method: str, segments: tuple[str, ...]) -> Match:
+        """Raises NotFound, or MethodNotAllowed with the methods of the path."""
+        route, parameters = self._find(segments)
+        handler = route.methods.get(method)
+        if handler is None and method == "HEAD":
+            handler = route.methods.get("GET")
+        if handler is None:
+            raise MethodNotAllowed(f"{method} is not allowed for {route.template}", allow=route.allow)
+        return Match(handler, route.template, parameters)
+
+    def allow(self, segments: tuple[str, ...]) -> tuple[str, ...]:
+        """The methods of a path, or of all paths together for ``*``. Raises NotFound."""
+        if segments == ("*",):
+            return tuple(sorted({method for route in self._ordered for method in route.allow}))
+        return self._find(segments)[0].allow
+
+    async def dispatch(self, exchange: HttpExchange) -> None:
+        """Runs the handler of the exchange's request. OPTIONS is answered here, without authentication."""
+        request = exchange.request
+        if request.method == "OPTIONS":
+            await exchange.respond_options(self.allow(request.segments))
+            return
+        match = self.match(request.method, request.segments)
+        exchange.route = match.template
+        exchange.path_parameters = match.parameters
+        await match.handler(exchange)
+
+    def _find(self, segments: tuple[str, ...]) -> tuple[_Route, dict[str, str]]:
+        for route in self._ordered:
+            parameters = route.parameters(segments)
+            if parameters is not None:
+                return route, parameters
+        raise NotFound(f"{shown_path(segments)} not found")
+
+
+async def needs_upgrade(exchange: HttpExchange) -> None:
+    """The handler of a GET at the path of a WebSocket. Raises UpgradeRequired."""
+    raise UpgradeRequired("this path requires a WebSocket handshake")
+
+
+def shown_path(segments: tuple[str, ...]) -> str:
+    """The decoded path, truncated, for an error message."""
+    path = "/" + "/".join(segments)
+    return path if len(path) <= _SHOWN_CHARACTERS else path[:_SHOWN_CHARACTERS] + "…"

@@ -37,6 +37,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import enum
 import logging
 from typing import Final, cast
 
@@ -45,19 +46,47 @@ import h11
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, SessionTimeout, http_status
 from omni_ws.service.failure import unexpected
-from omni_ws.transport.http import cors
-from omni_ws.transport.http.access_log import AccessRecord, LogAccess
+from omni_ws.transport.http import access as cors
 from omni_ws.transport.http.application import Application, HttpLimits
-from omni_ws.transport.http.connections import Connections
-from omni_ws.transport.http.deadline import Deadline
-from omni_ws.transport.http.error_response import error_body, error_headers
-from omni_ws.transport.http.exchange import JSON, HttpExchange, serve_exchange
-from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, PeerGone
-from omni_ws.transport.http.phase import NEXT_PHASES, Phase
-from omni_ws.transport.http.receiving import MAX_EMPTY_LINES, HttpInput, skip_empty_line, strict_http
-from omni_ws.transport.http.request import HttpRequest, protocol_failure, read_request
-from omni_ws.transport.http.response_head import response_head
-from omni_ws.transport.http.sending import HttpOutput
+from omni_ws.transport.http.exchange import JSON, AccessRecord, HttpExchange, LogAccess, response_head, serve_exchange
+from omni_ws.transport.http.hang_up import Connections, Deadline, HalfCloseProbe, HangUp, PeerGone
+from omni_ws.transport.http.receiving import MAX_EMPTY_LINES, HttpInput, HttpOutput, skip_empty_line, strict_http
+from omni_ws.transport.http.request import HttpRequest, error_body, error_headers, protocol_failure, read_request
+
+# Phase: what an HTTP connection is doing.
+
+
+class Phase(enum.Enum):
+    """What the next bytes from the peer mean, and thereby what the connection does with them.
+
+    ============ ======================================================= ========================================
+    phase        bytes from the peer                                     next
+    ============ ======================================================= ========================================
+    HEAD         a request head, or nothing yet                          EXCHANGE, HANDED_OVER; on errors and
+                                                                         deadlines LINGER or CLOSED
+    EXCHANGE     the body, then pipelined requests                       HEAD, LINGER, CLOSED
+    LINGER       discarded: the last response is sent, and may need a    CLOSED
+                 moment to be read
+    HANDED_OVER  read by another protocol                                LINGER or CLOSED if its start failed
+    CLOSED       ignored                                                 none
+    ============ ======================================================= ========================================
+    """
+
+    HEAD = enum.auto()
+    EXCHANGE = enum.auto()
+    LINGER = enum.auto()
+    HANDED_OVER = enum.auto()
+    CLOSED = enum.auto()
+
+
+#: The phases that may follow each.
+NEXT_PHASES: Final = {
+    Phase.HEAD: frozenset({Phase.EXCHANGE, Phase.HANDED_OVER, Phase.LINGER, Phase.CLOSED}),
+    Phase.EXCHANGE: frozenset({Phase.HEAD, Phase.LINGER, Phase.CLOSED}),
+    Phase.LINGER: frozenset({Phase.CLOSED}),
+    Phase.HANDED_OVER: frozenset({Phase.LINGER, Phase.CLOSED}),
+    Phase.CLOSED: frozenset({Phase.CLOSED}),
+}
 
 logger = logging.getLogger(__name__)
 

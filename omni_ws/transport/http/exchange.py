@@ -1,37 +1,143 @@
-"""One request with its response, as handlers see them, and the task that runs a handler.
-
-    async def handler(exchange: HttpExchange) -> None:
-        body = await exchange.read_body(limit)
-        await exchange.respond_json(200, {"received": len(body)})
-
-The two directions are independent: a handler may read a part of the body, write a part of the response, and read on.
-Writes wait while the peer does not read, and reads make the server receive more. When the peer disconnects, the task of
-the handler is cancelled.
-"""
+"""One request with its response, as handlers see them."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import logging
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import h11
 import orjson
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
+from omni_ws.core.json_values import MAX_BODY_VALUES
 from omni_ws.core.quota import Share
-from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat, http_status
+from omni_ws.engine.threads import Work, run_work
+from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat, http_status
+from omni_ws.metrics import HTTP_METHODS, Metrics
 from omni_ws.service.failure import unexpected
+from omni_ws.service.observing.log_lines import level_of, write_line
 from omni_ws.service.observing.trace_context import take_place, take_trace
-from omni_ws.transport.http import cors
-from omni_ws.transport.http.access_log import AccessRecord, LogAccess
-from omni_ws.transport.http.connections import Connections
-from omni_ws.transport.http.error_response import HeaderList, error_body, error_headers
-from omni_ws.transport.http.hang_up import PeerGone
-from omni_ws.transport.http.receiving import HttpInput
-from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.http.response_head import response_head
-from omni_ws.transport.http.sending import HttpOutput
+from omni_ws.transport.http import access as cors
+from omni_ws.transport.http.hang_up import Connections, PeerGone
+from omni_ws.transport.http.receiving import HttpInput, HttpOutput
+from omni_ws.transport.http.request import HeaderList, HttpRequest, error_body, error_headers
+from omni_ws.wire.frames import loads_object
+
+# The head of a response, with the fields that all responses of this server have.
+
+
+SERVER_NAME: Final = "omni_ws"
+
+
+def response_head(status: int, headers: HeaderList) -> h11.Response:
+    """Return the head of a response, with the fields that all responses of this server have."""
+    return _head_at(int(time.time()), status, tuple(headers))
+
+
+@lru_cache(maxsize=64)
+def _head_at(second: int, status: int, headers: tuple[tuple[str, str], ...]) -> h11.Response:
+    """Build a head. Equal ones of the same second are one: to build and check it takes longer than to send it."""
+    fields = [("Date", formatdate(second, usegmt=True)), ("Server", SERVER_NAME), *headers]
+    return h11.Response(status_code=status, headers=fields, reason=_reason(status))
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b""
+
+
+# The access log: one record, one line and one count for each HTTP request.
+
+
+logger = logging.getLogger("omni_ws.http")
+
+#: Routes that monitoring requests all the time; successes are logged at debug level.
+_MONITORED = frozenset({"/health", "/metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRecord:
+    """What is known of one request once it is over.
+
+    Nothing in it is text of the client's but ``method`` and ``client``. ``route`` is the template of the path, "" where
+    none matched. ``status`` is 0 where the client disconnected before the response. ``error`` may also be one that
+    occurred after the head of the response. Bytes are those of the bodies.
+    """
+
+    method: str
+    route: str
+    status: int
+    seconds: float = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    client: str = ""
+    error: OmniError | None = None
+    session_id: str = ""
+
+
+#: Called with the record of every request, refused and upgraded ones included.
+LogAccess = Callable[[AccessRecord], None]
+
+
+def discard_record(record: AccessRecord) -> None:
+    """A LogAccess that keeps nothing."""
+
+
+class AccessLog:
+    """Logs and counts requests: a LogAccess."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, record: AccessRecord) -> None:
+        # A label of clients' own invention would make the number of time series unbounded.
+        method = record.method if record.method in HTTP_METHODS else "other"
+        route = record.route or "unmatched"
+        self._metrics.http_requests.labels(method, route, record.status).inc()
+        if record.status != 101:
+            self._metrics.http_request_seconds.labels(route).observe(record.seconds)
+        level = logging.INFO if record.error is None else level_of(record.error)
+        if record.route in _MONITORED and record.status == 200:
+            level = logging.DEBUG
+        write_line(
+            logger,
+            level,
+            "http request",
+            method=method,
+            route=route,
+            status=record.status,
+            code=None if record.error is None else record.error.code,
+            client=record.client or None,
+            session_id=record.session_id or None,
+            received_bytes=record.received_bytes,
+            sent_bytes=record.sent_bytes,
+            seconds=round(record.seconds, 4),
+        )
+
+
+# One request with its response, as handlers see them, and the task that runs a handler.
+#
+#     async def handler(exchange: HttpExchange) -> None:
+#         body = await exchange.read_body(limit)
+#         await exchange.respond_json(200, {"received": len(body)})
+#
+# The two directions are independent: a handler may read a part of the body, write a part of the response, and read on.
+# Writes wait while the peer does not read, and reads make the server receive more. When the peer disconnects, the task
+# of the handler is cancelled.
+
 
 __all__ = ["HttpExchange", "HttpRequest"]
 
@@ -449,3 +555,196 @@ def _sole_cause(raised: Exception) -> Exception:
 def _where(exchange: HttpExchange) -> str:
     """Name the request for the log by its route, since a path is text of the client's."""
     return f"{exchange.request.method} {exchange.route or 'a request'}"
+
+
+# JSON request bodies: read whole, and parsed in a worker thread where they are large.
+
+
+#: Larger bodies are parsed, and their base64 decoded, in a worker thread; on the event loop that would delay the audio
+#: of every other session.
+INLINE_BYTES: Final = 256 * 1024
+
+#: Content types of JSON bodies besides those that end in ``+json``: JSON, and the defaults of clients that name none.
+_JSON_TYPES: Final = frozenset({"", "application/json", "application/x-www-form-urlencoded", "text/plain", "text/json"})
+
+Result = TypeVar("Result")
+
+
+async def to_thread_if_large(size: int, work: Callable[[], Result]) -> Result:
+    """Run ``work`` on ``size`` bytes: on the event loop where they are few, else in a worker thread."""
+    return await run_work(Work.BODIES, work) if size > INLINE_BYTES else work()
+
+
+async def read_json_object(
+    exchange: HttpExchange, limit: int, *, hint: str = "", may_be_empty: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Read a body of at most ``limit`` bytes that is one JSON object. Returns the object and the size of the body.
+
+    ``hint`` ends the message to clients that send another type. Raises as ``HttpExchange.read_body`` does, and
+    UnsupportedFormat for another type, InvalidFrame for anything but a JSON object.
+    """
+    kind = exchange.request.content_type
+    if kind not in _JSON_TYPES and not kind.endswith("+json"):
+        raise UnsupportedFormat(f"the body must be JSON, got {kind[:64]!r}{hint}", param="Content-Type")
+    data = await exchange.read_body(limit)
+    if may_be_empty and not data:
+        return {}, 0
+    try:
+        return await to_thread_if_large(len(data), partial(loads_object, data, most=MAX_BODY_VALUES)), len(data)
+    except UnicodeDecodeError:
+        raise InvalidFrame("the body is not valid UTF-8") from None
+
+
+# Request bodies of type ``multipart/form-data`` (RFC 7578), parsed as they arrive.
+
+
+FORM_TYPE: Final = "multipart/form-data"
+#: The part that is a file also where it has no file name.
+FILE_FIELD: Final = b"file"
+_EXTENDED_FILENAME: Final = re.compile(rb";\s*filename\*\s*=\s*[\w-]+'[\w-]*'([^;\s]*)", re.IGNORECASE)
+#: Parts of one form.
+MAX_PARTS: Final = 64
+#: Size of a part that is not a file.
+MAX_FIELD_BYTES: Final = 64 * 1024
+#: Size of one header line of a part.
+_MAX_HEADER_BYTES: Final = 4096
+
+
+@dataclass(slots=True)
+class FormPart:
+    """One part of a form.
+
+    ``filename`` is None where it is not a file, and "" for a file that has none; ``content_type`` is "" where it has
+    none.
+    """
+
+    name: str
+    filename: str | None
+    content_type: str
+    data: bytearray = field(default_factory=bytearray)
+
+
+async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
+    """Read a body of at most ``limit`` bytes, and return its parts in order.
+
+    Raises UnsupportedFormat for another content type, InvalidFrame for a malformed form, InvalidValue for too many
+    parts, PayloadTooLarge, and what ``HttpExchange.read`` and ``charge`` raise.
+    """
+    reader = FormReader(exchange.request.headers.get("content-type") or "")
+    if (exchange.request.content_length or 0) > limit:
+        raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
+    size = 0
+    async for data in exchange.body():
+        size += len(data)
+        if size > limit:
+            raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
+        exchange.charge(size)
+        reader.feed(data)
+    return reader.finish()
+
+
+class FormReader:
+    """Incremental parser of a form: python-multipart's, with limits on parts and fields.
+
+    The result does not depend on how the body is cut into pieces. Time is linear in the size of the body, and memory
+    is bounded by that size. Raises UnsupportedFormat for a content type that is not a form's.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        kind, parameters = parse_options_header(content_type)
+        boundary = parameters.get(b"boundary")
+        if kind.decode("latin-1").lower() != FORM_TYPE or not boundary:
+            raise UnsupportedFormat(f"the body must be {FORM_TYPE} with a boundary", param="Content-Type")
+        self._parts: list[FormPart] = []
+        self._headers: dict[str, bytes] = {}
+        self._name, self._value = b"", b""
+        self._ended = False
+        #: The delimiter that the body must begin with, and what has arrived of it; None once it is complete.
+        self._delimiter = b"--" + boundary
+        self._beginning: bytes | None = b""
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._on_part_begin,
+                    "on_header_field": self._on_header_field,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers_finished,
+                    "on_part_data": self._on_part_data,
+                    "on_end": self._on_end,
+                },
+                max_header_size=_MAX_HEADER_BYTES,
+            )
+        except FormParserError as error:
+            raise InvalidFrame(f"invalid boundary: {str(error)[:80]}") from None
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next piece. Raises InvalidFrame, InvalidValue or PayloadTooLarge."""
+        if self._beginning is not None:
+            # The parser skips a preamble, and what it takes for one depends on how the body is cut.
+            data = (self._beginning + data).lstrip(b"\r\n")
+            if not data.startswith(self._delimiter[: len(data)]):
+                raise InvalidFrame("the form must begin with its boundary")
+            whole = len(data) >= len(self._delimiter)
+            self._beginning = None if whole else data
+            if not whole:
+                return
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise InvalidFrame(f"invalid form: {str(error)[:80]}") from None
+
+    def finish(self) -> list[FormPart]:
+        """Return the parts, at the end of the body. Raises InvalidFrame where the closing delimiter is missing."""
+        if not self._ended:
+            raise InvalidFrame("the form ended before its last boundary")
+        return self._parts
+
+    def _on_part_begin(self) -> None:
+        if len(self._parts) == MAX_PARTS:
+            raise InvalidValue(f"at most {MAX_PARTS} parts per form")
+        self._headers = {}
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._name.decode("latin-1").lower()] = self._value
+        self._name, self._value = b"", b""
+
+    def _on_headers_finished(self) -> None:
+        disposition = self._headers.get("content-disposition", b"")
+        kind, options = parse_options_header(disposition)
+        name, filename = options.get(b"name"), options.get(b"filename")
+        if kind != b"form-data" or name is None:
+            raise InvalidFrame("a part of the form has no name")
+        if filename is None:
+            filename = _extended_filename(disposition)
+        if filename is None and name == FILE_FIELD:
+            filename = b""
+        self._parts.append(
+            FormPart(
+                name.decode("utf-8", "replace"),
+                None if filename is None else filename.decode("utf-8", "replace"),
+                self._headers.get("content-type", b"").decode("latin-1"),
+            )
+        )
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        part = self._parts[-1]
+        part.data += data[start:end]
+        if part.filename is None and len(part.data) > MAX_FIELD_BYTES:
+            raise PayloadTooLarge(f"at most {MAX_FIELD_BYTES} bytes per form field")
+
+    def _on_end(self) -> None:
+        self._ended = True
+
+
+def _extended_filename(disposition: bytes) -> bytes | None:
+    """The file name in the form of RFC 5987, which the parser leaves out."""
+    found = _EXTENDED_FILENAME.search(disposition)
+    return None if found is None else unquote_to_bytes(found[1])

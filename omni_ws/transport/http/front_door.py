@@ -39,11 +39,10 @@ from websockets.typing import Subprotocol
 
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError, UpgradeRequired
-from omni_ws.transport.http.access_log import AccessRecord, LogAccess, discard_record
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
-from omni_ws.transport.http.connection import HttpConnection
-from omni_ws.transport.http.connections import Connections, OpenConnection
-from omni_ws.transport.http.phase import Phase
+from omni_ws.transport.http.connection import HttpConnection, Phase
+from omni_ws.transport.http.exchange import AccessRecord, LogAccess, discard_record
+from omni_ws.transport.http.hang_up import Connections, OpenConnection
 from omni_ws.transport.http.request import HttpRequest
 
 #: Size of a decoded Sec-WebSocket-Key (RFC 6455, section 4.1).

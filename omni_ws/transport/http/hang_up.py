@@ -1,12 +1,4 @@
-"""Detection of peers that disconnect unnoticed: unread, half-closed, or behind a network that has failed.
-
-A server learns of a disconnect from the socket's end of data or from a reset. Three peers give neither in time:
-
-- One whose socket is not read, for backpressure: its end of data waits behind data. ``HangUpWatch`` asks the kernel.
-- One that has closed its sending side: it may still read, or may have closed its socket altogether, and both look the
-  same until something is sent. ``HalfCloseProbe`` says when to send something.
-- One behind a dead network: ``notice_dead_networks`` has the kernel send keep-alive probes.
-"""
+"""Deadlines of connections, peers that disconnect unnoticed, and the registry of all that are open."""
 
 from __future__ import annotations
 
@@ -15,9 +7,72 @@ import enum
 import select
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from omni_ws.transport.http.deadline import Deadline
+from omni_ws.errors import OmniError
+
+# Deadline: a timer that is cheap to move.
+
+
+class Deadline:
+    """Calls ``expired`` once, the given number of seconds after ``arm`` was called last.
+
+    Moving a deadline to a later time is an assignment: the loop's timer wakes up early and is scheduled again. A new
+    timer for each packet of a body would leave thousands of cancelled ones in the loop's heap.
+    """
+
+    __slots__ = ("_due", "_expired", "_handle", "_loop", "_scheduled")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+        self._loop = loop
+        self._expired = expired
+        self._due: float | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._scheduled = 0.0
+
+    def arm(self, seconds: float | None) -> None:
+        """Expire ``seconds`` from now, instead of at the time set before; None disarms."""
+        if seconds is None:
+            self.disarm()
+            return
+        self._due = self._loop.time() + seconds
+        if self._handle is not None and self._scheduled <= self._due:
+            return
+        self._schedule(self._due)
+
+    def disarm(self) -> None:
+        """Cancel the deadline. Does nothing where it is not armed."""
+        self._due = None
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _schedule(self, when: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._scheduled = when
+        self._handle = self._loop.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._handle = None
+        if self._due is None:
+            return
+        if self._loop.time() < self._due:
+            self._schedule(self._due)
+            return
+        self._due = None
+        self._expired()
+
+
+# Detection of peers that disconnect unnoticed: unread, half-closed, or behind a network that has failed.
+#
+# A server learns of a disconnect from the socket's end of data or from a reset. Three peers give neither in time:
+#
+# - One whose socket is not read, for backpressure: its end of data waits behind data. ``HangUpWatch`` asks the kernel.
+# - One that has closed its sending side: it may still read, or may have closed its socket altogether, and both look the
+#   same until something is sent. ``HalfCloseProbe`` says when to send something.
+# - One behind a dead network: ``notice_dead_networks`` has the kernel send keep-alive probes.
+
 
 #: Seconds after which a socket that is not read is checked first; the interval then doubles up to the second.
 FIRST_CHECK_SEC: Final = 1.0
@@ -142,3 +197,111 @@ def notice_dead_networks(listening: socket.socket) -> None:
     for name, value in _KEEP_ALIVE.items():
         if hasattr(socket, name):
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+# Registry of a server's open HTTP connections, which bounds and drains them.
+#
+# websockets' own server knows only connections that were upgraded, and from Python 3.12 on
+# ``asyncio.Server.wait_closed`` waits for every transport: the HTTP connections must be drained before it is called.
+
+
+#: Connections over the limit that get a response at the same time; others over the limit are dropped without one.
+MAX_TURNED_AWAY: Final = 64
+
+
+class OpenConnection(Protocol):
+    """What the registry calls on a connection."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being handled."""
+        ...
+
+    def close_if_idle(self) -> None:
+        """Close the connection if it is between two requests."""
+
+    def interrupt(self, error: OmniError) -> None:
+        """End what runs for the request with ``error``."""
+
+    def abort(self) -> None:
+        """Drop the connection, which cancels its handler."""
+
+
+class Connections:
+    """Registry of HTTP connections.
+
+    Upgraded connections leave it; one that was lost stays in it while its handler runs. ``max_open`` bounds these and
+    the upgraded connections together; None for no bound.
+    """
+
+    def __init__(self, *, max_open: int | None = None) -> None:
+        self.max_open = max_open
+        self._open: set[OpenConnection] = set()
+        #: Those of ``_open`` over the limit, while they get their response.
+        self._turned_away: set[OpenConnection] = set()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+        self._draining = False
+        #: Called when a connection came or went.
+        self.changed: Callable[[], None] = lambda: None
+
+    @property
+    def draining(self) -> bool:
+        """Whether responses from now on close their connection."""
+        return self._draining
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def busy(self) -> int:
+        """How many connections are handling a request."""
+        return sum(connection.busy for connection in self._open)
+
+    def add(self, connection: OpenConnection) -> None:
+        """Register a connection that was accepted."""
+        self._open.add(connection)
+        self._none_left.clear()
+        self.changed()
+
+    def is_full(self, *, upgraded: int) -> bool:
+        """Whether the last connection is one too many, next to ``upgraded`` ones."""
+        return self.max_open is not None and len(self._open) - len(self._turned_away) + upgraded > self.max_open
+
+    def turn_away(self, connection: OpenConnection) -> bool:
+        """Mark ``connection`` as over the limit. Returns whether it may get a response before it is closed."""
+        self._turned_away.add(connection)
+        return len(self._turned_away) <= MAX_TURNED_AWAY
+
+    def discard(self, connection: OpenConnection) -> None:
+        """Remove a connection that is over, or upgraded."""
+        self._open.discard(connection)
+        self._turned_away.discard(connection)
+        if not self._open:
+            self._none_left.set()
+        self.changed()
+
+    def close_idle(self) -> None:
+        """Start to drain: connections between two requests close now, the others after their response."""
+        self._draining = True
+        for connection in tuple(self._open):
+            connection.close_if_idle()
+
+    async def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until no connection is left. Returns False if that takes longer than ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._none_left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def interrupt_all(self, error: OmniError) -> None:
+        """End all requests with ``error``, as far as their clients read it."""
+        for connection in tuple(self._open):
+            connection.interrupt(error)
+
+    def abort_all(self) -> None:
+        """Drop all connections and cancel their handlers; ``wait_idle`` returns when these have ended."""
+        for connection in tuple(self._open):
+            connection.abort()

@@ -29,12 +29,10 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
-from omni_ws.transport.http.application import UpgradeDecision
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.live_front_end import LiveFrontEnd
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings

@@ -26,11 +26,9 @@ from omni_ws.errors import (
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
 from omni_ws.service.sessions.mode_b_session import ModeBSession
 from omni_ws.service.sessions.output_log import LoggedMessage
-from omni_ws.transport.http.application import UpgradeDecision
-from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
 from omni_ws.transport.native.frames import encode_message

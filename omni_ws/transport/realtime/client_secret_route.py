@@ -12,11 +12,9 @@ import orjson
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.worker_group import KNOW_SECRET
-from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.json_body import read_json_object
-from omni_ws.transport.http.router import Router
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd, Router
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets, digest_of
 from omni_ws.transport.realtime.commands import abilities_of
 from omni_ws.wire.realtime_events import text_field

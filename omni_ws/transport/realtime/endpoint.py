@@ -16,11 +16,9 @@ from omni_ws.service.observing.trace_context import take_place, take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_sessions import LiveSessions
-from omni_ws.transport.http.application import UpgradeDecision
-from omni_ws.transport.http.authentication import Authenticator, presented_key
-from omni_ws.transport.http.live_front_end import LiveFrontEnd
+from omni_ws.transport.http.access import Authenticator, presented_key
+from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets

@@ -12,9 +12,9 @@ from omni_ws.core.history import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue, UnsupportedModality, UnsupportedParameter
 from omni_ws.service.conversation.openai_requests import chat_options, earlier_message, prepare_answer
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource, encode_audio_file
 from omni_ws.transport.routes.mode_a import has_streaming_input
 from omni_ws.transport.routes.named_media import MediaReader

@@ -15,8 +15,8 @@ from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import checked_options, ended_on_error
 from omni_ws.service.identifiers import new_id
+from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes
 from omni_ws.transport.routes.http_session import HttpSession
 from omni_ws.transport.routes.merged_answers import MergedAnswers

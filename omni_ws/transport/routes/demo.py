@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from omni_ws.errors import NotFound
+from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.router import Router, shown_path
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {

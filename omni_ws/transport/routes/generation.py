@@ -22,10 +22,9 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
 from omni_ws.service.sessions.admission import session_too_long
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.native.endpoint import check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.http_session import HttpSession, feed_all

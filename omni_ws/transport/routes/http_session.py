@@ -15,8 +15,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import Outbox, ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.transport.http.deadline import Deadline
-from omni_ws.transport.http.hang_up import PeerGone
+from omni_ws.transport.http.hang_up import Deadline, PeerGone
 from omni_ws.transport.routes.response_stream import PromptWriter
 
 #: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.

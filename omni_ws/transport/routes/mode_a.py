@@ -11,8 +11,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import AudioFormat, InputChunk
 from omni_ws.core.file_heads import ENCODINGS, WINDOW_BYTES, FileKind, Look, kind_of_head
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
-from omni_ws.transport.http.json_body import to_thread_if_large
+from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, to_thread_if_large
 from omni_ws.transport.routes.http_session import HttpSession
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.session_config import effective

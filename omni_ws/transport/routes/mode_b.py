@@ -31,12 +31,10 @@ from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
 from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
-from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.error_response import error_object
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
-from omni_ws.transport.http.router import Router
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd, Router
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
+from omni_ws.transport.http.request import error_object
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.result_stream import write_result, write_result_events

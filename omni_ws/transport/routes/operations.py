@@ -15,10 +15,9 @@ from omni_ws.errors import ModelNotFound
 from omni_ws.metrics import rendered
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.worker_group import WorkerGroup
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.router import Router
 
 #: What ``/health`` says with 200.
 _SERVING: Final = ("ok", "degraded")

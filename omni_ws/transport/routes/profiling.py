@@ -17,11 +17,9 @@ from omni_ws.config.startup import is_loopback
 from omni_ws.errors import InvalidValue, Unauthenticated
 from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
 from omni_ws.service.sessions.worker_group import START_PROFILE, STOP_PROFILE, WorkerGroup
-from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
-from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.json_body import read_json_object
-from omni_ws.transport.http.router import Router
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import FrontEnd, Router
+from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object
 
 _MAX_BODY_BYTES: Final = 64 * 1024
 #: A run id becomes part of file names.

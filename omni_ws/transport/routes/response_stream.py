@@ -10,8 +10,8 @@ from omni_ws.core.chunks import FinalChunk, OutputChunk, OutputModality
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.conversation.messages import ServerMessage, message_cost
-from omni_ws.transport.http.error_response import error_object
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import error_object
 from omni_ws.wire import server_frames as sse
 from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame

@@ -14,8 +14,7 @@ from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.service.sessions.output_log import LoggedMessage
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.json_body import to_thread_if_large
+from omni_ws.transport.http.exchange import HttpExchange, to_thread_if_large
 from omni_ws.transport.routes.response_stream import SSE_HEADERS, PromptWriter, charging, write_events
 from omni_ws.wire import server_frames as sse
 from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally

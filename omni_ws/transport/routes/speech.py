@@ -8,8 +8,8 @@ from omni_ws.audio.mime import media_type
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
+from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource, encode_audio_file
 from omni_ws.transport.routes.mode_a import has_streaming_input
 from omni_ws.transport.routes.response_stream import charging, collect_answer, write_raw_audio

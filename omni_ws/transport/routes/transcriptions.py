@@ -9,9 +9,8 @@ from typing import Final
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.multipart_form import FormPart, read_form
-from omni_ws.transport.http.router import Router
+from omni_ws.transport.http.application import Router
+from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource
 from omni_ws.transport.routes.mode_a import is_file, is_streaming_input
 from omni_ws.transport.routes.response_stream import charging, collect_answer

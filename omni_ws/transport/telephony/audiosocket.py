@@ -13,9 +13,9 @@ from omni_ws.errors import OmniError, ShuttingDown
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import LiveFrontEnd
 from omni_ws.transport.http.hang_up import notice_dead_networks
-from omni_ws.transport.http.live_front_end import LiveFrontEnd
 from omni_ws.transport.telephony.audiosocket_call import AudioSocketCall
 from omni_ws.transport.telephony.audiosocket_link import AudioSocketLink
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, call_configuration

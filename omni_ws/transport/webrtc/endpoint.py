@@ -21,11 +21,9 @@ from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
-from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.live_front_end import LiveFrontEnd
-from omni_ws.transport.http.multipart_form import FORM_TYPE, read_form
-from omni_ws.transport.http.router import Router
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import LiveFrontEnd, Router
+from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.endpoint import REALTIME_PATH, RealtimeCaller, identify

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_ws.transport.http.deadline import Deadline
+from omni_ws.transport.http.hang_up import Deadline
 
 pytestmark = pytest.mark.virtual_clock
 

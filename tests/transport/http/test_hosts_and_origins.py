@@ -10,7 +10,7 @@ from support.raw_http import RawResponse, raw_client
 from support.routes import routes_of
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.transport.http import cors
+from omni_ws.transport.http import access as cors
 
 WEBSOCKET = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"

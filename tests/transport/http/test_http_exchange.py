@@ -88,7 +88,7 @@ async def test_response_has_date_and_server() -> None:
 async def test_every_response_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         for second in (1_000_000_000.9, 1_000_000_000.9, 1_000_000_001.0):
-            monkeypatch.setattr("omni_ws.transport.http.response_head.time.time", lambda second=second: second)
+            monkeypatch.setattr("omni_ws.transport.http.exchange.time.time", lambda second=second: second)
             await client.send(request("GET", "/"))
             date = (await client.response()).headers["date"]
             assert parsedate_to_datetime(date).timestamp() == int(second)

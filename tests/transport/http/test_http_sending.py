@@ -10,7 +10,7 @@ import h11
 import pytest
 
 from omni_ws.transport.http.hang_up import PeerGone
-from omni_ws.transport.http.sending import HttpOutput
+from omni_ws.transport.http.receiving import HttpOutput
 
 pytestmark = pytest.mark.virtual_clock
 

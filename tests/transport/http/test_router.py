@@ -6,10 +6,9 @@ import h11
 import pytest
 
 from omni_ws.errors import MethodNotAllowed, NotFound
-from omni_ws.transport.http.application import UpgradeDecision
+from omni_ws.transport.http.application import Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest, read_request
-from omni_ws.transport.http.router import Router, needs_upgrade
 
 
 async def one(exchange: HttpExchange) -> None: ...

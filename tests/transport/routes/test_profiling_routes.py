@@ -17,7 +17,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, Unauthenticated
 from omni_ws.profiler import events
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.request import read_request
 from omni_ws.transport.routes.profiling import check_may_profile
 

@@ -19,7 +19,7 @@ from omni_ws.client import connect
 from omni_ws.core.chunks import FinishReason, HeardSegment, Hearing, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
-from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
+from omni_ws.transport.http.exchange import MAX_FIELD_BYTES, MAX_PARTS, FormReader
 from omni_ws.wire.openai_requests import form_fields
 
 PATH = "/v1/audio/transcriptions"
