@@ -24,7 +24,7 @@ from benchmarks.speech.wordless import SOUNDS
 from omni_ws.audio.samples import Samples
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
-from omni_ws.engine.asr.whisper_weights import PINNED
+from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.weights import pinned_weights, weights_cache
 
 #: Targets: of the default recogniser on clean speech that is read, and of all where nobody speaks.

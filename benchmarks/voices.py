@@ -28,8 +28,8 @@ from benchmarks.speech.word_errors import WordErrors, total, word_errors
 from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine

@@ -13,8 +13,8 @@ import numpy as np
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
 from omni_ws.engine.channel import Channel
 

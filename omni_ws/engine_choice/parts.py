@@ -57,7 +57,7 @@ def asr_of(config: ServerConfig) -> Engine | None:
         assert choice.model is not None  # without a model the configuration is refused
         return VllmAsrEngine(choice.model, config.asr.args)
     from omni_ws.engine.asr.whisper_engine import WhisperEngine
-    from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL
+    from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL
 
     return WhisperEngine(choice.model or DEFAULT_MODEL, max_recognisers=config.embedded.max_recognisers)
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
-from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL, PINNED
+from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, PINNED
 from omni_ws.weights import PinnedWeights, pinned_weights
 
 #: The packages without which weights are of no use.

@@ -21,9 +21,8 @@ from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm
 from omni_ws.audio.samples import Pcm16
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.recogniser import Recognised
+from omni_ws.engine.asr.recogniser import Recognised, Utterance, UtteranceLimits
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.utterance import Utterance, UtteranceLimits
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine

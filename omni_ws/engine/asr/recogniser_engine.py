@@ -13,11 +13,8 @@ from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
-from omni_ws.engine.asr.listener import Listener, Listening
-from omni_ws.engine.asr.pace import AudioPace
-from omni_ws.engine.asr.recogniser import Recogniser
-from omni_ws.engine.asr.seats import Carried, Seats
-from omni_ws.engine.asr.utterance import SAMPLE_RATE
+from omni_ws.engine.asr.listener import AudioPace, Carried, Listener, Listening, Seats
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recogniser
 from omni_ws.engine.base import (
     EngineCapabilities,
     EngineOutput,

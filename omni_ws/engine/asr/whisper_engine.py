@@ -2,21 +2,311 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
+
+from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.core.chunks import HeardSegment, Hearing, Word
+from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.listener import Listening
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, StretchedText, UtteranceLimits
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.recognition_cost import RecognitionCost
-from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.asr.whisper_recogniser import WhisperRecogniser
-from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL, PINNED, whisper_folder, whisper_problem
+from omni_ws.engine.asr.whisper_model import (
+    DEFAULT_MODEL,
+    PINNED,
+    WhisperModel,
+    WhisperTranscript,
+    whisper_folder,
+    whisper_problem,
+    without_repeats,
+)
 from omni_ws.engine.base import EngineCapabilities, GenerationRequest
 from omni_ws.engine.cores import cores
 from omni_ws.errors import EngineFailed
+
+# RecognitionCost: what recognition takes on this machine, and how many talkers that leaves room for.
+
+
+#: The interim texts of a talker come at most and at least so far apart, in seconds.
+SHORTEST_GAP_SEC: Final = 0.5
+LONGEST_GAP_SEC: Final = 1.5
+#: The part of its time that a request's interim texts may keep a worker busy, waiting for one included.
+_INTERIM_SHARE: Final = 0.3
+#: How often an utterance is settled on average: at its end, and at pauses before that turned out not to be the end.
+_SETTLED_TIMES: Final = 1.5
+#: The part of the workers' time that talkers may take.
+_BUSY: Final = 0.9
+#: How much of what was measured counts after each further measurement.
+_KEPT: Final = 0.9
+
+
+class RecognitionCost:
+    """Learns from the work itself, over about ten utterances. Thread-safe.
+
+    A machine that is busy with other things takes longer, and carries fewer.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._settled_sec = 0.0
+        self._settled_audio_sec = 0.0
+        self._interim_sec = 0.0
+        self._interims = 0.0
+
+    def note_settled(self, took_sec: float, audio_sec: float) -> None:
+        """A settled text of so much audio took so long."""
+        with self._lock:
+            self._settled_sec = _KEPT * self._settled_sec + took_sec
+            self._settled_audio_sec = _KEPT * self._settled_audio_sec + audio_sec
+
+    def note_interim(self, took_sec: float) -> None:
+        """An interim text took so long."""
+        with self._lock:
+            self._interim_sec = _KEPT * self._interim_sec + took_sec
+            self._interims = _KEPT * self._interims + 1
+
+    def talkers(self, interims: bool = True) -> int:
+        """How many may talk without a pause; one for each worker at least.
+
+        With ``interims``, each has interim texts at the longest gap.
+
+        As many as workers before anything was measured.
+        """
+        with self._lock:
+            settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
+            interim = self._interim_sec / self._interims if interims and self._interims else 0.0
+        share = _SETTLED_TIMES * settled + interim / LONGEST_GAP_SEC
+        return max(self._workers, int(_BUSY * self._workers / share)) if share else self._workers
+
+
+def interim_gap_sec(took_sec: float) -> float:
+    """How long after an interim text the next one may come, if that took so long, with its time in the queue."""
+    return min(max(SHORTEST_GAP_SEC, took_sec / _INTERIM_SHARE), LONGEST_GAP_SEC)
+
+
+# UrgentFirst: threads that take the most urgent work first.
+
+
+T = TypeVar("T")
+
+
+class UrgentFirst:
+    """Threads for work of different urgency: the lowest number goes first, and of equal ones the oldest.
+
+    What has begun is not interrupted. So work of the urgency ``patient``, or less urgent, leaves one thread free unless
+    there is only one. Thread-safe.
+    """
+
+    def __init__(self, threads: int, *, name: str, patient: int) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._numbers = count()
+        self._closed = False
+        self._patient = patient
+        self._patient_running = 0
+        self._most_patient = max(1, threads - 1)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
+        """Have ``call`` done. Cancelling works until it has begun. Raises RuntimeError after ``close``."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the threads have ended")
+            heappush(self._waiting, (urgency, next(self._numbers), future, call))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Drop what waits, and wait for what has begun. Blocks. Idempotent."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for _, _, future, _ in waiting:
+            future.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (next_one := self._take()) is not None:
+            urgency, future, call = next_one
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # whoever waits for the result is told
+                    future.set_exception(error)
+            del next_one, future, call  # not kept until there is more to do
+            if urgency >= self._patient:
+                with self._changed:
+                    self._patient_running -= 1
+                    self._changed.notify()
+
+    def _take(self) -> tuple[int, Future[Any], Callable[[], Any]] | None:
+        with self._changed:
+            while not self._may_begin() and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            urgency, _, future, call = heappop(self._waiting)
+            self._patient_running += urgency >= self._patient
+            return urgency, future, call
+
+    def _may_begin(self) -> bool:
+        if not self._waiting:
+            return False
+        return self._waiting[0][0] < self._patient or self._patient_running < self._most_patient
+
+
+# WhisperRecogniser: one Whisper on the CPU for all requests, with a worker for each core.
+
+
+#: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway. Recordings can wait.
+_SETTLED: Final = 0
+_INTERIM: Final = 1
+_RECORDING: Final = 2
+_BEAM: Final = 5
+#: The first interim text is of so much speech: of less, it is mostly wrong.
+_FIRST_SAMPLES: Final = 350 * SAMPLE_RATE // 1000
+#: Text of noise: the model thinks that nothing was said, and is not sure of the words. Without a beam it may repeat
+#: itself for noise, and is sure of that.
+_NO_SPEECH: Final = 0.6
+_UNSURE: Final = -1.0
+#: What the start measures with.
+_TRIAL_SAMPLES: Final = 4 * SAMPLE_RATE
+
+
+class SpeechModel(Protocol):
+    """What is asked of a WhisperModel."""
+
+    @property
+    def languages(self) -> frozenset[str]: ...
+
+    def transcribe(self, audio: Samples, *, beam: int, words: bool, language: str | None) -> WhisperTranscript: ...
+
+
+class WhisperRecogniser:
+    """A Recogniser. Settled texts go before interim ones, and what is being spoken before recordings.
+
+    Equal samples give equal words, whatever else is going on. ``load`` gives the model, which ``workers`` use at the
+    same time; ``cost`` is told what each text took.
+    """
+
+    #: The model reads up to 29 s at once.
+    limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=28 * SAMPLE_RATE)
+
+    def __init__(
+        self,
+        load: Callable[[], SpeechModel],
+        cost: RecognitionCost,
+        *,
+        workers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._cost = cost
+        self._clock = clock
+        self._model: SpeechModel | None = None
+        self._language: str | None = None
+        self._workers = UrgentFirst(workers, name="whisper", patient=_RECORDING)
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """Those that the model can be told to expect; none before ``start``."""
+        return frozenset() if self._model is None else self._model.languages
+
+    def start(self) -> None:
+        """Load the model, and measure what it takes here: half a second. Blocks. Raises EngineFailed."""
+        self._model = self._load()
+        noise = np.random.default_rng(0).normal(0, 1000, _TRIAL_SAMPLES).astype(np.int16)
+        self._heard(noise, beam=_BEAM, words=True)  # the first time takes longer
+        self._settled(noise)
+        self._interim(noise)
+
+    def close(self) -> None:
+        """Wait for the texts under way, half a second at most, and drop the waiting ones. Idempotent."""
+        self._workers.close()
+        self._model = None
+
+    def expect(self, talkers: int) -> None:
+        """Do nothing: all share one model."""
+
+    def in_language(self, language: str) -> WhisperRecogniser:
+        """Return this recogniser as one for requests in that language, one of ``languages``."""
+        other = copy(self)
+        other._language = language
+        return other
+
+    def live_text(self) -> StretchedText:
+        return StretchedText(
+            lambda pcm: self._workers.submit(_INTERIM, partial(self._interim, pcm)),
+            self._clock,
+            first=_FIRST_SAMPLES,
+            gap=lambda read_sec, took_sec: interim_gap_sec(took_sec),
+        )
+
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
+        return self._workers.submit(_SETTLED if waited_for else _RECORDING, partial(self._settled, pcm))
+
+    def _settled(self, pcm: Pcm16) -> Recognised:
+        began = self._clock()
+        heard = self._heard(pcm, beam=_BEAM, words=True)
+        self._cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
+        if heard is None:
+            return Recognised()
+        words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words)
+        return Recognised(heard.text, words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
+
+    def _interim(self, pcm: Pcm16) -> str:
+        began = self._clock()
+        heard = self._heard(pcm, beam=1, words=False)
+        self._cost.note_interim(self._clock() - began)
+        return "" if heard is None else heard.text
+
+    def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
+        """What was read, once; None where nobody spoke."""
+        assert self._model is not None
+        audio = pcm.astype(np.float32) / np.float32(32768)
+        heard = self._model.transcribe(audio, beam=beam, words=words, language=self._language)
+        noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
+        if noise or not any(map(str.isalnum, heard.text)):
+            return None
+        once = without_repeats(heard.words)
+        if len(once) == len(heard.words):
+            return heard
+        return replace(heard, text=" ".join(word.text for word in once), words=tuple(once))
+
+
+def _hearing(heard: WhisperTranscript, length_ms: int) -> Hearing:
+    data = heard.text.encode()
+    segment = HeardSegment(
+        heard.text,
+        heard.words[0].start_ms if heard.words else 0,
+        heard.words[-1].end_ms if heard.words else length_ms,
+        tokens=heard.tokens,
+        avg_logprob=heard.score,
+        compression_ratio=len(data) / len(zlib.compress(data)),
+        no_speech_prob=heard.no_speech,
+    )
+    return Hearing(None if heard.language is None else language_name(heard.language), (segment,))
+
 
 #: More than any core carries.
 _MOST_PER_CORE: Final = 32

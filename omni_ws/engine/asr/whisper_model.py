@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,80 @@ import numpy as np
 from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.audio.samples import Samples
 from omni_ws.core.json_values import WHISPER_LANGUAGES
-from omni_ws.engine.asr.repeats import copied_at_end
 from omni_ws.errors import EngineFailed
+from omni_ws.installing import fetch_command, install_command
+from omni_ws.weights import pinned_weights, weights_cache
 
 if TYPE_CHECKING:
     import ctranslate2
+
+
+# Where the weights of Whisper are, and whether it can be used here.
+
+
+#: The weights that are pinned, by the names of the models.
+PINNED: Final[Mapping[str, str]] = {"tiny.en": "whisper-tiny-en", "base": "whisper-base"}
+DEFAULT_MODEL: Final = "tiny.en"
+
+
+def whisper_problem(model: str = DEFAULT_MODEL) -> str | None:
+    """Why Whisper cannot recognise speech here, in a sentence that says what to do; None if it can.
+
+    ``model`` is a name of ``PINNED`` or a folder. Reads weights whole the first time, which takes 0.1 s.
+    """
+    if find_spec("ctranslate2") is None:
+        return f"Whisper needs the package ctranslate2: {install_command('whisper')}"
+    try:
+        whisper_folder(model)
+    except EngineFailed as error:
+        return error.message
+    return None
+
+
+def whisper_folder(model: str) -> Path:
+    """The folder with the weights of a model, see ``whisper_problem``. Raises EngineFailed. Fetches nothing."""
+    name = PINNED.get(model)
+    if name is None:
+        if (folder := Path(model)).is_dir():
+            return folder
+        raise EngineFailed(f"there is no folder {model}; Whisper is {', '.join(PINNED)}, or a folder with its files")
+    if (found := weights_cache().find(pinned_weights()[name])) is not None:
+        return found
+    raise EngineFailed(f"the weights of Whisper {model} are not here; fetch them with: {fetch_command(name)}")
+
+
+# What Whisper writes down twice though it was said once: told by the words' times.
+
+
+def without_repeats(words: Sequence[ScoredWord]) -> Sequence[ScoredWord]:
+    """Return the words without the copies at their end that take no time.
+
+    Short audio the model sometimes reads again ("Location. Location."), or its end, and then the end of that: copies
+    are removed until none is left. The alignment has no audio left for such words: half of them or more begin and end
+    at one moment. What a person says twice takes time, and stays.
+    """
+    while copied := copied_at_end([word.text for word in words]):
+        untimed = sum(word.start_ms == word.end_ms for word in words[len(words) - copied :])
+        if 2 * untimed < copied:
+            break
+        words = words[:-copied]
+    return words
+
+
+def copied_at_end(words: Sequence[str]) -> int:
+    """Return how many words at the end repeat those before, whole or cut short; case and punctuation aside.
+
+    Time is at most square in the number of words, of which half a minute has some hundred.
+    """
+    texts = ["".join(filter(str.isalnum, word)).lower() for word in words]
+    for period in range(1, len(texts) // 2 + 1):
+        copied = 0
+        while copied < len(texts) - period and texts[-1 - copied] == texts[-1 - copied - period]:
+            copied += 1
+        if copied >= period:
+            return copied
+    return 0
+
 
 #: The least that is encoded, filled up with silence: with less, Whisper repeats itself. 30 s, which it was trained on,
 #: cost four times as much and read no better.

@@ -12,7 +12,7 @@ from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
 from omni_ws.engine.answer_limit import WordCounter
 from omni_ws.engine.answer_text import AnswerText
-from omni_ws.engine.asr.utterance import SAMPLE_RATE
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.base import (
     EngineCapabilities,
     EngineOutput,

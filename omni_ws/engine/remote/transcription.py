@@ -16,8 +16,7 @@ from omni_ws.audio.samples import Pcm16
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import MAX_BODY_VALUES, check_values, language_name
-from omni_ws.engine.asr.recogniser import Recognised
-from omni_ws.engine.asr.utterance import SAMPLE_RATE
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised
 from omni_ws.engine.remote.answer_fields import whole_text
 from omni_ws.engine.remote.answer_stream import DONE, event_content
 from omni_ws.engine.remote.pool import Pool

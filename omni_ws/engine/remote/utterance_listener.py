@@ -9,14 +9,14 @@ from typing import Final
 
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.pace import AudioPace
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
-from omni_ws.engine.asr.utterance_splitter import (
+from omni_ws.engine.asr.listener import (
+    AudioPace,
     UtteranceEnded,
     UtterancePaused,
     UtteranceResumed,
     UtteranceSplitter,
 )
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Utterance, UtteranceLimits
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.remote.transcript_task import TranscriptTask
 from omni_ws.engine.remote.transcription import TranscriptText

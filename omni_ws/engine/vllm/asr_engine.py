@@ -12,10 +12,8 @@ from typing import Any, Final
 
 from omni_ws.audio.samples import Pcm16
 from omni_ws.engine.asr.listener import Listening
-from omni_ws.engine.asr.recogniser import LiveText, Recognised
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, StretchedText
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.stretched_text import StretchedText
-from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
 from omni_ws.engine.vllm.transcription import TranscriptionModel
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, UtteranceLimits
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, UtteranceLimits
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import EngineFailed
 

@@ -18,12 +18,9 @@ from support.until import until
 
 from omni_ws.audio.samples import Pcm16
 from omni_ws.core.chunks import Task, Word
-from omni_ws.engine.asr.listener import Listener, Listening
-from omni_ws.engine.asr.pace import AudioPace
-from omni_ws.engine.asr.recogniser import Recognised
+from omni_ws.engine.asr.listener import AudioPace, Listener, Listening, Seats
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance, UtteranceLimits
 from omni_ws.engine.asr.recogniser_engine import TALKERS_PER_CORE, RecogniserEngine
-from omni_ws.engine.asr.seats import Seats
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import EngineState, TranscriptGuess, TranscriptOutput
 from omni_ws.errors import EngineFailed

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.engine.asr.repeats import copied_at_end, without_repeats
-from omni_ws.engine.asr.whisper_model import ScoredWord
+from omni_ws.engine.asr.whisper_model import ScoredWord, copied_at_end, without_repeats
 
 
 def scored(text: str, times: list[int]) -> list[ScoredWord]:

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from omni_ws.engine.asr.urgent_first import UrgentFirst
+from omni_ws.engine.asr.whisper_engine import UrgentFirst
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import numpy as np
 
-from omni_ws.engine.asr.utterance import Utterance
+from omni_ws.engine.asr.recogniser import Utterance
 
 
 def test_an_utterance_grows_and_is_read_in_any_part() -> None:

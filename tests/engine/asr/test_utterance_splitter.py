@@ -6,8 +6,7 @@ from support.speech_clips import clip_samples, noises
 
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import WINDOW_MS
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
-from omni_ws.engine.asr.utterance_splitter import (
+from omni_ws.engine.asr.listener import (
     InterimText,
     UtteranceEnded,
     UtteranceEvent,
@@ -15,6 +14,7 @@ from omni_ws.engine.asr.utterance_splitter import (
     UtteranceResumed,
     UtteranceSplitter,
 )
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Utterance, UtteranceLimits
 
 LIMITS = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 

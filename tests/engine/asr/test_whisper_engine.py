@@ -31,9 +31,8 @@ from support.until import until, until_heard
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import InputChunk, Task
-from omni_ws.engine.asr.urgent_first import UrgentFirst
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
-from omni_ws.engine.asr.whisper_weights import whisper_problem
+from omni_ws.engine.asr.whisper_engine import UrgentFirst, WhisperEngine
+from omni_ws.engine.asr.whisper_model import whisper_problem
 from omni_ws.engine.base import EngineState, TranscriptOutput
 
 pytestmark = [
@@ -257,7 +256,7 @@ async def test_what_it_says_about_itself(engine: WhisperEngine) -> None:
 
 async def test_a_model_of_many_languages_expects_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # What it costs here is not asked.
-    monkeypatch.setattr("omni_ws.engine.asr.whisper_recogniser._TRIAL_SAMPLES", SAMPLE_RATE // 10)
+    monkeypatch.setattr("omni_ws.engine.asr.whisper_engine._TRIAL_SAMPLES", SAMPLE_RATE // 10)
     engine = WhisperEngine(str(fetched("whisper-base")))
     await engine.start()
     try:

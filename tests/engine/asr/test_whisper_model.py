@@ -15,8 +15,13 @@ import pytest
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm, clip_samples, noises, word_errors
 
-from omni_ws.engine.asr.repeats import without_repeats
-from omni_ws.engine.asr.whisper_model import LONGEST_SEC, WhisperModel, WhisperTranscript, prompt_tokens
+from omni_ws.engine.asr.whisper_model import (
+    LONGEST_SEC,
+    WhisperModel,
+    WhisperTranscript,
+    prompt_tokens,
+    without_repeats,
+)
 from omni_ws.errors import EngineFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run fetches the model

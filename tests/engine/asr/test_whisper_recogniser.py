@@ -17,12 +17,10 @@ from support.until import until
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word
-from omni_ws.engine.asr.recogniser import Recognised
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.recognition_cost import RecognitionCost
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
+from omni_ws.engine.asr.whisper_engine import RecognitionCost, WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import ScoredWord, WhisperTranscript
-from omni_ws.engine.asr.whisper_recogniser import WhisperRecogniser
 from omni_ws.errors import EngineOverloaded
 
 SPEECH = clip_bytes("librivox_ss_0870")

@@ -32,8 +32,8 @@ from support.until import until
 
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, Hearing, InputChunk, Modality, OutputModality, Task, Word
-from omni_ws.engine.asr.pace import AudioPace
-from omni_ws.engine.asr.utterance import UtteranceLimits
+from omni_ws.engine.asr.listener import AudioPace
+from omni_ws.engine.asr.recogniser import UtteranceLimits
 from omni_ws.engine.base import (
     AnswerOptions,
     EngineOutput,
