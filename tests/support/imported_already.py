@@ -38,7 +38,7 @@ _MODULES = [
     "vllm.v1.core.sched.scheduler",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.models.llama",
-    "omni_ws.engine.omni.loading",
+    "omni_ws.engine.omni.slot_talker",
 ]
 
 

@@ -24,7 +24,7 @@ from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.checkpoint import read_checkpoint
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel

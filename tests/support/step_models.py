@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.items import (
+from omni_ws.engine.omni.step_model import (
     AnswerEnd,
     AnswerRows,
     Codes,
     CodesEnd,
+    LoadedModel,
+    NoSlot,
     PromptReset,
     PromptRows,
+    RefusedInput,
+    StepResult,
     VocoderInput,
     VocoderOutput,
 )
-from omni_ws.engine.omni.step_model import LoadedModel, NoSlot, RefusedInput, StepResult
 
 #: A token that the Talker refuses, and one at which its reader fails.
 REFUSED_TOKEN = 999

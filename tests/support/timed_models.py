@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from omni_ws.engine.omni.items import Codes, TalkerItem, VocoderInput, VocoderOutput
-from omni_ws.engine.omni.step_model import LoadedModel
+from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput, VocoderOutput
 
 
 class TimedModel:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.items import VocoderInput, VocoderOutput
-from omni_ws.engine.omni.step_model import StepModel
+from omni_ws.engine.omni.step_model import StepModel, VocoderInput, VocoderOutput
 
 Sound = NDArray[np.float32]
 

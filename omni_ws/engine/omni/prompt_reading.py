@@ -11,8 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.items import PromptRows
-from omni_ws.engine.omni.step_model import RefusedInput
+from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
 
 #: For a row without a token, or without a code.
 NONE: Final = -1

@@ -16,11 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.code2wav_graphs import Code2WavGraphs
-from omni_ws.engine.omni.code2wav_network import Code2WavNetwork, Code2WavShape
-from omni_ws.engine.omni.items import VocoderInput, VocoderOutput
-from omni_ws.engine.omni.slot_convolutions import SlotMemory, Weights
-from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, StepResult
+from omni_ws.engine.omni.code2wav_network import Code2WavGraphs, Code2WavNetwork, Code2WavShape, SlotMemory, Weights
+from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, StepResult, VocoderInput, VocoderOutput
 
 #: How many frames a step decodes of a session, the largest that fits first: each size is a shape of its own on a GPU.
 PIECES: Final = (32, 16, 8, 4, 2, 1)

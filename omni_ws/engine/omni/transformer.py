@@ -1,20 +1,204 @@
-"""Transformer: the decoder stack of Talkers and code predictors, over a checkpoint's tensors.
-
-Shapes: B sessions, n new positions of each, W positions that they attend to, H hidden size.
-"""
+"""The decoder stack of Talkers and code predictors, and its cache in slots."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.nn import functional
 
-from omni_ws.engine.omni.block_shape import BlockShape
-from omni_ws.engine.omni.checkpoint_tensors import TensorSource
-from omni_ws.engine.omni.experts import Experts
-from omni_ws.engine.omni.gated_mlp import GatedMlp
+from omni_ws.config.values import ConfigurationError
+from omni_ws.engine.omni.checkpoint import TensorSource
+
+# BlockShape: the sizes of a transformer in a Talker, and where its rotary positions come from.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """What the tensors alone do not tell.
+
+    ``axes`` says for each of the ``head_dim / 2`` rotary frequencies which of the three M-RoPE positions (time, height,
+    width) turns it. ``experts_per_token`` is 0 where there are no experts.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope_theta: float
+    axes: tuple[int, ...]
+    experts_per_token: int = 0
+    normalise_experts: bool = True
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], place: str, *, interleaved: bool | None = None) -> BlockShape:
+        """Read a text configuration, the newer form (``rope_parameters``) and the older (``rope_scaling``).
+
+        ``interleaved`` says how the family lays out M-RoPE: the sections' frequencies by turns (Qwen3), or one section
+        after the other (Qwen2.5); None is for one axis. ``place`` is its name in config.json, for errors. Raises
+        ConfigurationError for what is missing or unknown.
+        """
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ("default", "mrope"):
+            raise ConfigurationError([f"{place}: rotary positions of the type {kind!r} are not supported"])
+        if (activation := config.get("hidden_act", "silu")) != "silu":
+            raise ConfigurationError([f"{place}: the activation {activation!r} is not supported"])
+        try:
+            heads = int(config["num_attention_heads"])
+            head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+            return cls(
+                hidden_size=int(config["hidden_size"]),
+                layers=int(config["num_hidden_layers"]),
+                heads=heads,
+                kv_heads=int(config["num_key_value_heads"]),
+                head_dim=head_dim,
+                norm_eps=float(config["rms_norm_eps"]),
+                rope_theta=float(rope.get("rope_theta") or config["rope_theta"]),
+                axes=(0,) * (head_dim // 2) if interleaved is None else _axes(head_dim // 2, rope, place, interleaved),
+                experts_per_token=int(config.get("num_experts_per_tok", 0)),
+                normalise_experts=bool(config.get("norm_topk_prob", True)),
+            )
+        except KeyError as error:
+            raise ConfigurationError([f"{place}: {error.args[0]} is missing"]) from None
+
+    def positions_bytes(self, value_bytes: int) -> int:
+        """Return the bytes of keys and values that one position takes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * value_bytes
+
+
+def _axes(frequencies: int, rope: Mapping[str, Any], place: str, interleaved: bool) -> tuple[int, ...]:
+    """Return the axis of each frequency."""
+    sections = rope["mrope_section"]
+    if len(sections) != 3 or sum(sections) != frequencies:
+        raise ConfigurationError(
+            [f"{place}: mrope_section {sections} must be three numbers with the sum {frequencies}"]
+        )
+    if not interleaved:
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    # Height and width take every third frequency as far as their sections reach; what is left is time's.
+    axes = [0] * frequencies
+    for axis in (1, 2):
+        for frequency in range(axis, min(frequencies, sections[axis] * 3), 3):
+            axes[frequency] = axis
+    return tuple(axes)
+
+
+# GatedMlp: the feed-forward network of a transformer's layer.
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """SwiGLU; ``gate_up`` (2 * inner, H) holds both input matrices, ``down`` (H, inner)."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    @classmethod
+    def load(cls, source: TensorSource, prefix: str, device: str, dtype: torch.dtype) -> GatedMlp:
+        parts = [source.tensor(f"{prefix}.{name}_proj.weight").to(device, dtype) for name in ("gate", "up")]
+        return cls(torch.cat(parts), source.tensor(f"{prefix}.down_proj.weight").to(device, dtype))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(x, self.gate_up).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, self.down)
+
+
+# Experts: a mixture of feed-forward networks with a shared one, without a loop and without waiting for the device.
+
+
+#: Up to so many pairs of row and expert, each pair's matrices are gathered: fewer operators, but each matrix is copied.
+#: Above, rows are sorted by expert and each matrix is read once.
+_GATHERED: Final = 16
+#: The same where a sorted product would wait for the device, which a step must not do: 32 rows of 8 experts.
+_GATHERED_OTHERWISE: Final = 256
+#: The CUDA architectures on which PyTorch's grouped product of bfloat16 is one kernel.
+_GROUPING: Final = (9, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """E experts, of which each row uses the ``per_token`` that the router prefers, and one that all rows use.
+
+    ``gate_up`` (E, 2 * inner, H), ``down`` (E, H, inner).
+    """
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: GatedMlp
+    shared_gate: torch.Tensor
+    per_token: int
+    normalise: bool
+    gathered: int
+
+    @classmethod
+    def load(cls, source: TensorSource, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype) -> Experts:
+        router = source.tensor(f"{prefix}.gate.weight").to(device, dtype)
+        inner, size = source.tensor(f"{prefix}.experts.0.gate_proj.weight").shape
+        gate_up = torch.empty(len(router), 2 * inner, size, device=device, dtype=dtype)
+        down = torch.empty(len(router), size, inner, device=device, dtype=dtype)
+        # Copied in place one by one: beside the matrices themselves, loading takes no memory of the device.
+        for expert in range(len(router)):
+            for name, place in (
+                ("gate", gate_up[expert, :inner]),
+                ("up", gate_up[expert, inner:]),
+                ("down", down[expert]),
+            ):
+                place.copy_(source.tensor(f"{prefix}.experts.{expert}.{name}_proj.weight"))
+        return cls(
+            router=router,
+            gate_up=gate_up,
+            down=down,
+            shared=GatedMlp.load(source, f"{prefix}.shared_expert", device, dtype),
+            shared_gate=source.tensor(f"{prefix}.shared_expert_gate.weight").to(device, dtype),
+            per_token=shape.experts_per_token,
+            normalise=shape.normalise_experts,
+            gathered=_most_gathered(device, dtype),
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.view(-1, x.shape[-1])
+        weights = functional.softmax(functional.linear(rows, self.router), dim=-1, dtype=torch.float32)
+        weights, chosen = weights.topk(self.per_token, dim=-1)
+        if self.normalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        made = self._gathered(rows, chosen) if chosen.numel() <= self.gathered else self._sorted(rows, chosen)
+        mixed = (made * weights.to(x.dtype)[:, :, None]).sum(dim=1)
+        shared = torch.sigmoid(functional.linear(rows, self.shared_gate)) * self.shared(rows)
+        return (mixed + shared).view(x.shape)
+
+    def _gathered(self, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Return what each expert in ``chosen`` (rows, k) makes of its row, (rows, k, H)."""
+        gate, up = torch.matmul(self.gate_up[chosen], rows[:, None, :, None]).squeeze(-1).chunk(2, dim=-1)
+        inner = functional.silu(gate) * up
+        return torch.matmul(self.down[chosen], inner[..., None]).squeeze(-1)
+
+    def _sorted(self, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """The same, with the pairs sorted by expert."""
+        experts, order = chosen.view(-1).sort(stable=True)
+        numbers = torch.arange(len(self.router), device=rows.device)
+        ends = torch.searchsorted(experts, numbers, right=True).to(torch.int32)
+        inputs = rows[order // self.per_token]
+        gate, up = functional.grouped_mm(inputs, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        made = functional.grouped_mm(functional.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        return torch.empty_like(made).index_copy_(0, order, made).view(*chosen.shape, -1)
+
+
+def _most_gathered(device: str, dtype: torch.dtype) -> int:
+    if torch.device(device).type != "cuda":
+        return _GATHERED
+    groups = dtype is torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in _GROUPING
+    return _GATHERED if groups else _GATHERED_OTHERWISE
+
+
+# Transformer: the decoder stack of Talkers and code predictors, over a checkpoint's tensors.
+#
+# Shapes: B sessions, n new positions of each, W positions that they attend to, H hidden size.
 
 
 class KeyValues(Protocol):
@@ -132,3 +316,59 @@ def _load(source: TensorSource, prefix: str, shape: BlockShape, device: str, dty
         if has_experts
         else GatedMlp.load(source, f"{prefix}.mlp", device, dtype),
     )
+
+
+# SlotCache: keys and values of all sessions of a Talker, in slots of one size.
+
+
+class SlotCache:
+    """Keys and values (layers, slots, kv_heads, longest, head_dim). Lengths are kept by who uses it."""
+
+    def __init__(self, shape: BlockShape, slots: int, longest: int, device: str, dtype: torch.dtype) -> None:
+        size = (shape.layers, slots, shape.kv_heads, longest, shape.head_dim)
+        # Zeros, because what a mask leaves out still meets the values: 0 times NaN would be NaN.
+        self.keys = torch.zeros(size, device=device, dtype=dtype)
+        self.values = torch.zeros(size, device=device, dtype=dtype)
+
+    def piece(self, slot: int, start: int, count: int) -> SlotPiece:
+        """Return the view of a pass over ``count`` positions of one session that follow ``start`` earlier ones."""
+        return SlotPiece(self, slot, start, count)
+
+    def row(self, lengths: torch.Tensor, window: int) -> SlotRow:
+        """Return the view of a pass over one position of each of the first slots.
+
+        ``lengths`` (B,) are the positions that each has; the new one is put behind them. All attend within the first
+        ``window`` positions, which must be more than any length.
+        """
+        return SlotRow(self, lengths, window)
+
+
+class SlotPiece:
+    """A piece of one session's prompt."""
+
+    def __init__(self, cache: SlotCache, slot: int, start: int, count: int) -> None:
+        self._cache, self._slot, self._start, self._end = cache, slot, start, start + count
+        ones = torch.ones(count, start + count, dtype=torch.bool, device=cache.keys.device)
+        self.mask: torch.Tensor | None = ones.tril(start)[None]
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        here, end = slice(self._slot, self._slot + 1), self._end
+        self._cache.keys[layer, here, :, self._start : end] = keys
+        self._cache.values[layer, here, :, self._start : end] = values
+        return self._cache.keys[layer, here, :, :end], self._cache.values[layer, here, :, :end]
+
+
+class SlotRow:
+    """The next position of many sessions. What it writes for a session without a row is overwritten by the next one."""
+
+    def __init__(self, cache: SlotCache, lengths: torch.Tensor, window: int) -> None:
+        self._cache, self._lengths, self._window = cache, lengths, window
+        self._rows = torch.arange(len(lengths), device=lengths.device)
+        self.mask: torch.Tensor | None = (torch.arange(window, device=lengths.device) <= lengths[:, None])[:, None]
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        every_key, every_value = self._cache.keys[layer], self._cache.values[layer]
+        every_key[self._rows, :, self._lengths] = keys[:, :, 0]
+        every_value[self._rows, :, self._lengths] = values[:, :, 0]
+        batch = len(self._rows)
+        return every_key[:batch, :, : self._window], every_value[:batch, :, : self._window]

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.child_output import leave_signals_to_server
-from omni_ws.engine.omni.process_pipe import (
+from omni_ws.engine.omni.step_model import LoadedModel, NoSlot, RefusedInput, StepModel
+from omni_ws.engine.omni.step_process import (
     AskOccupation,
     ChangeTrace,
     CloseSlot,
@@ -36,7 +37,6 @@ from omni_ws.engine.omni.process_pipe import (
     TraceChanged,
     encode_message,
 )
-from omni_ws.engine.omni.step_model import LoadedModel, NoSlot, RefusedInput, StepModel
 
 _READ_BYTES: Final = 1 << 20
 

@@ -89,8 +89,8 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
 
 def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> OmniSizes:
     """Return what the parts take, from the files' headers alone. Raises ConfigurationError."""
-    from omni_ws.engine.omni.checkpoint_tensors import CheckpointTensors
-    from omni_ws.engine.omni.talker_loading import talker_memory
+    from omni_ws.engine.omni.checkpoint import CheckpointTensors
+    from omni_ws.engine.omni.slot_talker import talker_memory
 
     tensors = CheckpointTensors(folder)
     return OmniSizes(

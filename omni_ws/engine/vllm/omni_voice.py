@@ -13,11 +13,16 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy
 from omni_ws.engine.frame_chunks import frames_link
+from omni_ws.engine.omni.stages import (
+    OMNI_TALKER_SAMPLING,
+    ROWS_LINK,
+    OmniTalker,
+    TalkerHost,
+    VocoderHost,
+    VocoderStage,
+)
+from omni_ws.engine.omni.step_model import wrong_settings
 from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.omni.talker_settings import wrong_settings
-from omni_ws.engine.omni.talker_stage import OMNI_TALKER_SAMPLING, ROWS_LINK, OmniTalker
-from omni_ws.engine.omni.vocoder_stage import VocoderStage
-from omni_ws.engine.omni.voice_processes import TalkerHost, VocoderHost
 from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.language_model import prepare_environment
 from omni_ws.engine.vllm.memory_shares import SHARE
@@ -28,8 +33,8 @@ from omni_ws.errors import EngineFailed, InvalidValue
 
 log = logging.getLogger(__name__)
 
-_TALKER: Final = "omni_ws.engine.omni.loading:talker"
-_VOCODER: Final = "omni_ws.engine.omni.loading:vocoder"
+_TALKER: Final = "omni_ws.engine.omni.slot_talker:talker"
+_VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
 
 
 class OmniVoice:

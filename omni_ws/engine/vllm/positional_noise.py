@@ -13,7 +13,7 @@ import torch
 from snac.layers import NoiseBlock
 from torch import nn
 
-from omni_ws.engine.omni.positional_normal import normal_at
+from omni_ws.engine.omni.talker_network import normal_at
 
 
 class NoisePositions:

@@ -13,8 +13,7 @@ from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest
 from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.incident import incident
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.omni.talker_stage import OmniTalker
-from omni_ws.engine.omni.vocoder_stage import VocoderStage
+from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
 from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.read_aloud import ReadAloud

@@ -7,9 +7,7 @@ from typing import Any
 from omni_ws.core.chunks import AnswerWarning, FinishReason, OutputModality, Task, Usage
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.omni.speech_part import SpeechPart
-from omni_ws.engine.omni.talker_stage import OmniTalker
-from omni_ws.engine.omni.vocoder_stage import VocoderStage
+from omni_ws.engine.omni.stages import OmniTalker, SpeechPart, VocoderStage
 from omni_ws.engine.pipeline import Stage, StageLink
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.omni_voice import OmniVoice

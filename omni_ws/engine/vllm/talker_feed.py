@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.row_table import shared_prefix
 from omni_ws.engine.vllm.rows_channel import Rows
 from omni_ws.engine.vllm.thinker_rows import ThinkerRows

@@ -18,10 +18,12 @@ from transformers.generation.logits_process import (  # noqa: E402
     TopPLogitsWarper,
 )
 
-from omni_ws.engine.omni.block_shape import BlockShape  # noqa: E402
-from omni_ws.engine.omni.code_sampling import SamplingState, gumbel_noise  # noqa: E402
-from omni_ws.engine.omni.experts import Experts  # noqa: E402
-from omni_ws.engine.omni.talker_settings import TalkerSettings  # noqa: E402
+from omni_ws.engine.omni.step_model import TalkerSettings  # noqa: E402
+from omni_ws.engine.omni.talker_network import SamplingState, gumbel_noise  # noqa: E402
+from omni_ws.engine.omni.transformer import (  # noqa: E402
+    BlockShape,
+    Experts,
+)
 
 pytestmark = pytest.mark.vllm
 

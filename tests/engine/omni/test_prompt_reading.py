@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.items import PromptRows
 from omni_ws.engine.omni.prompt_reading import (
     NONE,
     RowQueue,
@@ -17,7 +16,7 @@ from omni_ws.engine.omni.prompt_reading import (
     UserTurnsReader,
     WholePromptReader,
 )
-from omni_ws.engine.omni.step_model import RefusedInput
+from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
 
 TURN, SYSTEM, USER, ASSISTANT, LINE, SOUND, PICTURE = 100, 101, 102, 103, 10, 90, 91
 IDS = TurnTokens(

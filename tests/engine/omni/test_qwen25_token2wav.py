@@ -22,14 +22,18 @@ from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 from support.vocoder_runs import difference, finish, joined  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
-from omni_ws.engine.omni.items import VocoderInput, VocoderOutput  # noqa: E402
-from omni_ws.engine.omni.qwen25_token2wav import MOST_WAITING, Qwen25Token2Wav  # noqa: E402
-from omni_ws.engine.omni.runge_kutta import RungeKutta  # noqa: E402
-from omni_ws.engine.omni.speakers import default_speaker, load_speakers  # noqa: E402
+from omni_ws.engine.omni.checkpoint import default_speaker, load_speakers  # noqa: E402
 from omni_ws.engine.omni.step_graphs import StepGraphs  # noqa: E402
-from omni_ws.engine.omni.step_model import NoSlot, RefusedInput  # noqa: E402
-from omni_ws.engine.omni.token2wav_network import Token2WavNetwork  # noqa: E402
-from omni_ws.engine.omni.token2wav_windows import STREAMING, MelWindow, WindowPlan  # noqa: E402
+from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, VocoderInput, VocoderOutput  # noqa: E402  # noqa: E402
+from omni_ws.engine.omni.token2wav import (  # noqa: E402  # noqa: E402
+    MOST_WAITING,
+    STREAMING,
+    MelWindow,
+    Qwen25Token2Wav,
+    RungeKutta,
+    Token2WavNetwork,
+    WindowPlan,
+)
 
 pytestmark = pytest.mark.vllm
 

@@ -14,8 +14,7 @@ from support import tiny_code2wav
 from support.vocoder_runs import Sound, decode, difference, finish, joined
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.items import VocoderInput, VocoderOutput
-from omni_ws.engine.omni.step_model import NoSlot, RefusedInput
+from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, VocoderInput, VocoderOutput
 
 if TYPE_CHECKING:
     from omni_ws.engine.omni.qwen3_code2wav import Qwen3Code2Wav
@@ -252,8 +251,7 @@ def test_rows_that_only_fill_a_batch_change_nothing(module: Any, codes: Codes, w
     """As a CUDA graph has them: rows of the scratch slot, several in a batch."""
     import torch
 
-    from omni_ws.engine.omni.code2wav_network import Code2WavNetwork
-    from omni_ws.engine.omni.slot_convolutions import SlotMemory
+    from omni_ws.engine.omni.code2wav_network import Code2WavNetwork, SlotMemory
 
     memory = SlotMemory(2, torch.device("cpu"))
     network = Code2WavNetwork(tiny_code2wav.shape(), dict(module.state_dict()), memory)
@@ -271,8 +269,7 @@ def test_decoding_does_not_wait_for_the_device(module: Any) -> None:
     import torch
     from support.nothing_waits import NothingWaits
 
-    from omni_ws.engine.omni.code2wav_network import Code2WavNetwork
-    from omni_ws.engine.omni.slot_convolutions import SlotMemory
+    from omni_ws.engine.omni.code2wav_network import Code2WavNetwork, SlotMemory
 
     memory = SlotMemory(2, torch.device("cpu"))
     network = Code2WavNetwork(tiny_code2wav.shape(), dict(module.state_dict()), memory)
@@ -306,7 +303,7 @@ def test_that_of_a_checkpoint_is_loaded() -> None:
     from support.omni_reference import reference
     from support.tiny_omni import Family, omni_checkpoint
 
-    from omni_ws.engine.omni import loading
+    from omni_ws.engine.omni import slot_talker as loading
 
     model, facts = loading.vocoder(str(omni_checkpoint(Family.QWEN3)), 2)
     assert (facts["sample_rate"], facts["frame_ms"], facts["block"]) == (24_000, 80.0, None)

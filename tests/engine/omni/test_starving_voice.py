@@ -26,11 +26,17 @@ from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.base import AudioOutput  # noqa: E402
 from omni_ws.engine.frame_chunks import frames_link  # noqa: E402
-from omni_ws.engine.omni import loading, qwen25_token2wav  # noqa: E402
-from omni_ws.engine.omni.items import AnswerEnd, TalkerItem  # noqa: E402
-from omni_ws.engine.omni.step_model import LoadedModel  # noqa: E402
-from omni_ws.engine.omni.talker_stage import OmniTalker  # noqa: E402
-from omni_ws.engine.omni.vocoder_stage import VocoderStage  # noqa: E402
+from omni_ws.engine.omni import slot_talker as loading  # noqa: E402
+from omni_ws.engine.omni import token2wav as qwen25_token2wav  # noqa: E402
+from omni_ws.engine.omni.stages import (  # noqa: E402
+    OmniTalker,
+    VocoderStage,
+)
+from omni_ws.engine.omni.step_model import (  # noqa: E402
+    AnswerEnd,
+    LoadedModel,
+    TalkerItem,
+)
 from omni_ws.engine.pipeline import Stage, pipeline  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]

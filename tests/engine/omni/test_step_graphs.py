@@ -15,9 +15,11 @@ from support.omni_reference import spoken  # noqa: E402
 from support.omni_talkers import Driven, greedy, speak  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
-from omni_ws.engine.omni.step_buffers import StepBuffers  # noqa: E402
-from omni_ws.engine.omni.step_graphs import StepGraphs  # noqa: E402
-from omni_ws.engine.omni.talker_loading import load_talker  # noqa: E402
+from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
+from omni_ws.engine.omni.step_graphs import (  # noqa: E402
+    StepBuffers,
+    StepGraphs,
+)
 
 pytestmark = pytest.mark.vllm
 

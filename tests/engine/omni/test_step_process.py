@@ -21,18 +21,17 @@ from support.until import until
 
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.omni import step_process
-from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, VocoderInput
-from omni_ws.engine.omni.process_pipe import (
+from omni_ws.engine.omni.stages import ROWS_PER_MESSAGE, TalkerHost, TalkerSession, VocoderHost
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, VocoderInput
+from omni_ws.engine.omni.step_process import (
     LENGTH,
     MAX_MESSAGE_BYTES,
     BrokenPipeMessage,
     MessageBuffer,
+    StepProcess,
     decode_length,
     encode_message,
 )
-from omni_ws.engine.omni.sessions import TalkerSession
-from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.omni.voice_processes import ROWS_PER_MESSAGE, TalkerHost, VocoderHost
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

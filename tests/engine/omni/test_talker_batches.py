@@ -18,8 +18,13 @@ from support.omni_reference import spoken  # noqa: E402
 from support.omni_talkers import LONGEST, SLOTS, Driven, greedy, long_prompt, new_talker, speak, talker  # noqa: E402
 from support.tiny_omni import Family  # noqa: E402
 
-from omni_ws.engine.omni.items import AnswerEnd, CodesEnd, PromptReset, TalkerItem  # noqa: E402
-from omni_ws.engine.omni.step_model import NoSlot  # noqa: E402
+from omni_ws.engine.omni.step_model import (  # noqa: E402
+    AnswerEnd,
+    CodesEnd,
+    NoSlot,
+    PromptReset,
+    TalkerItem,
+)
 
 pytestmark = pytest.mark.vllm
 

@@ -19,12 +19,9 @@ from omni_ws.engine.base import NO_SINK, PartFailed
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.omni import step_process
-from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
-from omni_ws.engine.omni.speech_part import SpeechPart
+from omni_ws.engine.omni.stages import ROWS_LINK, OmniTalker, SpeechPart, TalkerHost, VocoderHost, VocoderStage
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.omni.talker_stage import ROWS_LINK, OmniTalker
-from omni_ws.engine.omni.vocoder_stage import VocoderStage
-from omni_ws.engine.omni.voice_processes import TalkerHost, VocoderHost
 from omni_ws.engine.pipeline import Outputs, pipeline
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 

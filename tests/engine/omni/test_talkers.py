@@ -17,8 +17,8 @@ from support.omni_reference import CODEC_FRAMES, ENDING, Spoken, spoken  # noqa:
 from support.omni_talkers import LONGEST, greedy, of, speak, talker  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
-from omni_ws.engine.omni.items import AnswerEnd, CodesEnd, TalkerItem  # noqa: E402
-from omni_ws.engine.omni.talker_loading import load_talker  # noqa: E402
+from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
+from omni_ws.engine.omni.step_model import AnswerEnd, CodesEnd, TalkerItem  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 

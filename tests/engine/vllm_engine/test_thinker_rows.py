@@ -16,7 +16,7 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMod
 from omni_ws.core.history import Message, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
-from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows
 from omni_ws.engine.vllm.forced_answer import ForcedAnswer
 from omni_ws.engine.vllm.row_table import RowTable
 from omni_ws.engine.vllm.tool_calls import ParserNames, ParserUse

@@ -21,7 +21,7 @@ from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, T
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart, TextPart
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.omni.items import AnswerRows
+from omni_ws.engine.omni.step_model import AnswerRows
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.engine.vllm.thinker_rows import ThinkerRows

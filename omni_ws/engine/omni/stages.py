@@ -1,0 +1,463 @@
+"""The stages that speak an answer: Talker and vocoder in their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.audio.samples import Samples
+from omni_ws.engine.base import EngineOutput, PartFailed
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.chunk_policy import ChunkPace, ChunkPlan, ChunkPolicy
+from omni_ws.engine.frame_chunks import FrameChunks
+from omni_ws.engine.omni.step_model import (
+    AnswerEnd,
+    AnswerRows,
+    Codes,
+    CodesEnd,
+    PromptReset,
+    PromptRows,
+    TalkerItem,
+    VocoderInput,
+    VocoderOutput,
+)
+from omni_ws.engine.omni.step_process import StepProcess, StepSession
+from omni_ws.engine.pipeline import Outputs, Stage, StageLink
+from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
+from omni_ws.profiler import events
+
+# Sessions with the processes of Talker and vocoder, as the stages in the server use them.
+
+
+class TalkerSession(Protocol):
+    """One answer in the Talker's process. Iterating yields its Codes, up to the item whose ``end`` is set.
+
+    ``feed`` and the iteration raise InvalidValue for input that the Talker refuses, and EngineFailed once its process
+    has ended.
+    """
+
+    async def feed(self, item: TalkerItem) -> None:
+        """Hand over ``item``; waits while the process has too much input of this session."""
+        ...
+
+    def grant(self, frames: int) -> None:
+        """Allow ``frames`` codec frames more; without a grant none are made.
+
+        The Talker stage grants what its link to the vocoder has room for: first the capacity, then as many as it has
+        put into the link.
+        """
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Codes]: ...
+
+
+class VocoderSession(Protocol):
+    """One answer in the vocoder's process."""
+
+    async def decode(self, item: VocoderInput) -> VocoderOutput:
+        """Decode the next codes; the process does so in one batch with those of other sessions.
+
+        Calls do not overlap. Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has
+        ended.
+        """
+        ...
+
+
+class TalkerProcess(Protocol):
+    """The process of a Talker."""
+
+    @property
+    def frame_ms(self) -> float:
+        """The duration of a codec frame in milliseconds."""
+        ...
+
+    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[TalkerSession]:
+        """Open a session for one answer; leaving the block frees its slot at once.
+
+        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
+        """
+        ...
+
+
+class VocoderProcess(Protocol):
+    """The process of a vocoder."""
+
+    @property
+    def sample_rate(self) -> int:
+        """The rate of its samples in Hz."""
+        ...
+
+    @property
+    def frame_ms(self) -> float:
+        """The duration of a codec frame in milliseconds."""
+        ...
+
+    @property
+    def context_frames(self) -> int:
+        """How many frames a chunk's decoding costs besides its own."""
+        ...
+
+    @property
+    def ms_per_frame(self) -> float:
+        """The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown."""
+        ...
+
+    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[VocoderSession]:
+        """Open a session for one answer; leaving the block frees its slot at once.
+
+        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
+        """
+        ...
+
+
+# The sessions of a Talker and of a vocoder in their processes.
+
+
+#: The most rows in a message: 64 states of 3584 values are 0.9 MB.
+ROWS_PER_MESSAGE: Final = 64
+#: What a message costs besides its rows, in bytes.
+_OVERHEAD_BYTES: Final = 128
+#: The weight of the latest measurement in the moving average.
+_SMOOTHING: Final = 0.3
+
+
+class _TalkerSession:
+    """See TalkerSession."""
+
+    def __init__(self, session: StepSession) -> None:
+        self._session = session
+
+    async def feed(self, item: TalkerItem) -> None:
+        for piece in _pieces(item):
+            await self._session.feed(piece, _cost(piece))
+
+    def grant(self, frames: int) -> None:
+        self._session.grant(frames)
+
+    async def __aiter__(self) -> AsyncIterator[Codes]:
+        async for codes in self._session.made:
+            yield codes
+            if codes.end is not None:
+                return
+
+
+class TalkerHost:
+    """A TalkerProcess. ``frame_ms`` is the duration of its codec frames in milliseconds."""
+
+    def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
+        self.process = process
+        self.frame_ms = frame_ms
+
+    @asynccontextmanager
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
+        """See TalkerProcess; raises EngineOverloaded without a free slot."""
+        async with self.process.open(settings) as session:
+            yield _TalkerSession(session)
+
+
+class _VocoderSession:
+    """See VocoderSession."""
+
+    def __init__(self, host: VocoderHost, session: StepSession) -> None:
+        self._host = host
+        self._session = session
+
+    async def decode(self, item: VocoderInput) -> VocoderOutput:
+        began = time.monotonic()
+        await self._session.feed(item, item.codes.nbytes + _OVERHEAD_BYTES)
+        made: VocoderOutput = await anext(self._session.made)
+        self._host.note(len(item.codes), time.monotonic() - began)
+        return made
+
+
+class VocoderHost:
+    """A VocoderProcess; the figures are those of its model."""
+
+    def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
+        self.process = process
+        self.sample_rate = sample_rate
+        self.frame_ms = frame_ms
+        self.context_frames = context_frames
+        #: The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown.
+        self.ms_per_frame = 0.0
+
+    @asynccontextmanager
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
+        """See VocoderProcess; raises EngineOverloaded without a free slot."""
+        async with self.process.open(settings) as session:
+            yield _VocoderSession(self, session)
+
+    def note(self, frames: int, seconds: float) -> None:
+        """Take a measurement into the average."""
+        if frames:
+            per_frame = seconds * 1000 / (frames + self.context_frames)
+            weight = _SMOOTHING if self.ms_per_frame else 1.0
+            self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
+
+
+def _pieces(item: TalkerItem) -> Iterator[TalkerItem]:
+    """Cut an item with many rows, so that each message is short and a close never waits behind a long one."""
+    if not isinstance(item, PromptRows | AnswerRows) or len(item.tokens) <= ROWS_PER_MESSAGE:
+        yield item
+        return
+    done = 0  # of the states, which are fewer than the tokens
+    for start in range(0, len(item.tokens), ROWS_PER_MESSAGE):
+        part = slice(start, start + ROWS_PER_MESSAGE)
+        if isinstance(item, AnswerRows):
+            yield replace(item, tokens=item.tokens[part], hidden=item.hidden[part])
+        else:
+            count = int(item.states[part].sum())
+            yield PromptRows(
+                item.tokens[part], item.positions[:, part], item.states[part], item.hidden[done : done + count]
+            )
+            done += count
+
+
+def _cost(item: TalkerItem) -> int:
+    if isinstance(item, PromptRows | AnswerRows):
+        return item.tokens.nbytes + item.hidden.nbytes + _OVERHEAD_BYTES
+    return _OVERHEAD_BYTES
+
+
+# SpeechPart: lets an answer go on as text when its voice fails.
+
+
+class SpeechPart:
+    """A Stage around one that speaks: without its process, or a slot there, an answer loses its sound, not its text.
+
+    The client is told by a PartFailed.
+    """
+
+    def __init__(self, stage: Stage[Any]) -> None:
+        self.name = stage.name
+        self._stage = stage
+
+    async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Run the stage. If it cannot go on, the rest of ``source`` is read and dropped."""
+        try:
+            await self._stage.run(source, sink, outputs)
+        except (EngineFailed, EngineOverloaded) as error:
+            told: OmniError
+            if isinstance(error, EngineOverloaded):
+                told = EngineOverloaded(error.message, param=error.param, retry_after_ms=error.retry_after_ms)
+            else:
+                told = EngineFailed(error.message, param=error.param)
+            await outputs.put(PartFailed(told))
+            # A stage that returns has those before it cancelled, and with them the text.
+            async for _ in source:
+                pass
+
+
+# OmniTalker: the stage that speaks an answer with the Talker of an omni model.
+
+
+#: The names in ``stage_sampling.talker``. ``max_tokens`` limits the codec frames of the answer.
+OMNI_TALKER_SAMPLING: Final = frozenset({"temperature", "top_p", "top_k", "repetition_penalty", "seed", "max_tokens"})
+
+#: How much sound may be on its way to the vocoder, in milliseconds.
+AHEAD_MS: Final = 5_000.0
+
+#: The link from the Thinker, in rows. Beyond it, the Thinker waits for the Talker to take what there is.
+ROWS_LINK: Final = StageLink(1_024, lambda item: len(item.tokens) if isinstance(item, PromptRows | AnswerRows) else 1)
+
+#: Sent to the vocoder first, so that its slot is taken with the Talker's. An answer whose Talker has ended still holds
+#: a slot of the vocoder; without this, the next one would be refused when it is half written.
+_NO_CODES: Final = Codes(np.zeros((0, 0), np.int64))
+
+
+class OmniTalker:
+    """A Stage of one request: TalkerItems in, Codes out.
+
+    ``settings`` are those of a session in the Talker's process: ``voice``, and the names in OMNI_TALKER_SAMPLING. The
+    session is opened with the first row of the answer: until then somebody may still be speaking, for minutes. The
+    prompt waits here, as it would in the process. A source that ends without an answer, such as one of tool calls
+    alone, takes no slot and makes no sound.
+    """
+
+    name = "talker"
+
+    def __init__(self, process: TalkerProcess, settings: Mapping[str, Any]) -> None:
+        #: Rows of prompt and answer that the Talker was given, and frames that it made, for the usage of the request.
+        self.prompt_tokens = 0
+        self.tokens = 0
+        #: Whether speech was cut off by ``max_tokens`` or by the longest speech of the model.
+        self.cut = False
+        self._process = process
+        self._settings = settings
+        self._speaks = False
+
+    async def run(
+        self, source: AsyncIterator[TalkerItem], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        """Hand rows to the process as they come, and its frames on, as far as the vocoder keeps up."""
+        assert sink is not None, "the Talker requires a stage after it"
+        begun = await self._begun_answer(source)
+        if not self._speaks:
+            return
+        async with self._process.open(self._settings) as session:
+            await sink.put(_NO_CODES)
+            session.grant(max(1, round(AHEAD_MS / self._process.frame_ms)))
+            feeding = asyncio.create_task(self._feed(session, begun, source), name="talker rows")
+            speaking = asyncio.create_task(self._speak(session, sink), name="talker codes")
+            try:
+                await asyncio.wait((feeding, speaking), return_when=asyncio.FIRST_COMPLETED)
+                if feeding.done():
+                    await feeding
+                await speaking
+            finally:
+                for task in (feeding, speaking):
+                    task.cancel()
+                await asyncio.gather(feeding, speaking, return_exceptions=True)
+        # Speech may end before the text does, which is written to its end.
+        async for _ in source:
+            pass
+
+    async def _begun_answer(self, source: AsyncIterator[TalkerItem]) -> list[TalkerItem]:
+        """Everything up to the first row of the answer; ``_speaks`` says whether there is one."""
+        begun: list[TalkerItem] = []
+        async for item in source:
+            if isinstance(item, AnswerEnd):
+                break
+            if isinstance(item, PromptReset):
+                begun.clear()
+            begun.append(item)
+            self._count(item)
+            if self._speaks:
+                break
+        return begun
+
+    async def _feed(self, session: TalkerSession, begun: list[TalkerItem], source: AsyncIterator[TalkerItem]) -> None:
+        """Hand on all rows; an answer whose end does not come ends with the source."""
+        for item in begun:
+            await session.feed(item)
+        begun.clear()  # not kept for as long as the answer lasts
+        async for item in source:
+            if isinstance(item, AnswerEnd):
+                break
+            self._count(item)
+            await session.feed(item)
+        await session.feed(AnswerEnd())
+
+    async def _speak(self, session: TalkerSession, sink: Channel[Codes]) -> None:
+        async for codes in events.generated(self.name, aiter(session)):
+            frames = len(codes.codes)
+            self.tokens += frames
+            self.cut = codes.end is CodesEnd.LENGTH
+            await sink.put(codes)
+            if frames:
+                session.grant(frames)
+
+    def _count(self, item: TalkerItem) -> None:
+        match item:
+            case PromptRows(tokens=tokens):
+                self.prompt_tokens += len(tokens)
+            case AnswerRows(tokens=tokens):
+                self.prompt_tokens += len(tokens)
+                self._speaks = self._speaks or len(tokens) > 0
+            case PromptReset():
+                self.prompt_tokens = 0
+
+
+# VocoderStage: has the codes of an answer decoded, in chunks that are small at first and grow as time allows.
+
+
+class VocoderStage:
+    """A Stage of one answer: Codes in, AudioOutput to the client.
+
+    ``settings`` are those of the vocoder's session, which is open from the first codes to the end. ``policy`` controls
+    the size of chunks. A vocoder that decodes in fixed windows has a ``block`` instead, the frames by which a window
+    moves on: codes are handed on at once, at most so many at a time, lest the sound of one window wait for the next.
+    ``clock`` is a monotonic clock in seconds.
+    """
+
+    name = "code2wav"
+
+    def __init__(
+        self,
+        process: VocoderProcess,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        policy: ChunkPolicy | None = None,
+        block: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._process = process
+        self._settings = settings or {}
+        self._block = block
+        policy = policy or ChunkPolicy()
+        pace = ChunkPace(
+            policy,
+            frame_ms=process.frame_ms,
+            context_frames=process.context_frames,
+            decode_ms_per_frame=process.ms_per_frame,
+        )
+        self._chunks: FrameChunks[Codes] = FrameChunks(
+            self.name,
+            pace,
+            sample_rate=process.sample_rate,
+            # Enough for two chunks.
+            most_held=2 * (block or policy.largest),
+            clock=clock,
+        )
+        #: Codes that came and were not handed on, (frames, codebooks), and whether the Talker has made its last.
+        self._ready: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+        self._complete = False
+
+    @property
+    def audio_ms(self) -> float:
+        """The duration of the audio sent, in milliseconds, for the usage of the request."""
+        return self._chunks.audio_ms
+
+    async def run(
+        self, source: AsyncIterator[Codes], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        """Decode up to the end of ``source``."""
+        async with self._chunks.reading(source):
+            if await self._chunks.has_more():
+                async with self._process.open(self._settings) as session:
+                    await self._decode_all(session, outputs)
+
+    async def _decode_all(self, session: VocoderSession, outputs: Channel[EngineOutput]) -> None:
+        began = ended = False
+        while not ended:
+            self._take_over()
+            plan = self._plan()
+            # The last codes may be known as such only after they were handed on.
+            rest_alone = self._complete and not len(self._ready)
+            if plan.frames or (rest_alone and began):
+                codes, self._ready = self._ready[: plan.frames], self._ready[plan.frames :]
+                ended = self._complete and not len(self._ready)
+                item = VocoderInput(codes, last=ended)
+                await self._chunks.send(len(codes), _decoded(session, item), outputs)
+                began = True
+            elif rest_alone:
+                return
+            else:
+                await self._chunks.wait(plan.wait_ms)
+
+    def _plan(self) -> ChunkPlan:
+        """Return how many frames to hand on now."""
+        if self._block is not None:
+            return ChunkPlan(min(len(self._ready), self._block))
+        return self._chunks.plan(len(self._ready), complete=self._complete)
+
+    def _take_over(self) -> None:
+        """Add the codes in the inbox to those that are ready."""
+        while self._chunks.inbox:
+            item = self._chunks.inbox.popleft()
+            if len(item.codes):
+                self._ready = np.concatenate((self._ready, item.codes)) if len(self._ready) else item.codes
+            self._complete = self._complete or item.end is not None
+        # A Talker that ended without saying so has no more codes either.
+        self._complete = self._complete or self._chunks.ended
+
+
+async def _decoded(session: VocoderSession, item: VocoderInput) -> Samples:
+    return (await session.decode(item)).samples

@@ -1,0 +1,242 @@
+"""The Talkers of Qwen3-Omni and Qwen2.5-Omni."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from omni_ws.engine.omni.checkpoint import TensorSource, default_speaker
+from omni_ws.engine.omni.prompt_reading import TalkerRows, TurnTokens, UserTurnsReader, WholePromptReader
+from omni_ws.engine.omni.step_model import TalkerSettings
+from omni_ws.engine.omni.talker_network import SamplingState, SlotSpace, TalkerNetwork
+from omni_ws.engine.omni.transformer import BlockShape, Transformer
+
+# CodePredictor: the small transformer of Qwen3's Talker that makes a frame's further codes from its first.
+
+
+class CodePredictor:
+    """One pass over two rows, the Talker's state and the first code, then one for each further codebook but the last.
+
+    ``config`` is ``code_predictor_config``. Its keys and values last for a frame.
+    """
+
+    def __init__(
+        self, source: TensorSource, prefix: str, config: Mapping[str, Any], slots: int, device: str, dtype: torch.dtype
+    ) -> None:
+        self.codebooks = int(config["num_code_groups"])
+        self.shape = BlockShape.of(config, "talker_config.code_predictor_config")
+        self._transformer = Transformer(source, f"{prefix}.model", self.shape, device, dtype)
+
+        def each(name: str) -> list[torch.Tensor]:
+            numbers = range(self.codebooks - 1)
+            return [source.tensor(f"{prefix}.{name}.{number}.weight").to(device, dtype) for number in numbers]
+
+        self._embeddings = each("model.codec_embedding")
+        self._heads = each("lm_head")
+        size = (self.shape.layers, slots, self.shape.kv_heads, self.codebooks, self.shape.head_dim)
+        self._keys = torch.zeros(size, device=device, dtype=dtype)
+        self._values = torch.zeros_like(self._keys)
+        self._first_mask = torch.ones(1, 2, 2, dtype=torch.bool, device=device).tril()
+        positions = torch.arange(self.codebooks, device=device).expand(3, 1, -1)
+        self._rotations = self._transformer.rotations(positions)
+
+    def __call__(
+        self, state: torch.Tensor, first: torch.Tensor, sampling: SamplingState, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the further codes (B, codebooks - 1) and the sum of all codes' embeddings (B, H).
+
+        ``state`` (B, H) is the Talker's last state, ``first`` (B, H) the embedding of the first code, ``frames`` (B,)
+        the numbers of the frames.
+        """
+        rows, total, codes = torch.stack((state, first), dim=1), first, []
+        for number, (embedding, head) in enumerate(zip(self._embeddings, self._heads, strict=True)):
+            done = number + 1 if number else 0
+            rotations = self._rotations[0][:, done : number + 2], self._rotations[1][:, done : number + 2]
+            kept = _FrameCache(self._keys, self._values, done, number + 2, None if number else self._first_mask)
+            states = self._transformer(rows, rotations, kept)
+            logits = functional.linear(states[:, -1], head).float()
+            code = sampling.draw_residual(logits, frames, number + 1)
+            codes.append(code)
+            embedded = functional.embedding(code, embedding)
+            total = total + embedded
+            rows = embedded[:, None]
+        return torch.stack(codes, dim=1), total
+
+
+class _FrameCache:
+    """The keys and values of positions ``start`` to ``end`` of the frame that is being made."""
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, start: int, end: int, mask: torch.Tensor | None
+    ) -> None:
+        self._keys, self._values, self._start, self._end = keys, values, start, end
+        self.mask = mask
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = len(keys)
+        self._keys[layer, :batch, :, self._start : self._end] = keys
+        self._values[layer, :batch, :, self._start : self._end] = values
+        return self._keys[layer, :batch, :, : self._end], self._values[layer, :batch, :, : self._end]
+
+
+# Qwen3Talker: the Talker of Qwen3-Omni, 12.5 frames of 16 codes a second.
+#
+# What it computes is what transformers' ``Qwen3OmniMoeForConditionalGeneration.generate`` does for one prompt.
+
+
+#: The last ids of the vocabulary are no codes; of them only the end is ever drawn.
+_SPECIAL_CODES: Final = 1024
+
+
+class Qwen3Talker(TalkerNetwork):
+    """Experts, a code predictor for 15 of the 16 codebooks; its rows are text, or states of what the user showed.
+
+    ``config`` is the whole config.json. Raises ConfigurationError for missing tensors, KeyError for missing settings.
+    """
+
+    answer_states = False
+
+    def __init__(self, source: TensorSource, config: Mapping[str, Any], space: SlotSpace) -> None:
+        talker = config["talker_config"]
+        shape = BlockShape.of(talker["text_config"], "talker_config.text_config", interleaved=True)
+        vocabulary = int(talker["text_config"]["vocab_size"])
+        end = int(talker["codec_eos_token_id"])
+        suppressed = [code for code in range(vocabulary - _SPECIAL_CODES, vocabulary) if code != end]
+        sampling = SamplingState(space.slots, vocabulary, space.device, suppressed=suppressed)
+        super().__init__(source, space, shape, sampling, "talker.model.codec_embedding.weight")
+        predictor = talker["code_predictor_config"]
+        self._predictor = CodePredictor(
+            source, "talker.code_predictor", predictor, space.slots, space.device, space.dtype
+        )
+        self.codebooks = self._predictor.codebooks
+        self._text = _Projection.load(source, "talker.text_projection", space)
+        self._media = _Projection.load(source, "talker.hidden_projection", space)
+        self._speakers: dict[str, int] = talker["speaker_id"]
+        self.voices = tuple(sorted(self._speakers, key=lambda name: name.lower() != "ethan"))
+        self.defaults = TalkerSettings(voice=self.voices[0], temperature=0.9, top_k=50, top_p=1.0)
+        self.end_codes = frozenset([end])
+        self.after_answer = (config["tts_eos_token_id"], config["tts_pad_token_id"])
+        self._turns = TurnTokens.of(config)
+        self._start = int(talker["codec_bos_id"])
+
+    @property
+    def _start_code(self) -> int:
+        return self._start
+
+    def reader(self, voice: str) -> UserTurnsReader:
+        return UserTurnsReader(self._turns, self._speakers[voice], self.hidden_size)
+
+    def _prompt_inputs(self, rows: TalkerRows) -> torch.Tensor:
+        x = self._text(self._to_device(self.embedded(rows.tokens)))
+        if len(rows.hidden):
+            media = torch.tensor(np.flatnonzero(rows.states), device=self.space.device)
+            x = x.index_copy(0, media, self._media(self._to_device(torch.from_numpy(rows.hidden))))
+        return self._with_codes(x, rows)
+
+    def _answer_inputs(self, rows: torch.Tensor, feedback: torch.Tensor) -> torch.Tensor:
+        return self._text(rows) + feedback
+
+    def _frame(
+        self, state: torch.Tensor, first: torch.Tensor, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        further, feedback = self._predictor(state, functional.embedding(first, self._codes), self._sampling, frames)
+        return torch.cat((first[:, None], further), dim=1), feedback
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """Two layers from the Thinker's size to the Talker's."""
+
+    weights: tuple[torch.Tensor, torch.Tensor]
+    biases: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def load(cls, source: TensorSource, prefix: str, space: SlotSpace) -> _Projection:
+        first, second, first_bias, second_bias = (
+            source.tensor(f"{prefix}.linear_fc{layer}.{kind}").to(space.device, space.dtype)
+            for kind in ("weight", "bias")
+            for layer in (1, 2)
+        )
+        return cls((first, second), (first_bias, second_bias))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        inner = functional.silu(functional.linear(x, self.weights[0], self.biases[0]))
+        return functional.linear(inner, self.weights[1], self.biases[1])
+
+
+# Qwen25Talker: the Talker of Qwen2.5-Omni, 50 codes a second.
+#
+# What it computes is what transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` was trained to do for one
+# prompt: with the embeddings of codec_pad and codec_bos, which transformers 5.19 leaves out for prompts without
+# padding.
+
+
+class Qwen25Talker(TalkerNetwork):
+    """Every token of prompt and answer is a row: the Thinker's state and the token's embedding.
+
+    ``config`` is the whole config.json, ``speakers`` the token that begins each voice's speech. Raises
+    ConfigurationError for missing tensors, KeyError for missing settings.
+    """
+
+    answer_states = True
+    codebooks = 1
+
+    def __init__(
+        self, source: TensorSource, config: Mapping[str, Any], space: SlotSpace, speakers: Mapping[str, int]
+    ) -> None:
+        talker = config["talker_config"]
+        shape = BlockShape.of(talker, "talker_config", interleaved=False)
+        pad, start, end, mask = (int(talker[f"tts_codec_{name}_token_id"]) for name in ("pad", "start", "end", "mask"))
+        self.end_codes = frozenset([pad, end])
+        vocabulary = int(talker["vocab_size"])
+        unheard = range(_readable_codes(config), vocabulary)
+        suppressed = sorted({start, *unheard} - self.end_codes)
+        # The prompt's codes count as had: transformers gives every row one.
+        sampling = SamplingState(
+            space.slots, vocabulary, space.device, suppressed=suppressed, penalised=[mask, pad, start]
+        )
+        super().__init__(source, space, shape, sampling, "talker.model.embed_tokens.weight")
+        self._weight, self._bias = (
+            source.tensor(f"talker.thinker_to_talker_proj.{kind}").to(space.device, space.dtype)
+            for kind in ("weight", "bias")
+        )
+        self._speakers = dict(speakers)
+        self.voices = tuple(sorted(self._speakers, key=lambda name: name != default_speaker(self._speakers)))
+        self.defaults = TalkerSettings(voice=self.voices[0], temperature=0.9, top_k=40, top_p=0.8)
+        self.after_answer = (talker["tts_text_end_token_id"], talker["tts_text_pad_token_id"])
+        self._media = tuple(config["thinker_config"][f"{kind}_token_index"] for kind in ("audio", "image", "video"))
+        self._pad, self._start = pad, start
+
+    @property
+    def _start_code(self) -> int:
+        return self._start
+
+    def reader(self, voice: str) -> WholePromptReader:
+        return WholePromptReader(self._media, (self._speakers[voice], self._pad), self.hidden_size)
+
+    def _prompt_inputs(self, rows: TalkerRows) -> torch.Tensor:
+        x = self.embedded(rows.tokens)
+        x[torch.from_numpy(rows.states)] += torch.from_numpy(rows.hidden)
+        return self._projected(self._with_codes(self._to_device(x), rows))
+
+    def _answer_inputs(self, rows: torch.Tensor, feedback: torch.Tensor) -> torch.Tensor:
+        return self._projected(rows + feedback)
+
+    def _frame(
+        self, state: torch.Tensor, first: torch.Tensor, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return first[:, None], functional.embedding(first, self._codes)
+
+    def _projected(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+def _readable_codes(config: Mapping[str, Any]) -> int:
+    """Return how many codes Token2Wav can read; the Talker has some between these and its special ones."""
+    vocoder = config.get("token2wav_config", {}).get("dit_config", {})
+    return int(vocoder.get("num_embeds", 8193)) + 1
