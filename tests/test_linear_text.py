@@ -29,8 +29,7 @@ from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.text_pieces import pieces_of
-from omni_ws.engine.vllm.prompt import PromptDraft
-from omni_ws.engine.vllm.prompt_form import PromptContext
+from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
 from omni_ws.transport.http.exchange import FormReader
 from omni_ws.transport.realtime.conversation_items import ConversationItems

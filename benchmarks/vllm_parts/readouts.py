@@ -19,8 +19,7 @@ from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput, TokenSampling
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
-from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
 
 LAYERS: Final = (1, 4, 7)
 CONCEPTS: Final = 16

@@ -48,8 +48,7 @@ def _make(prompts: Path, layers: Sequence[int], folder: Path, *, model: str, arg
             raise ConfigurationError([f"the vllm engine needs vLLM: {INSTALL_VLLM}"])
     if Path(model).is_dir() and folder.resolve() == Path(model).resolve():
         raise ConfigurationError([f"{folder} is the folder of the model, where vLLM would load the vectors as weights"])
-    from omni_ws.engine.vllm.readout_making import load_concepts, make_vectors
-    from omni_ws.engine.vllm.readout_vectors import save_vectors
+    from omni_ws.engine.vllm.readouts import load_concepts, make_vectors, save_vectors
 
     concepts = load_concepts(prompts)
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,12 +25,12 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import read_checkpoint
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.thinker_rows import ThinkerRows
-from omni_ws.engine.vllm.token_logprobs import TokenBytes
 
 ARGS: Mapping[str, Any] = {
     **MULTIMODAL_ARGS,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
+from omni_ws.engine.vllm.readouts import ReadoutVectors
 from omni_ws.generated import salience_pb2 as messages
 
 ALL = [{"start": 0, "end": 2**32 - 1}]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_ws.core.chunks import Modality
-from omni_ws.engine.vllm.prompt_form import PromptForm
+from omni_ws.engine.vllm.prompt import PromptForm
 
 CONTROL = ["<|end|>", "<|sound|>", "<|picture|>", "<|eos|>"]
 

@@ -1,21 +1,165 @@
-"""VllmAsrEngine: speech recognition by a model on vLLM (``Task.TRANSCRIBE``)."""
+"""VllmAsrEngine: speech recognition by a model on vLLM."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.audio.samples import Pcm16
+import numpy as np
+
+from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.asr.listener import Listening
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, StretchedText
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, StretchedText, UtteranceLimits
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
-from omni_ws.engine.vllm.transcription import TranscriptionModel
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.errors import EngineFailed
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+# TranscriptionModel: a model on vLLM that writes speech down, such as Whisper or Voxtral.
+
+
+#: The longest utterance of models that name no limit, in seconds: Whisper's.
+_LONGEST_SEC: Final = 30
+#: An utterance is cut at the next pause when so many seconds are left of the longest.
+_CUT_BEFORE_SEC: Final = 8
+#: The limit on tokens for an utterance: models that hear no words may write the same ones for ever. Fast speech has 6 a
+#: second in English, and up to 15 in scripts of which each character is a token or two.
+_TOKENS_PER_SEC: Final = 20
+_LEAST_TOKENS: Final = 32
+#: Audio is not cached, as no utterance comes twice. A step has to take all audio of one: 1,500 tokens for Whisper.
+_DEFAULT_ARGS: Final[Mapping[str, Any]] = {"mm_processor_cache_gb": 0, "max_num_batched_tokens": 4096}
+_ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
+
+
+class TranscriptionModel(LanguageModel):
+    """A LanguageModel whose class in vLLM implements transcription, which knows the form of its prompts.
+
+    ``languages`` are those that the model knows (primary subtags of RFC 5646), ``limits`` those of its utterances; both
+    are known once it has started.
+    """
+
+    def __init__(self, args: Mapping[str, Any], *, setting: str) -> None:
+        super().__init__("ASR", {**_DEFAULT_ARGS, **args}, setting=setting)
+        self.languages: frozenset[str] = frozenset()
+        self.limits = UtteranceLimits(0, 0)
+        self._class: Any = None
+        self._config: Any = None
+        self._english_only = False
+
+    async def transcribe(self, pcm: Pcm16, *, language: str | None, translate: bool = False, priority: int = 0) -> str:
+        """Return the words of an utterance of at most ``limits.longest`` samples, with ``translate`` in English.
+
+        ``language`` None is detected.
+        """
+        if language is None and self.detects_language:
+            language = await self.language_of(pcm, priority=priority)
+        most = _LEAST_TOKENS + _TOKENS_PER_SEC * len(pcm) // SAMPLE_RATE
+        output = await self._output(
+            self._prompt(_samples(pcm), language, translate), self._parameters(most), priority=priority
+        )
+        text: str = self._class.post_process_output(output.text)
+        return text.strip()
+
+    @property
+    def detects_language(self) -> bool:
+        """Whether the language has to be detected before an utterance is written down."""
+        return bool(self._class.supports_explicit_language_detection) and not self._english_only
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model writes English whatever is spoken: of the models that vLLM runs, a multilingual Whisper."""
+        return self._class is not None and self.detects_language
+
+    async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
+        """Return the language that is spoken."""
+        parameters = self._parameters(1)
+        tokenizer = self.llm.get_tokenizer()
+        parameters.allowed_token_ids = self._class.get_language_token_ids(tokenizer)
+        prompt = self._class.get_language_detection_prompt(_samples(pcm), self._config)
+        output = await self._output(prompt, parameters, priority=priority)
+        language: str = self._class.parse_language_detection_output(list(output.token_ids), tokenizer)
+        return language
+
+    async def _warm_up(self, llm: AsyncLLM) -> None:
+        """Read the properties of the model, and have it write down noise."""
+        await asyncio.to_thread(self._read, llm)
+        noise = np.random.default_rng(0).integers(-300, 300, SAMPLE_RATE, dtype=np.int16)
+        await self.transcribe(noise, language="en" if "en" in self.languages else min(self.languages))
+
+    def _read(self, llm: AsyncLLM) -> None:
+        from vllm.model_executor.model_loader import get_model_cls
+        from vllm.model_executor.models.interfaces import supports_transcription
+
+        model_config = llm.model_config
+        self._class = get_model_cls(model_config)
+        if not supports_transcription(self._class):
+            raise ConfigurationError([f"{model_config.model} does not write speech down"])
+        self._config = self._class.get_speech_to_text_config(model_config, "transcribe")
+        if round(self._config.sample_rate) != SAMPLE_RATE:
+            raise ConfigurationError([f"{model_config.model} needs audio at {self._config.sample_rate} Hz"])
+        self._english_only = model_config.try_get_generation_config().get("is_multilingual") is False
+        self.languages = frozenset({"en"} if self._english_only else self._class.supported_languages)
+        longest = min(self._config.max_audio_clip_s or _LONGEST_SEC, _LONGEST_SEC)
+        self.limits = UtteranceLimits(
+            cut_after=max(longest - _CUT_BEFORE_SEC, longest // 2) * SAMPLE_RATE, longest=longest * SAMPLE_RATE
+        )
+
+    def _prompt(self, samples: Samples, language: str | None, translate: bool = False) -> Any:
+        from vllm.config.speech_to_text import SpeechToTextParams
+
+        prompt = self._class.get_generation_prompt(
+            SpeechToTextParams(
+                audio=samples,
+                stt_config=self._config,
+                model_config=self.llm.model_config,
+                language="en" if self._english_only else language,
+                task_type="translate" if translate else "transcribe",
+                to_language="en" if translate else None,
+            )
+        )
+        if self._english_only:  # such models were not trained with tokens for languages and tasks
+            prompt["decoder_prompt"]["prompt"] = _ENGLISH_ONLY
+        return prompt
+
+    def _parameters(self, max_tokens: int) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        longest = self.llm.model_config.max_model_len // 2
+        return SamplingParams(
+            temperature=0, max_tokens=min(max_tokens, longest), output_kind=RequestOutputKind.FINAL_ONLY
+        )
+
+    async def _output(self, prompt: Any, parameters: SamplingParams, *, priority: int) -> Any:
+        from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+        rendered = await self.render(parse_model_prompt(self.llm.model_config, prompt))
+        generated = self.generate(rendered, parameters, f"asr-{uuid.uuid4().hex}", priority=priority)
+        async with aclosing(generated) as outputs:
+            async for output in outputs:
+                return output.outputs[0]
+        raise EngineFailed("the ASR ended without an output")
+
+
+def _samples(pcm: Pcm16) -> Samples:
+    return pcm.astype(np.float32) / np.float32(32768)
+
+
+# VllmAsrEngine: speech recognition by a model on vLLM (``Task.TRANSCRIBE``).
+
 
 #: Requests that are listened to at once, unless ``max_num_seqs`` is less.
 MAX_TALKERS: Final = 64

@@ -1,16 +1,106 @@
-"""Reads the properties of a loaded checkpoint: its modalities, prompt format and default sampling."""
+"""What a checkpoint is: chat template, modalities, prompt format, omni model."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
+from omni_ws.engine.vllm.prompt import PromptContext, PromptForm
 from omni_ws.errors import EngineFailed, InvalidValue
+
+# Reads and tests the operator's chat template, before a model is loaded.
+
+
+#: The size limit; models' own templates have about 10 KiB.
+MAX_BYTES: Final = 1 << 20
+#: Where checkpoints keep templates besides ``tokenizer_config.json``.
+_TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "processor_config.json")
+_WORD: Final = "Hello"
+#: Some templates expect content as text, others as a list of parts. A template has to render one of them.
+_CONTENTS: Final[tuple[Any, ...]] = (_WORD, [{"type": "text", "text": _WORD}])
+#: Placeholders for the checkpoint's special tokens, which are not known yet.
+_TOKENS: Final = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+
+
+def read_chat_template(path: Path) -> str:
+    """Return the template in a file. Blocks. Raises ConfigurationError for anything but a chat template."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise _problem(path, f"must not exceed {MAX_BYTES} bytes")
+        template = data.decode()
+    except OSError as error:
+        raise _problem(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _problem(path, "is not valid UTF-8") from error
+    if not any(_WORD in _rendered(template, content, path) for content in _CONTENTS):
+        raise _problem(path, "is not a chat template: it does not render the user's message")
+    return template
+
+
+def lacks_chat_template(model: str) -> bool:
+    """Whether a checkpoint on this machine has no chat template; False if that is only known when it has loaded.
+
+    ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
+    """
+    settings = _file(model, "tokenizer_config.json")
+    if settings is None or any(_file(model, name) is not None for name in _TEMPLATE_FILES):
+        return False
+    try:
+        return not json.loads(settings.read_bytes()).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _file(model: str, name: str) -> Path | None:
+    if Path(model).is_dir():
+        path = Path(model, name)
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            cached = try_to_load_from_cache(model, name)
+        except ValueError:  # neither a folder nor a name: loading it will say so
+            return None
+        if not isinstance(cached, str):
+            return None
+        path = Path(cached)
+    return path if path.is_file() else None
+
+
+def _rendered(template: str, content: Any, path: Path) -> str:
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    conversation = [{"role": "user", "content": content}]
+    try:
+        (text,), _ = render_jinja_template(
+            [conversation], chat_template=template, add_generation_prompt=True, **_TOKENS
+        )
+    except TemplateSyntaxError as error:
+        raise _problem(path, f"is not a valid chat template: line {error.lineno}: {error.message}") from error
+    except Exception as error:  # expressions in a template can raise anything
+        if content is not _CONTENTS[-1]:
+            return ""
+        raise _problem(path, f"is not a valid chat template: {error}") from error
+    return str(text)
+
+
+def _problem(path: Path, what: str) -> ConfigurationError:
+    return ConfigurationError([f"vllm.chat_template: {path} {what}"])
+
+
+# Reads the properties of a loaded checkpoint: its modalities, prompt format and default sampling.
+
 
 #: The sample rate of audio encoders that do not specify one, in Hz.
 _SAMPLE_RATE: Final = 16_000
@@ -166,3 +256,107 @@ class _Renderer:
             return bool(self.placeholder(modality, 1))
         except (AttributeError, ValueError):
             return False
+
+
+# OmniModel: a Qwen omni model as its config.json describes it, before anything of it is loaded.
+
+
+class OmniFamily(StrEnum):
+    """The families of omni models whose voice is known, by ``model_type``."""
+
+    QWEN25 = "qwen2_5_omni"
+    QWEN3 = "qwen3_omni_moe"
+
+
+#: vLLM's arguments that say which version of a model is meant, and where it is kept.
+_PLACE: Final = {"revision": "revision", "download_dir": "cache_dir"}
+#: The modules of a checkpoint beside the Thinker's.
+_VOCODERS: Final[Mapping[OmniFamily, str]] = {OmniFamily.QWEN25: "token2wav", OmniFamily.QWEN3: "code2wav"}
+#: Vocoders run in float32, whatever their weights are stored in.
+_VOCODER_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModel:
+    """``model`` is a name or a folder, ``config`` the whole config.json, ``args`` are vLLM's engine arguments."""
+
+    model: str
+    family: OmniFamily
+    config: Mapping[str, Any]
+    args: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The model as clients see it."""
+        return Path(self.model).name if Path(self.model).is_dir() else self.model
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the checkpoint has a Talker; Thinking variants have none."""
+        return self.config.get("enable_audio_output") is not False and "talker_config" in self.config
+
+    @property
+    def vocoder(self) -> str:
+        """The name of the vocoder's module in the checkpoint."""
+        return _VOCODERS[self.family]
+
+    def folder(self) -> Path:
+        """Return the folder with all files, which are downloaded if need be. Blocks. Raises ConfigurationError."""
+        if Path(self.model).is_dir():
+            return Path(self.model)
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(snapshot_download(self.model, **_place(self.args)))
+        except Exception as error:
+            raise ConfigurationError([f"{self.model} cannot be downloaded: {error}"]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class OmniSizes:
+    """What the parts of an omni model take once loaded, in bytes."""
+
+    thinker: int
+    talker: int
+    vocoder: int
+
+
+def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
+    """Return what ``model`` is if it is an omni model, from its folder, the download cache or the model hub.
+
+    Blocks, for seconds if the hub is asked. A model that is nowhere is for vLLM to report.
+    """
+    path = Path(model) / "config.json" if Path(model).is_dir() else _fetched_config(model, args)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict) or config.get("model_type") not in tuple(OmniFamily):
+        return None
+    return OmniModel(model, OmniFamily(config["model_type"]), config, args)
+
+
+def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> OmniSizes:
+    """Return what the parts take, from the files' headers alone. Raises ConfigurationError."""
+    from omni_ws.engine.omni.checkpoint import CheckpointTensors
+    from omni_ws.engine.omni.slot_talker import talker_memory
+
+    tensors = CheckpointTensors(folder)
+    return OmniSizes(
+        thinker=tensors.bytes_of("thinker."),
+        talker=talker_memory(folder, slots=sessions, longest=positions),
+        vocoder=tensors.bytes_of(f"{model.vocoder}.", _VOCODER_BYTES),
+    )
+
+
+def _fetched_config(model: str, args: Mapping[str, Any]) -> Path | None:
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, "config.json", **_place(args), etag_timeout=5))
+    except Exception:  # missing, private, no valid name, no network, or no vLLM with its packages
+        return None
+
+
+def _place(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {ours: args[name] for name, ours in _PLACE.items() if args.get(name) is not None}

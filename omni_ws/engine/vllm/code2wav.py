@@ -1,18 +1,285 @@
-"""Code2Wav: decodes codec frames to audio, in chunks that are small at first and grow as time allows."""
+"""Code2Wav: decodes codec frames to audio, in chunks that are small at first."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.audio.samples import Samples
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.chunk_policy import ChunkPace, ChunkPolicy
 from omni_ws.engine.frame_chunks import FrameChunks
-from omni_ws.engine.vllm.codec_frames import CodecFrames
-from omni_ws.engine.vllm.decode_queue import DecodeQueue
-from omni_ws.engine.vllm.snac_stream import StreamState, WindowContext
+from omni_ws.errors import EngineFailed
+
+# Converts the tokens of a speech language model to the codes of a codec with several codebooks.
+
+
+#: The codes of whole frames: int32 of shape (frames, slots), each an index into its slot's codebook.
+Codes: TypeAlias = NDArray[np.int32]
+
+
+class InvalidCodecToken(Exception):
+    """A token that is not allowed at its position in the frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameLayout:
+    """How the tokens of a frame encode codes.
+
+    A frame has a fixed number of slots, one token each. The token in slot ``i`` is ``first_token + i * codebook_size +
+    code``, where the code is an index into codebook ``slots[i]``. Codes of the same codebook follow each other in time
+    in the order of their slots: SNAC at 24 kHz has codebooks at 1, 2 and 4 codes per frame.
+    """
+
+    first_token: int
+    codebook_size: int = 4096
+    slots: tuple[int, ...] = (0, 1, 2, 2, 1, 2, 2)
+
+    def __post_init__(self) -> None:
+        books = sorted(set(self.slots))
+        if not self.slots or books != list(range(len(books))):
+            raise ValueError("slots must contain each codebook number 0, 1, … at least once")
+        if self.first_token < 0 or self.codebook_size < 1:
+            raise ValueError("first_token must not be negative, and codebook_size must be at least 1")
+
+    @property
+    def end_token(self) -> int:
+        """The token ID after the last codec token."""
+        return self.first_token + len(self.slots) * self.codebook_size
+
+    @property
+    def codes_per_frame(self) -> tuple[int, ...]:
+        """The number of codes in a frame, for each codebook."""
+        return tuple(self.slots.count(book) for book in range(max(self.slots) + 1))
+
+    def tokens(self, codes: Codes) -> list[int]:
+        """Return the tokens that encode ``codes``."""
+        offsets = self.first_token + np.arange(len(self.slots)) * self.codebook_size
+        return [int(token) for token in (codes + offsets).reshape(-1)]
+
+    def codes(self, tokens: Sequence[int]) -> Codes:
+        """Return the codes that the tokens of whole frames encode. Raises InvalidCodecToken."""
+        places = np.asarray(tokens, dtype=np.int64).reshape(-1, len(self.slots)) - self.first_token
+        codes = places - np.arange(len(self.slots)) * self.codebook_size
+        wrong = np.argwhere((codes < 0) | (codes >= self.codebook_size))
+        if len(wrong):
+            frame, slot = wrong[0]
+            token = int(places[frame, slot]) + self.first_token
+            raise InvalidCodecToken(f"token {token} is not valid in slot {slot} of frame {frame}")
+        return codes.astype(np.int32)
+
+    def books(self, codes: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+        """Return the codes of each codebook in order of time.
+
+        ``codes`` has the shape (…, frames, slots), the arrays returned (…, frames × codes per frame).
+        """
+        slots = np.array(self.slots)
+        return [
+            codes[..., slots == book].reshape(*codes.shape[:-2], -1).astype(np.int64) for book in range(max(slots) + 1)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFrames:
+    """The next frames of a clause; ``last`` ends the clause, and may come without frames.
+
+    Clauses are numbered from 0 within an answer. Each is decoded independently. ``text_end`` is where it ends in the
+    text of the answer.
+    """
+
+    clause: int
+    codes: Codes
+    last: bool
+    text_end: int
+
+
+class FrameAssembler:
+    """Collects tokens into whole frames. An incomplete frame at the end is dropped."""
+
+    def __init__(self, layout: FrameLayout) -> None:
+        self._layout = layout
+        self._tokens: list[int] = []
+
+    def feed(self, tokens: Sequence[int]) -> Codes:
+        """Return the frames that ``tokens`` complete, often none. Raises InvalidCodecToken."""
+        self._tokens += tokens
+        whole = len(self._tokens) - len(self._tokens) % len(self._layout.slots)
+        codes = self._layout.codes(self._tokens[:whole])
+        del self._tokens[:whole]
+        return codes
+
+
+# Windows for decoding a clause piece by piece, with the same samples as if it were decoded at once.
+#
+# A convolutional codec's receptive field is a few frames. A window that contains them on both sides of the wanted
+# frames decodes to exactly the same samples; the output for the context is discarded.
+
+
+@dataclass(frozen=True, slots=True)
+class WindowContext:
+    """The number of context frames on either side of a chunk. Three are exact for SNAC at 24 kHz."""
+
+    left: int = 3
+    right: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CodecWindow:
+    """The input of a decoding: of ``codes``, the ``keep`` frames after the first ``skip`` are wanted.
+
+    ``first_frame`` is the position of ``codes[0]`` in its clause.
+    """
+
+    codes: Codes
+    first_frame: int
+    skip: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """The state of decoding one clause, an immutable value: the frames still needed, and positions.
+
+    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` that of the next frame to decode.
+    """
+
+    context: WindowContext
+    held: Codes
+    first_frame: int = 0
+    emitted: int = 0
+    ended: bool = False
+
+    @classmethod
+    def start(cls, context: WindowContext, slots: int) -> StreamState:
+        """Return the state at the beginning of a clause; ``slots`` is the number of tokens in a frame."""
+        return cls(context, np.empty((0, slots), np.int32))
+
+    @property
+    def ready(self) -> int:
+        """The number of frames that can be decoded: all but those whose right context has not arrived."""
+        coming = self.first_frame + len(self.held) - self.emitted
+        return coming if self.ended else max(0, coming - self.context.right)
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole clause has been decoded."""
+        return self.ended and self.ready == 0
+
+    def received(self, codes: Codes, *, last: bool = False) -> StreamState:
+        """Return the state with ``codes`` added; ``last`` ends the clause."""
+        if self.ended:
+            raise ValueError("the clause has already ended")
+        return replace(self, held=np.concatenate((self.held, codes)), ended=last)
+
+    def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
+        """Return the window of the next ``frames`` frames (1 to ``ready``) and the state after it."""
+        if not 1 <= frames <= self.ready:
+            raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
+        start = self.emitted - self.first_frame
+        left = min(start, self.context.left)
+        end = min(len(self.held), start + frames + self.context.right)
+        window = CodecWindow(self.held[start - left : end], self.emitted - left, left, frames)
+        emitted = self.emitted + frames
+        unneeded = max(0, emitted - self.context.left - self.first_frame)
+        return window, replace(
+            self, held=self.held[unneeded:].copy(), first_frame=self.first_frame + unneeded, emitted=emitted
+        )
+
+
+# DecodeQueue: batches the codec decoding of all requests in one worker thread.
+
+
+#: The weight of the latest measurement in the moving average.
+_SMOOTHING = 0.1
+
+
+class DecodeQueue:
+    """Decodes windows in batches. All methods belong to one event loop; ``decode`` runs in the queue's thread.
+
+    ``decode`` gets up to ``batch`` windows at once. A request submits one window at a time, so the queue has no limit
+    of its own.
+
+    ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
+    first measurement.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
+        self._decode_windows = decode
+        self._batch = batch
+        self._waiting: deque[tuple[CodecWindow, asyncio.Future[Samples]]] = deque()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="code2wav")
+        self._work: asyncio.Task[None] | None = None
+        self._closed = False
+        self.ms_per_frame = 0.0
+
+    async def decode(self, window: CodecWindow) -> Samples:
+        """Return the samples that ``window`` asks for.
+
+        Raises EngineFailed on a closed queue, and what the decoder raises. Cancelling drops the window if it has not
+        started.
+        """
+        if self._closed:
+            raise EngineFailed("the decoder is closed")
+        done: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
+        self._waiting.append((window, done))
+        if self._work is None:
+            self._work = asyncio.create_task(self._drain(), name="code2wav decoding")
+        began = time.perf_counter()
+        samples = await done
+        took = (time.perf_counter() - began) * 1000 / len(window.codes)
+        self.ms_per_frame += _SMOOTHING * (took - self.ms_per_frame) if self.ms_per_frame else took
+        return samples
+
+    async def close(self) -> None:
+        """Wait for the current batch; the windows behind it fail. Idempotent."""
+        self._closed = True
+        while self._waiting:
+            _, done = self._waiting.popleft()
+            if not done.done():
+                done.set_exception(EngineFailed("the decoder is closed"))
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        self._executor.shutdown()
+
+    async def _drain(self) -> None:
+        """Decode batch after batch until no window waits."""
+        loop = asyncio.get_running_loop()
+        try:
+            while batch := self._next_batch():
+                windows = [window for window, _ in batch]
+                try:
+                    decoded = await loop.run_in_executor(self._executor, self._decode_windows, windows)
+                except Exception as error:
+                    for _, done in batch:
+                        if not done.done():
+                            done.set_exception(error)
+                else:
+                    for (_, done), samples in zip(batch, decoded, strict=True):
+                        if not done.done():
+                            done.set_result(samples)
+        finally:
+            self._work = None
+
+    def _next_batch(self) -> list[tuple[CodecWindow, asyncio.Future[Samples]]]:
+        """Return the next windows whose requests still wait for them."""
+        batch: list[tuple[CodecWindow, asyncio.Future[Samples]]] = []
+        while self._waiting and len(batch) < self._batch:
+            window, done = self._waiting.popleft()
+            if not done.done():
+                batch.append((window, done))
+        return batch
+
+
+# Code2Wav: decodes codec frames to audio, in chunks that are small at first and grow as time allows.
 
 
 class Code2Wav:

@@ -1,54 +1,244 @@
-"""VllmEngine: an engine with a Thinker, which reads, hears and sees, and optionally a Talker, which speaks."""
+"""VllmEngine: an engine with a Thinker, which reads, hears and sees, and speaks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import Modality, OutputModality, Task
+from omni_ws.core.chunks import AnswerWarning, FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.composed.parts import PartDescription, Role
 from omni_ws.engine.decoding import DECODING_THREADS, decode_input
 from omni_ws.engine.incident import incident
-from omni_ws.engine.pipeline import pipeline
+from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.omni.stages import OmniTalker, SpeechPart, VocoderStage
+from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.tokens import ReadoutManifest
-from omni_ws.engine.vllm.audio_segments import LONGEST_MS
-from omni_ws.engine.vllm.chat_template import lacks_chat_template, read_chat_template
-from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
+from omni_ws.engine.vllm.answer_reader import TokenBytes
+from omni_ws.engine.vllm.checkpoint import (
+    Checkpoint,
+    find_omni_model,
+    lacks_chat_template,
+    read_chat_template,
+    read_checkpoint,
+)
 from omni_ws.engine.vllm.code2wav import Code2Wav
-from omni_ws.engine.vllm.early_input import EarlyBudget
-from omni_ws.engine.vllm.forced_answer import ForcedAnswer
+from omni_ws.engine.vllm.early_input import LONGEST_MS, EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
-from omni_ws.engine.vllm.omni_model import find_omni_model
-from omni_ws.engine.vllm.omni_voice import OmniVoice, own_voice
-from omni_ws.engine.vllm.reading import ReadingStages, read_request
+from omni_ws.engine.vllm.omni_voice import ForcedAnswer, OmniVoice, own_voice
 from omni_ws.engine.vllm.readouts import Readouts
-from omni_ws.engine.vllm.request_stages import RequestStages
-from omni_ws.engine.vllm.sampling import SAMPLING
-from omni_ws.engine.vllm.speaker import Speaker
+from omni_ws.engine.vllm.sampling import SAMPLING, ParserNames
 from omni_ws.engine.vllm.talker import TEXT_LINK, Talker
-from omni_ws.engine.vllm.talker_engine import TalkerEngine
+from omni_ws.engine.vllm.talker_engine import ReadingStages, Speaker, TalkerEngine, read_request
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
-from omni_ws.engine.vllm.token_logprobs import TokenBytes
-from omni_ws.engine.vllm.tool_calls import ParserNames
-from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
-from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
 from omni_ws.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+# TorchTrace: traces of torch operations in the processes of models, started and stopped at run time.
+
+
+#: The folder below the root of all profiles to which vLLM writes. It is fixed when vLLM starts, so traces are moved
+#: from there to their destination.
+_FOLDER: Final = ".torch"
+_SETTING: Final = "profiler_config"
+
+
+def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
+    """Return vLLM's arguments with those that enable tracing, unless the operator set them."""
+    if root is None or _SETTING in args:
+        return dict(args)
+    setting = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(_folder(root, role)),
+        # The front end is this server's process, all of which would be traced, and slowed down.
+        "ignore_frontend": True,
+        "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,
+    }
+    return {**args, _SETTING: setting}
+
+
+class TorchTrace:
+    """One trace at a time, of all ``models``, which were started with ``traced_arguments``, and of ``processes``."""
+
+    def __init__(
+        self,
+        root: Path | None,
+        models: Sequence[tuple[LanguageModel, Mapping[str, Any]]],
+        processes: Callable[[], Sequence[StepProcess]] = tuple,
+    ) -> None:
+        self._root = root
+        self._processes = processes
+        self._models = [model for model, _ in models]
+        self._set_by_operator = any(_SETTING in args for _, args in models)
+        self._name = ""
+        self._template = Path()
+        self._tracing: list[LanguageModel | StepProcess] = []
+
+    @property
+    def possible(self) -> bool:
+        """Whether ``profiler.root`` is set, and the operator did not set ``vllm.args.profiler_config``."""
+        return self._root is not None and not self._set_by_operator
+
+    async def start(self, template: Path) -> None:
+        """Start tracing. Raises EngineFailed."""
+        self._name, self._template = uuid.uuid4().hex, template
+        model: LanguageModel | StepProcess
+        try:
+            for model in self._models:
+                await model.llm.start_profile(self._name)
+                self._tracing.append(model)
+            for model in self._processes():
+                await model.trace(await asyncio.to_thread(self._file, model.role))
+                self._tracing.append(model)
+        except Exception as error:
+            await self.stop()
+            raise incident(f"tracing the {model.role} failed", error) from error
+
+    async def stop(self) -> tuple[Path, ...]:
+        """Stop tracing and return the files; takes seconds.
+
+        Raises EngineFailed, after keeping the traces that were written.
+        """
+        tracing, self._tracing = self._tracing, []
+        outcomes = await asyncio.gather(*(_stopped(model) for model in tracing), return_exceptions=True)
+        try:
+            files = await asyncio.to_thread(self._move, [model.role for model in tracing])
+        except OSError as error:
+            raise incident("moving the traces failed", error) from error
+        for model, outcome in zip(tracing, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise incident(f"writing the trace of the {model.role} failed", outcome) from outcome
+        return files
+
+    def _file(self, role: str) -> Path:
+        """Return where a process writes its trace; named as vLLM names its own."""
+        assert self._root is not None
+        folder = _folder(self._root, role)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self._name}_rank0.pt.trace.json.gz"
+
+    def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
+        """Move the traces to their destination and return their paths."""
+        assert self._root is not None
+        found: list[Path] = []
+        self._template.parent.mkdir(parents=True, exist_ok=True)
+        for role in roles:
+            for path in sorted(_folder(self._root, role).glob(f"{self._name}_*")):
+                name = f"{self._template.name}_{role.lower()}_{path.name.removeprefix(f'{self._name}_')}"
+                found.append(path.rename(self._template.with_name(name)))
+        return tuple(found)
+
+
+async def _stopped(model: LanguageModel | StepProcess) -> None:
+    """End the trace of a model, and write it."""
+    if isinstance(model, StepProcess):
+        await model.trace(None)
+    else:
+        await model.llm.stop_profile()
+
+
+def _folder(root: Path, role: str) -> Path:
+    return root.expanduser().resolve() / _FOLDER / role.lower()
+
+
+# RequestStages: the stages of one request to a VllmEngine.
+
+
+class RequestStages:
+    """The stages of one request, and the results that they collect.
+
+    ``voice`` speaks the answer: a Talker that reads text, or the omni model's own. Raises UnsupportedParameter for what
+    the engine cannot do.
+    """
+
+    def __init__(
+        self, shared: ThinkerParts, voice: Speaker | OmniVoice | None, request: GenerationRequest, share: MediaShare
+    ) -> None:
+        speaks = OutputModality.AUDIO in request.modalities
+        if request.task is not Task.CHAT:
+            raise UnsupportedParameter(f"task {request.task} is not supported by this engine", param="task")
+        if speaks and voice is None:
+            raise UnsupportedParameter(
+                "audio output requires a Talker, which this server does not have", param="modalities"
+            )
+        if speaks and request.options.choices > 1:
+            raise UnsupportedParameter("n must be 1 for audio output", param="n")
+        writes = OutputModality.TEXT in request.modalities
+        rows = voice.rows if speaks and isinstance(voice, OmniVoice) else None
+        self._thinker = Thinker(shared, request, writes=request.tells_text, share=share, rows=rows)
+        self._talker: OmniTalker | None = None
+        self._vocoder: Code2Wav | VocoderStage | None = None
+        self.stages: list[Stage[Any]] = [self._thinker]
+        self.links: tuple[StageLink, ...] = ()
+        if speaks and voice is not None:
+            self.links = voice.links
+            self.stages += self._speaking(voice, request, goes_on=writes)
+
+    def _speaking(
+        self, voice: Speaker | OmniVoice, request: GenerationRequest, *, goes_on: bool
+    ) -> tuple[Stage[Any], Stage[Any]]:
+        """Return the stages that speak. An answer ``goes_on`` without the voice of an omni model if it is written."""
+        sampling, parameters = request.stage_sampling.get("talker"), request.stage_params
+        if isinstance(voice, Speaker):
+            talker, self._vocoder = voice.stages(
+                request.request_id,
+                voice=request.voice,
+                sampling=sampling,
+                parameters=parameters,
+                priority=request.options.priority if voice.model.by_priority else 0,
+            )
+            return talker, self._vocoder
+        self._talker, self._vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)
+        return (SpeechPart(self._talker), SpeechPart(self._vocoder)) if goes_on else (self._talker, self._vocoder)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self._thinker.finish_reasons[0]
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason, ...]:
+        """The finish reason of each answer, if there are several."""
+        reasons = self._thinker.finish_reasons
+        return reasons if len(reasons) > 1 else ()
+
+    @property
+    def warnings(self) -> tuple[AnswerWarning, ...]:
+        """What the client is told beside the finish reasons."""
+        return self._thinker.warnings
+
+    @property
+    def usage(self) -> Usage:
+        audio_ms = round(self._vocoder.audio_ms) if self._vocoder is not None else 0
+        return Usage(
+            input_tokens=self._thinker.prompt_tokens,
+            output_tokens=self._thinker.answer_tokens,
+            input_audio_ms=self._thinker.input_audio_ms,
+            output_audio_ms=audio_ms,
+            cached_tokens=self._thinker.cached_tokens,
+        )
+
+
+# VllmEngine: an engine with a Thinker, which reads, hears and sees, and optionally a Talker, which speaks.
+
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,488 @@
-"""Builds a prompt for a chat model: the chat template with the input inserted, while that is still arriving.
-
-PromptDraft is one prompt in progress. A *stable* part of it is one whose tokens no further input can change.
-"""
+"""Prompts: their format, their parts, and what of a history fits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from functools import cached_property, partial
+from typing import Any, Final, Self
 
 from omni_ws.core.chunks import Modality
-from omni_ws.core.history import Message
-from omni_ws.engine.vllm.excerpt import Excerpt, Given, Media, StableExcerpt
-from omni_ws.engine.vllm.history_trim import HistoryTrim, PromptLimit
-from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
-from omni_ws.errors import InvalidValue
+from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
+from omni_ws.engine.history_turns import whole_turns
+from omni_ws.errors import InvalidValue, UnsupportedModality
+
+# Excerpts: contiguous parts of a prompt as tokens, with the media that belong to them.
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A media item, with ``data`` in the form that vLLM expects for ``modality``."""
+
+    modality: Modality
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A contiguous part of a prompt: its tokens, and the media whose placeholders are among them, in order."""
+
+    tokens: list[int]
+    media: tuple[Media, ...] = ()
+
+    def for_vllm(self, cache_salt: str | None) -> dict[str, Any]:
+        """Return the excerpt as a prompt of vLLM."""
+        # A copy, because vLLM appends to the list.
+        prompt: dict[str, Any] = {"prompt_token_ids": list(self.tokens)}
+        if self.media:
+            data: dict[str, list[Any]] = {}
+            for item in self.media:
+                data.setdefault(item.modality.value, []).append(item.data)
+            prompt["multi_modal_data"] = data
+        if cache_salt is not None:
+            prompt["cache_salt"] = cache_salt
+        return prompt
+
+    def after(self, given: Given) -> Excerpt | None:
+        """Return what follows ``given``; None if this excerpt does not start with it."""
+        count = len(given.tokens)
+        if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
+            return None
+        return Excerpt(self.tokens[count:], self.media[len(given.media) :])
+
+
+@dataclass(frozen=True, slots=True)
+class StableExcerpt(Excerpt):
+    """An excerpt that further input cannot change.
+
+    ``end`` is its end, in characters of the template's head and the input.
+    """
+
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Given:
+    """The part of a draft, from its beginning, that a model has received. Owned by the code that submits it."""
+
+    #: Its length, in characters of the template's head and the input.
+    chars: int = 0
+    tokens: list[int] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
+
+    def add(self, excerpt: StableExcerpt) -> None:
+        self.chars = excerpt.end
+        self.tokens += excerpt.tokens
+        self.media += excerpt.media
+
+    @property
+    def whole(self) -> Excerpt:
+        """All of it, as one prompt."""
+        return Excerpt(self.tokens, tuple(self.media))
+
+
+# MediaSizes: how many tokens media take in the prompts of one model.
+
+
+#: What a second of audio takes before any was seen: Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
+_AUDIO_TOKENS_PER_SEC: Final = 25
+
+
+class MediaSizes:
+    """Estimates of the tokens that media take, from the averages of those that vLLM has processed.
+
+    Placeholders grow when vLLM processes a prompt, so the length of a prompt with media is only known afterwards.
+    Images and video count nothing before the first of their kind. Methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        #: The tokens of all media seen, and their amounts: samples or pixels.
+        self._seen: dict[Modality, tuple[int, int]] = {}
+
+    def of(self, media: Media) -> int:
+        """Return about how many tokens ``media`` takes."""
+        if (seen := self._seen.get(media.modality)) is not None:
+            return math.ceil(_amount(media) * seen[0] / seen[1])
+        if media.modality is Modality.AUDIO:
+            samples, sample_rate = media.data
+            return math.ceil(len(samples) * _AUDIO_TOKENS_PER_SEC / float(sample_rate))
+        return 0
+
+    def learn(self, media: Iterable[Media], placeholders: Mapping[str, Sequence[Any]]) -> None:
+        """Note the sizes in a processed prompt: vLLM's ``mm_placeholders``, which has a range for each item."""
+        taken: dict[Modality, list[int]] = {
+            Modality(name): [place.length for place in places] for name, places in placeholders.items()
+        }
+        for item in media:
+            if lengths := taken.get(item.modality):
+                tokens, amount = self._seen.get(item.modality, (0, 0))
+                self._seen[item.modality] = tokens + lengths.pop(0), amount + _amount(item)
+
+
+def _amount(media: Media) -> int:
+    match media.modality:
+        case Modality.IMAGE:
+            width, height = media.data.size
+            return max(1, int(width * height))
+        case _:
+            samples, _ = media.data
+            return max(1, int(samples.size))
+
+
+# HistoryTrim: leaves out the oldest turns of a conversation, so that a prompt fits into the model's context.
+
+
+#: What history may not take of the context, in tokens: room for the input, and for an answer without ``max_tokens``.
+INPUT_RESERVE: Final = 1024
+ANSWER_RESERVE: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimit:
+    """The lengths that bound a prompt with history, in tokens."""
+
+    #: The prompt's own: the context, less a reserve for the answer.
+    prompt: int
+    #: What is left for the input before it has come.
+    input_reserve: int
+    #: The length that history is shortened by at a time, see HistoryTrim.
+    stride: int
+
+    @classmethod
+    def of(cls, context: int, max_tokens: int | None) -> Self:
+        """Return the limit for a model's context and the longest answer that is asked for."""
+        answer = min(max_tokens or ANSWER_RESERVE, context // 4)
+        return cls(prompt=context - answer, input_reserve=min(INPUT_RESERVE, context // 8), stride=max(1, context // 4))
+
+
+@dataclass(slots=True)
+class HistoryTrim:
+    """Which turns of ``history`` a prompt leaves out: the oldest, and whole ones only.
+
+    ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
+
+    The history is cut at multiples of ``stride``, counted from its beginning. vLLM's prefix cache only helps prompts
+    that begin alike: if each turn pushed out another one, a long conversation would be computed anew with every turn.
+    Cut this way, its prompts begin alike until they have grown by a stride. As the cut depends on the history alone,
+    nothing has to be remembered between requests.
+    """
+
+    history: Sequence[Message]
+    stride: int
+    size: Callable[[Message], int]
+    #: The number of each message's turn.
+    _turns: list[int] = field(init=False)
+    #: Where each turn begins, in tokens, and where the last one ends. Counted when first needed: mostly all fits.
+    _begins: list[int] = field(default_factory=list)
+    _cut: int = 0
+    #: The first turn that is not left out.
+    _first: int = 0
+
+    def __post_init__(self) -> None:
+        self._turns = [number for number, turn in enumerate(whole_turns(self.history)) for _ in turn]
+
+    def leave_out(self, tokens: int) -> bool:
+        """Leave out at least ``tokens`` more, at least one turn; returns False if nothing is left to leave out."""
+        begins = self._positions()
+        first, wanted = self._first, begins[self._first] + tokens
+        while self._first < len(begins) - 1 and (begins[self._first] < wanted or self._first == first):
+            self._cut += self.stride
+            while self._first < len(begins) - 1 and begins[self._first] < self._cut:
+                self._first += 1
+        return self._first > first
+
+    def kept(self, calls: Collection[str] = ()) -> tuple[Message, ...]:
+        """Return what is not left out, with the turns that have the tool calls ``calls``."""
+        if not self._first:
+            return tuple(self.history)
+        numbered = list(zip(self._turns, self.history, strict=True))
+        pinned = {turn for turn, message in numbered if any(call.id in calls for call in message.tool_calls)}
+        return tuple(
+            message for turn, message in numbered if turn >= self._first or turn in pinned or message.role == "system"
+        )
+
+    @property
+    def open_calls(self) -> tuple[str, ...]:
+        """The tool calls of a last turn without an answer: the input may be their results."""
+        if not self.history or not (self.history[-1].tool_calls or self.history[-1].role == "tool"):
+            return ()
+        numbered = zip(self._turns, self.history, strict=True)
+        return tuple(call.id for turn, message in numbered if turn == self._turns[-1] for call in message.tool_calls)
+
+    def _positions(self) -> list[int]:
+        if not self._begins:
+            sizes = [0] * (self._turns[-1] + 1 if self._turns else 0)
+            for turn, message in zip(self._turns, self.history, strict=True):
+                if message.role != "system":
+                    sizes[turn] += self.size(message)
+            position = 0
+            for size in sizes:
+                self._begins.append(position)
+                position += size
+            self._begins.append(position)
+        return self._begins
+
+
+# PromptForm: the format of one model's prompts: the chat template, placeholders of media, and the tokenizer.
+
+
+#: Marks the position of the input in the rendered template; private-use characters that do not occur in text.
+_MARKER: Final = "\U000f0a11\U000f0a12"
+#: Marks a control token that is only text, behind its first character; removed when that is tokenised. Unicode reserves
+#: this code point for such use.
+_ONLY_TEXT: Final = "\ufdd0"
+#: A position between words, across which byte-pair tokenizers do not merge.
+_WORD_BORDER: Final = re.compile(r"(?<=\S) (?=\S)")
+#: Text to test whether a tokenizer really does not merge there.
+_SAMPLE: Final = ("One, two and three: some words", " that stand for all others.")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptContext:
+    """What precedes the input: instructions, tools, history; and the role of the input's message."""
+
+    instructions: str = ""
+    history: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    #: Arguments of the template.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: The audio for the speech in ``history``; speech without an entry is represented by ``WORDS_UNKNOWN``.
+    speech: Mapping[Speech, tuple[Media, ...]] = field(default_factory=dict)
+    role: str = "user"
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """The media of the history, in order."""
+        parts = (part for message in self.history for part in message.parts)
+        return tuple(item for part in parts if part.speech for item in self.speech.get(part.speech, ()))
+
+
+class PromptForm:
+    """The format of one model's prompts. Its methods run in the tokenizer's thread.
+
+    ``render`` applies the chat template to messages, tools and further arguments, and ends with the header of the
+    answer. ``placeholder`` returns the text that stands for the n-th item of a modality (from 1).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        render: Callable[[list[dict[str, Any]], list[dict[str, Any]], Mapping[str, Any]], str],
+        placeholder: Callable[[Modality, int], str],
+        media: frozenset[Modality] = frozenset(),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.media_sizes = MediaSizes()
+        self._render = render
+        self._placeholder = placeholder
+        marks = "".join(placeholder(modality, 1) for modality in media)
+        added = tokenizer.added_tokens_decoder.values()
+        control = {str(token) for token in added if token.special or str(token) in marks}
+        # Longest first, because some start with others.
+        ordered = sorted(control | {*tokenizer.all_special_tokens}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self._control_ids = {
+            number for number, token in tokenizer.added_tokens_decoder.items() if str(token) in control
+        }
+        #: Whether text may be tokenised in pieces that are cut between words.
+        self.divisible = self.tokens("".join(_SAMPLE)) == self.tokens(_SAMPLE[0]) + self.tokens(_SAMPLE[1])
+
+    def placeholder(self, modality: Modality, number: int) -> str:
+        """Return the text that stands for the ``number``-th item of ``modality``, from 1."""
+        return self._placeholder(modality, number)
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, without special tokens around it.
+
+        Control tokens that ``plain`` has marked are tokenised as text. They cannot share a piece with real ones, which
+        every tokenizer looks for first.
+        """
+        if _ONLY_TEXT not in text:
+            return self._encoded(text)
+        tokens: list[int] = []
+        done = begin = 0
+        for border in [*self._control.finditer(text), None]:
+            end = len(text) if border is None else border.start()
+            if _ONLY_TEXT in text[begin:end]:
+                tokens += self._encoded(text[done:begin]) + self._tokens_of_text(text[begin:end])
+                done = end
+            begin = len(text) if border is None else border.end()
+        return tokens + self._encoded(text[done:])
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def _tokens_of_text(self, marked: str) -> list[int]:
+        text = marked.replace(_ONLY_TEXT, "")
+        tokens = list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        if self._control_ids.isdisjoint(tokens):
+            return tokens
+        # A placeholder that the tokenizer does not regard as special is still found; not so in two halves.
+        return [token for piece in marked.split(_ONLY_TEXT) for token in self._encoded(piece)]
+
+    def size(self, message: Message, speech: Mapping[Speech, tuple[Media, ...]]) -> int:
+        """Return about how many tokens a message of the history takes; ``speech`` is the audio of the history."""
+        texts = [part.text for part in message.parts]
+        texts += [part for call in message.tool_calls for part in (call.name, call.arguments)]
+        spoken = (part.speech for part in message.parts if part.speech is not None)
+        heard = [item for one in spoken for item in speech.get(one, ())]
+        return self._template_tokens + len(self.tokens(" ".join(texts))) + sum(map(self.media_sizes.of, heard))
+
+    @cached_property
+    def _template_tokens(self) -> int:
+        """What the template adds to a message of the history, in tokens."""
+        try:
+            alone, _ = self.frame(PromptContext())
+            after, _ = self.frame(PromptContext(history=(Message("user", "a"), Message("assistant", "b"))))
+        except InvalidValue:
+            return 0
+        return max(0, (len(self.tokens(after)) - len(self.tokens(alone))) // 2 - 1)
+
+    def plain(self, text: str) -> str:
+        """Return ``text`` with control tokens marked as text, so that clients cannot inject them."""
+        text = text.replace(_ONLY_TEXT, "")
+        return self._control.sub(lambda token: token[0][:1] + _ONLY_TEXT + token[0][1:], text)
+
+    def last_border(self, text: str, start: int) -> int:
+        """Return the last position from which text cannot affect the tokens before it, or ``start``."""
+        border = start
+        for token in self._control.finditer(text, start):
+            border = token.end()
+        if self.divisible:
+            for space in _WORD_BORDER.finditer(text, border):
+                border = space.start()
+        return border
+
+    def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
+        """Return the template's text before and after the input; without ``user`` there is no message of the input.
+
+        The text after a message of the assistant is empty: the answer continues it. Raises InvalidValue when the
+        template rejects the messages.
+        """
+        messages: list[dict[str, Any]] = []
+        if context.instructions:
+            messages.append({"role": "system", "content": self.plain(context.instructions)})
+        numbers = Counter[Modality]()
+        messages += [self._message(message, context, numbers) for message in _without_broken_calls(context.history)]
+        tools = [self._plain_within(tool) for tool in context.tools]
+        arguments = self._plain_within(context.arguments)
+        if not user:
+            return self._rendered(messages, tools, arguments), ""
+        text = self._rendered([*messages, {"role": context.role, "content": _MARKER}], tools, arguments)
+        head, found, tail = text.rpartition(_MARKER)
+        if not found:
+            raise InvalidValue(f"the model's chat template does not render a last message of role {context.role}")
+        return head, tail
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> str:
+        """Render ``messages``; an answer that opens them follows an empty message of the user where it has to.
+
+        Some templates demand that the user begins, but a greeting is an answer without a question.
+        """
+        try:
+            return self._render(messages, tools, arguments)
+        except InvalidValue:
+            opening = next((index for index, message in enumerate(messages) if message["role"] != "system"), None)
+            if opening is None or messages[opening]["role"] != "assistant":
+                raise
+            opened = [*messages[:opening], {"role": "user", "content": ""}, *messages[opening:]]
+            return self._render(opened, tools, arguments)
+
+    def _message(self, message: Message, context: PromptContext, numbers: Counter[Modality]) -> dict[str, Any]:
+        """Return a message of the history in the form of chat templates."""
+        content: list[str] = []
+        for part in message.parts:
+            content += [self.plain(part.text)] if part.text else []
+            if part.speech is None:
+                continue
+            spoken = context.speech.get(part.speech, ())
+            for item in spoken:
+                numbers[item.modality] += 1
+                content.append(self.placeholder(item.modality, numbers[item.modality]))
+            content += [] if spoken else [WORDS_UNKNOWN]
+        fields: dict[str, Any] = {"role": message.role, "content": "\n".join(content)}
+        if message.tool_calls:
+            fields["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": self.plain(call.name), "arguments": self.plain(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = message.tool_call_id
+        return fields
+
+    def _plain_within(self, value: Any) -> Any:
+        """Return a value with control tokens marked as text in all its strings."""
+        if isinstance(value, str):
+            return self.plain(value)
+        if isinstance(value, Mapping):
+            return {self.plain(str(key)): self._plain_within(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain_within(inner) for inner in value]
+        return value
+
+    def bare(self, *, tokens: bool = False) -> BareForm:
+        """Return the form of raw prompts, given as text or, with ``tokens``, as token IDs."""
+        return TokenForm(self) if tokens else BareForm(self)
+
+
+class BareForm(PromptForm):
+    """The form of raw prompts: no template, no media; control tokens in the text are effective.
+
+    The tokenizer adds what it adds to any text, such as a token that marks the beginning.
+    """
+
+    def __init__(self, form: PromptForm) -> None:
+        self.tokenizer = form.tokenizer
+        self.media_sizes = form.media_sizes
+
+    def placeholder(self, modality: Modality, number: int) -> str:
+        raise UnsupportedModality("a raw prompt must be text", param="modality")
+
+    def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
+        return "", ""
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text))
+
+    def plain(self, text: str) -> str:
+        return text
+
+    def last_border(self, text: str, start: int) -> int:
+        return start  # the tokenizer adds tokens to the prompt as a whole, so no part of it is stable
+
+
+class TokenForm(BareForm):
+    """The form of raw prompts that are JSON arrays of token IDs."""
+
+    def tokens(self, text: str) -> list[int]:
+        tokens: list[int] = json.loads(text)
+        return tokens
+
+
+def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
+    """Drop tool calls whose arguments were cut off, and their results: templates reject them."""
+    broken: set[str] = set()
+    for message in history:
+        whole = tuple(call for call in message.tool_calls if call.is_whole)
+        broken.update(call.id for call in message.tool_calls if not call.is_whole)
+        if message.tool_call_id not in broken and (whole or message.text or not message.tool_calls):
+            yield replace(message, tool_calls=whole)
+
+
+# Builds a prompt for a chat model: the chat template with the input inserted, while that is still arriving.
+#
+# PromptDraft is one prompt in progress. A *stable* part of it is one whose tokens no further input can change.
+
 
 #: Beyond this length, the stable part of open text is searched again only when the text has grown by an eighth, which
 #: keeps the total work linear.

@@ -1,17 +1,27 @@
-"""Converts the options of a request to vLLM's sampling parameters."""
+"""Sampling parameters, and the constraints and parsers of tool calls."""
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from omni_ws.config.values import ConfigurationError
+from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import AnswerOptions, GenerationRequest, StructuredOutput
-from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
 from omni_ws.errors import InvalidValue
+from omni_ws.wire.openai_fields import check_tools
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+
+
+# Converts the options of a request to vLLM's sampling parameters.
+
 
 #: The sampling parameters that clients may set.
 SAMPLING: Final = frozenset(
@@ -146,3 +156,220 @@ def survives_streaming(parameters: SamplingParams) -> bool:
         and parameters.structured_outputs is None
         and parameters.skip_special_tokens
     )
+
+
+# Tool calls and thought with vLLM's parsers: the constraint on sampling, and what the generated text consists of.
+#
+# Each family of models writes tool calls, and what it thinks before it answers, in its own format. vLLM has a parser
+# for each, which also provides the grammar that forces a call.
+
+
+@dataclass(frozen=True, slots=True)
+class ParserNames:
+    """vLLM's parsers for a model's tool calls and for its thought; None for neither."""
+
+    tools: str | None = None
+    reasoning: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.tools is not None or self.reasoning is not None
+
+    def check(self) -> None:
+        """Raise ConfigurationError if vLLM has no parser of a name. Blocks while vLLM is imported."""
+        prepare_environment()
+        from vllm.reasoning import ReasoningParserManager
+        from vllm.tool_parsers import ToolParserManager
+
+        for setting, name, manager in (
+            ("tool_parser", self.tools, ToolParserManager),
+            ("reasoning_parser", self.reasoning, ReasoningParserManager),
+        ):
+            known = manager.list_registered()
+            if name is not None and name not in known:
+                raise ConfigurationError([f"vllm.{setting}: unknown parser {name!r}; available: {', '.join(known)}"])
+
+    def load(self, model: LanguageModel) -> Any:
+        """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
+        from vllm.parser import ParserManager
+
+        llm = model.llm
+        try:
+            return ParserManager.get_parser(
+                tool_parser_name=self.tools,
+                reasoning_parser_name=self.reasoning,
+                enable_auto_tools=True,
+                model_name=llm.model_config.model,
+                tokenizer=llm.get_tokenizer(),
+            )
+        except Exception as error:
+            named = " and ".join(filter(None, (self.tools, self.reasoning)))
+            setting = "tool_parser" if self.tools is not None else "reasoning_parser"
+            raise ConfigurationError([f"vllm.{setting}: {named} does not work with the model: {error}"]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ParserUse:
+    """The parser of one request, with its tools, in the form that vLLM expects."""
+
+    parser: Any
+    model: LanguageModel
+    #: vLLM's own request object, possibly modified by the parser.
+    request: Any
+    parallel: bool
+    #: The arguments of the template, by which some parsers know whether the model thinks.
+    arguments: Mapping[str, Any]
+
+    @property
+    def constraint(self) -> Any:
+        """The constraint on the answer, as vLLM's structured outputs; None if there is none."""
+        return _with_few_blanks(self.request.extract_structured_outputs(), self.model)
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        """Whether special tokens are removed from the text; some parsers need them to find calls."""
+        skip: bool = self.request.skip_special_tokens
+        return skip
+
+    def reader(self) -> AnswerSplitter:
+        """Return a reader for one answer, for use on the event loop, with vLLM's own tokenizer."""
+        return AnswerSplitter(self, self.new_parser(self.model.llm.get_tokenizer()))
+
+    def new_parser(self, tokenizer: Any) -> Any:
+        """Return an instance of the parser."""
+        return self.parser(
+            tokenizer,
+            self.request.tools,
+            model_config=self.model.llm.model_config,
+            chat_template_kwargs=dict(self.arguments),
+        )
+
+
+def parser_use(
+    parser: Any, model: LanguageModel, request: GenerationRequest, *, arguments: Mapping[str, Any], tokenizer: Any
+) -> ParserUse | None:
+    """Return the use of a parser for a request, or None if it has nothing to find. Blocks for milliseconds.
+
+    ``tokenizer`` must not be in use by another thread. Raises InvalidValue for invalid tools or an unknown choice.
+    """
+    check_tools(request.tools, request.tool_choice)
+    if request.options.raw_prompt or not (request.tools or parser.reasoning_parser_cls):
+        return None
+    choice = request.tool_choice or "auto"
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    fields: dict[str, Any] = {
+        "messages": [{"role": "user", "content": ""}],
+        "chat_template_kwargs": dict(arguments),
+        "parallel_tool_calls": request.options.parallel_tool_calls,
+        "response_format": _response_format(request.options),
+    }
+    if request.tools:
+        fields["tools"] = [_own(tool, strict=choice not in ("none", "auto")) for tool in request.tools]
+        fields["tool_choice"] = choice
+    try:
+        asked = ChatCompletionRequest.model_validate(fields)
+        use = ParserUse(parser, model, asked, request.options.parallel_tool_calls, arguments)
+        if choice != "none":
+            asked = use.new_parser(tokenizer).adjust_request(request=asked)
+    except (ValueError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidValue(f"tools not supported by the model: {reason[:500]}", param="tools") from error
+    return replace(use, request=asked)
+
+
+def _with_few_blanks(constraint: Any, model: LanguageModel) -> Any:
+    """Return the constraint with one blank at most between the parts of its JSON, as far as the backend can do that.
+
+    Where any number may follow one another, a model that prefers a blank, at temperature 0, writes nothing else.
+    """
+    if constraint is None or model.llm.vllm_config.structured_outputs_config.backend not in ("auto", "xgrammar"):
+        return constraint
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+
+    if constraint.structural_tag is not None:
+        tag = json.loads(constraint.structural_tag)
+    elif constraint.json is not None:
+        schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+        if has_xgrammar_unsupported_json_features(schema):
+            return constraint
+        tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    else:
+        return constraint
+    _limit_blanks(tag)
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+
+
+def _limit_blanks(tag: Any) -> None:
+    """Limit the blanks in every schema of a structural tag."""
+    if isinstance(tag, list):
+        for inner in tag:
+            _limit_blanks(inner)
+    elif isinstance(tag, dict):
+        if "json_schema" in tag and tag.get("max_whitespace_cnt") is None:
+            tag["max_whitespace_cnt"] = 1
+        for name, inner in tag.items():
+            if name != "json_schema":
+                _limit_blanks(inner)
+
+
+def _own(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Return a copy of the tool, as vLLM modifies it. A forced call is constrained to the function's parameters."""
+    function = copy.deepcopy(dict(tool["function"]))
+    if strict and function.get("strict") is None:
+        function["strict"] = True
+    return {**tool, "function": function}
+
+
+def _response_format(options: AnswerOptions) -> dict[str, Any] | None:
+    if options.structure is None:
+        return None
+    if options.structure.schema is None:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(options.structure.schema)}}
+
+
+class AnswerParts(NamedTuple):
+    """What a piece of an answer consists of."""
+
+    text: str = ""
+    thought: str = ""
+    calls: tuple[ToolCallFragment, ...] = ()
+
+
+class AnswerSplitter:
+    """Separates the text of one answer from its tool calls and from thought, while it is being generated."""
+
+    def __init__(self, use: ParserUse, parser: Any) -> None:
+        self._use = use
+        self._parser = parser
+        self._begun: set[int] = set()
+        #: Whether text may be preceded by thought.
+        self.thinks: bool = parser.reasoning_parser is not None
+
+    @property
+    def called(self) -> bool:
+        """Whether a call has begun."""
+        return bool(self._begun)
+
+    def read(self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool) -> AnswerParts:
+        """Return what the next piece of the answer consists of."""
+        delta = self._parser.parse_delta(text, list(tokens), self._use.request, list(prompt), finished=finished)
+        if delta is None:
+            return AnswerParts()
+        return AnswerParts(delta.content or "", delta.reasoning or "", tuple(self._fragments(delta.tool_calls or ())))
+
+    def _fragments(self, deltas: Sequence[Any]) -> Iterator[ToolCallFragment]:
+        for delta in deltas:
+            if delta.index and not self._use.parallel:
+                continue
+            function = delta.function
+            arguments = (function.arguments if function is not None else None) or ""
+            if delta.index not in self._begun:
+                if function is None or not function.name:
+                    continue  # a call begins with its name
+                self._begun.add(delta.index)
+                identifier = delta.id or f"call_{uuid.uuid4().hex[:24]}"
+                yield ToolCallFragment(delta.index, identifier, function.name, arguments)
+            elif arguments:
+                yield ToolCallFragment(delta.index, arguments=arguments)

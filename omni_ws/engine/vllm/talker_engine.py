@@ -1,24 +1,269 @@
-"""TalkerEngine: reads text aloud with a Talker and its codec (``Task.SPEECH``), while the text still arrives."""
+"""Speaker and TalkerEngine: speak an answer, or read text aloud."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.core.chunks import Modality, OutputModality, Task
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest
-from omni_ws.engine.clauses import is_being_written
+import numpy as np
+
+from omni_ws.config.values import ConfigurationError
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy, whole_numbers
+from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written
+from omni_ws.engine.decoded_parts import DecodedPart, TextPart
+from omni_ws.engine.decoding import decode_request
+from omni_ws.engine.frame_chunks import frames_link
+from omni_ws.engine.incident import incident
+from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
+from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 from omni_ws.engine.single_task import check_is_heard
-from omni_ws.engine.vllm.code2wav import Code2Wav
-from omni_ws.engine.vllm.reading import ReadingStages, read_request
-from omni_ws.engine.vllm.speaker import Speaker
-from omni_ws.engine.vllm.talker import Talker
-from omni_ws.errors import EngineFailed
+from omni_ws.engine.vllm.code2wav import Code2Wav, CodecWindow, DecodeQueue
+from omni_ws.engine.vllm.talker import (
+    TALKER_SAMPLING,
+    TEXT_LINK,
+    FirstClause,
+    Talker,
+    TalkerModel,
+    TalkerProfile,
+    find_profile,
+)
+from omni_ws.errors import EngineFailed, OmniError, UnsupportedModality
+
+if TYPE_CHECKING:
+    from omni_ws.engine.vllm.snac_decoder import SnacDecoder
+
+
+# Speaker: the part of the engine that speaks, with its models: Talker and codec.
+
+
+#: The names in ``stage_params.talker``: the limits of the first clause in characters (FirstClause).
+_TALKER_PARAMETERS: Final = frozenset({"first_comma_after", "first_longest"})
+#: Window lengths, in frames, that the first chunks of an answer typically have.
+_WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
+
+
+class Speaker:
+    """Owns the Talker's model and the codec's decoder, and creates the stages that speak an answer.
+
+    ``talker`` is a model's name or folder, ``profile`` the name or file of its profile (None to recognise it).
+    ``device`` is where the codec runs, by default PyTorch's choice. Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        talker: str,
+        *,
+        profile: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        decoder_threads: int | None = None,
+    ) -> None:
+        try:
+            self.profile: TalkerProfile = find_profile(profile, talker)
+        except EngineFailed as error:
+            raise ConfigurationError([f"vllm.talker_profile: {error.message}"]) from error
+        self.model = TalkerModel("Talker", {"model": talker, **(args or {})}, setting="vllm.talker_args")
+        self._device = device
+        self._decoder_threads = decoder_threads
+        self._decoder: SnacDecoder | None = None
+        self._queue: DecodeQueue | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return self.model.state
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """The names of the voices, the default first."""
+        return tuple(self.profile.voices)
+
+    @property
+    def sampling_names(self) -> frozenset[str]:
+        """The names for ``EngineCapabilities.stage_sampling``."""
+        return frozenset(f"talker.{name}" for name in TALKER_SAMPLING)
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """The names for ``EngineCapabilities.stage_params``."""
+        names = {"talker": _TALKER_PARAMETERS, "code2wav": CODE2WAV_PARAMETERS}
+        return frozenset(f"{stage}.{name}" for stage in names for name in names[stage])
+
+    @property
+    def links(self) -> tuple[StageLink, StageLink]:
+        """The links before the Talker and before Code2Wav."""
+        return TEXT_LINK, frames_link(self._started()[0].frame_ms)
+
+    async def start(self) -> None:
+        """Load and warm up both models. Raises ConfigurationError or EngineFailed."""
+        try:
+            self._decoder = await asyncio.to_thread(self._load_decoder)
+            self._queue = DecodeQueue(self._decoder.decode)
+            await self._warm_up(self._queue)
+            await self.model.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Release both models. Idempotent."""
+        queue, self._queue, self._decoder = self._queue, None, None
+        if queue is not None:
+            await queue.close()
+        await self.model.stop()
+
+    def stages(
+        self,
+        request_id: str,
+        *,
+        voice: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
+        priority: int = 0,
+        being_written: bool = False,
+    ) -> tuple[Talker, Code2Wav]:
+        """Return the stages of one request; the first one takes pieces of text.
+
+        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. ``being_written``: see
+        ``is_being_written``. Raises InvalidValue.
+        """
+        decoder, queue = self._started()
+        talker = Talker(
+            self.model,
+            self.profile,
+            request_id=request_id,
+            voice=voice,
+            sampling=sampling,
+            priority=priority,
+            first_clause=_first_clause(
+                whole_numbers("talker", _TALKER_PARAMETERS, parameters),
+                FirstClause(comma_after=0, begin_after_sec=BEGIN_AFTER) if being_written else FirstClause(),
+            ),
+        )
+        code2wav = Code2Wav(
+            queue,
+            sample_rate=decoder.sample_rate,
+            frame_ms=decoder.frame_ms,
+            slots=len(self.profile.layout.slots),
+            policy=ChunkPolicy.asked(parameters),
+        )
+        return talker, code2wav
+
+    def _started(self) -> tuple[SnacDecoder, DecodeQueue]:
+        if self._decoder is None or self._queue is None:
+            raise EngineFailed("the Talker is not available", fatal=True)
+        return self._decoder, self._queue
+
+    def _load_decoder(self) -> SnacDecoder:
+        try:
+            from omni_ws.engine.vllm.snac_decoder import SnacDecoder
+        except ImportError as error:
+            raise EngineFailed(f"speech output requires the package snac: {error}") from error
+        layout = self.profile.layout
+        return SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
+
+    async def _warm_up(self, queue: DecodeQueue) -> None:
+        """Decode windows of typical lengths; also measures the decoding time, which determines the first chunk."""
+        # Twice, because PyTorch compiles for a shape when it occurs for the second time.
+        for frames in _WARM_UP_FRAMES * 2:
+            codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
+            await queue.decode(CodecWindow(codes, 0, 0, frames))
+        queue.ms_per_frame = 0.0
+        for frames in _WARM_UP_FRAMES:
+            codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
+            await queue.decode(CodecWindow(codes, 0, 0, frames))
+
+
+def _first_clause(values: Mapping[str, int], limits: FirstClause) -> FirstClause:
+    return replace(
+        limits,
+        comma_after=values.get("first_comma_after", limits.comma_after),
+        longest=values.get("first_longest", limits.longest),
+    )
+
+
+# ReadAloud: takes the Thinker's place when the task is to read the input aloud.
+
+
+class ReadAloud:
+    """A Stage: text of the input in, the same text to the Talker.
+
+    Parts are separated by newlines, which end sentences.
+    """
+
+    name = "read aloud"
+
+    async def run(
+        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        """Pass text on. Raises UnsupportedModality for other input."""
+        assert sink is not None, "this stage requires a Talker after it"
+        last: int | None = None
+        async for decoded in source:
+            if not isinstance(decoded, TextPart):
+                raise UnsupportedModality(f"task {Task.SPEECH} accepts only text", param="modality")
+            await sink.put(decoded.text if last in (None, decoded.part) else f"\n{decoded.text}")
+            last = decoded.part
+
+
+# Runs a request to read text aloud (``Task.SPEECH``), while the text still arrives: with any Talker and vocoder.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingStages:
+    """The stages of one request, which follow ReadAloud, and the links between all of them."""
+
+    talker: Talker | OmniTalker
+    vocoder: Code2Wav | VocoderStage
+    links: Sequence[StageLink]
+    #: What makes the Talker's input of the text.
+    before: Sequence[Stage[Any]] = ()
+
+    @property
+    def usage(self) -> Usage:
+        talker, audio_ms = self.talker, round(self.vocoder.audio_ms)
+        return Usage(input_tokens=talker.prompt_tokens, output_tokens=talker.tokens, output_audio_ms=audio_ms)
+
+
+async def read_request(
+    request: GenerationRequest, make_stages: Callable[[], ReadingStages], decoding: Executor
+) -> AsyncGenerator[EngineOutput, None]:
+    """Read the text of ``request``, which ``decoding`` decodes."""
+    try:
+        with request.media_room.share() as share:
+            async with aclosing(_outputs(request, make_stages(), decoding, share)) as outputs:
+                async for output in outputs:
+                    yield output
+    except OmniError:
+        raise
+    except Exception as error:
+        raise incident("the Talker failed", error, request_id=request.request_id) from error
+
+
+async def _outputs(
+    request: GenerationRequest, stages: ReadingStages, decoding: Executor, share: MediaShare
+) -> AsyncGenerator[EngineOutput, None]:
+    talker, vocoder = stages.talker, stages.vocoder
+    request.meter.read = lambda: stages.usage if talker.prompt_tokens else None
+    decoded = decode_request(request, {Modality.TEXT}, executor=decoding, share=share)
+    chain = pipeline(decoded, [ReadAloud(), *stages.before, talker, vocoder], stages.links, sink=request.sink)
+    # Leaving the pipeline cancels its stages, which abort what they have asked for.
+    async with aclosing(decoded), chain as outputs:
+        async for output in outputs:
+            yield output
+    yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, stages.usage)
+
+
+# TalkerEngine: reads text aloud with a Talker and its codec (``Task.SPEECH``), while the text still arrives.
 
 
 class TalkerEngine:

@@ -21,28 +21,41 @@ from omni_ws.engine.decoding import decode_speech
 from omni_ws.engine.history_turns import earlier_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.vllm.answer_reader import AnswerReader
-from omni_ws.engine.vllm.audio_segments import AudioSegmenter
-from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyOrigin, EarlyWork, StreamedPrompt, WarmedPrefix
-from omni_ws.engine.vllm.excerpt import Excerpt, Media, StableExcerpt
-from omni_ws.engine.vllm.history_trim import PromptLimit
-from omni_ws.engine.vllm.input_parts import InputParts
-from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.model_outputs import ModelOutputs
-from omni_ws.engine.vllm.prompt import PromptDraft
-from omni_ws.engine.vllm.prompt_echo import PromptEcho
-from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
-from omni_ws.engine.vllm.sampling import AskedSampling, answer_parameters, check_parameters, survives_streaming
-from omni_ws.engine.vllm.spoken_tokens import SpokenTokens
-from omni_ws.engine.vllm.talker_feed import TalkerFeed
-from omni_ws.engine.vllm.thinker_rows import ThinkerRows
-from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
-from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
+from omni_ws.engine.vllm.answer_reader import AlignedLogprobs, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
+from omni_ws.engine.vllm.early_input import (
+    AudioSegmenter,
+    EarlyBudget,
+    EarlyOrigin,
+    EarlyWork,
+    InputParts,
+    StreamedPrompt,
+    WarmedPrefix,
+)
+from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
+from omni_ws.engine.vllm.prompt import (
+    Excerpt,
+    Media,
+    PromptContext,
+    PromptDraft,
+    PromptForm,
+    PromptLimit,
+    StableExcerpt,
+)
+from omni_ws.engine.vllm.sampling import (
+    AskedSampling,
+    ParserUse,
+    answer_parameters,
+    check_parameters,
+    parser_use,
+    survives_streaming,
+)
+from omni_ws.engine.vllm.thinker_rows import TalkerFeed, ThinkerRows
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from omni_ws.profiler import events
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
+
 
 #: Input that is complete within this time is answered without early work; in seconds.
 EARLY_AFTER_SEC: Final = 0.02

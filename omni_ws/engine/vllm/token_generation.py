@@ -20,9 +20,8 @@ from omni_ws.engine.tokens import (
     TokensFinished,
     TokenStop,
 )
-from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.read_ahead import ReadAhead
-from omni_ws.engine.vllm.readout_channel import ReadoutChannel, ReadoutCollector
+from omni_ws.engine.vllm.language_model import LanguageModel, ReadAhead
+from omni_ws.engine.vllm.worker_channel import ReadoutChannel, ReadoutCollector
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
 

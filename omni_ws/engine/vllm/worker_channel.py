@@ -1,4 +1,4 @@
-"""WorkerChannel: a Unix socket on which vLLM's workers send what they compute, to the requests that wait for it."""
+"""What vLLM's workers send: sockets, and the rows of a step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import asyncio
 import contextlib
 import shutil
 import socket
+import struct
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+# WorkerChannel: a Unix socket on which vLLM's workers send what they compute, to the requests that wait for it.
+
 
 T = TypeVar("T")
 
@@ -76,3 +84,172 @@ class WorkerChannel(ABC, Generic[T]):
         finally:
             writer.close()
             self.worker_left()
+
+
+# StepWatch: which rows of a step of vLLM's model runner belong to the requests that ask for something.
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRows:
+    """The ``count`` rows of a step that belong to a request: from ``first_row``, at the positions from ``begins``."""
+
+    #: What the request asks for.
+    asked: Any
+    #: Its place in the runner's batch.
+    index: int
+    first_row: int
+    begins: int
+    count: int
+
+
+class StepWatch:
+    """Watches the steps of ``runner``. Requests ask by ``name`` in the ``extra_args`` of their sampling parameters.
+
+    A request that does not ask costs one look-up.
+    """
+
+    def __init__(self, runner: Any, name: str) -> None:
+        self._runner = runner
+        self._name = name
+        self._scheduled: Any = None
+        execute = runner.execute_model
+
+        def execute_model(scheduled: Any, *arguments: Any, **options: Any) -> Any:
+            self._scheduled = scheduled
+            return execute(scheduled, *arguments, **options)
+
+        runner.execute_model = execute_model
+
+    def asked(self) -> Iterator[AskedRows]:
+        """Yield the rows of the step that is about to run; to be called once, where the model's forward is called.
+
+        Only there, after input preparation, are the rows in the order in which the model gets them. A forward outside
+        a step, as when the runner warms up, has none.
+        """
+        scheduled, self._scheduled = self._scheduled, None
+        if scheduled is None:
+            return
+        batch, row = self._runner.input_batch, 0
+        for index, request_id in enumerate(batch.req_ids):
+            count = scheduled.num_scheduled_tokens.get(request_id, 0)
+            sampling = self._runner.requests[request_id].sampling_params
+            asked = ((sampling and sampling.extra_args) or {}).get(self._name)
+            if asked is not None:
+                yield AskedRows(asked, index, row, int(batch.num_computed_tokens_cpu[index]), count)
+            row += count
+
+
+# RowsChannel: receives the Thinker's states from vLLM's workers, for the requests whose answers are spoken.
+
+
+#: The header of a worker's message: the length of the key, the number of rows, their width, the bytes of a number. The
+#: key follows, then the places of the rows in the request's tokens (int64), their M-RoPE positions (3, rows; int64),
+#: and the rows: float32, or bfloat16, the higher halves of that.
+ROWS: Final = struct.Struct("<IIIB")
+FLOAT32_BYTES: Final = 4
+BFLOAT16_BYTES: Final = 2
+
+#: Rows (n, width), as float32 or as the bits of bfloat16.
+Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
+
+
+class RowsReceiver(Protocol):
+    """Who waits for rows."""
+
+    def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
+        """Take the places of rows (n,) in the request's tokens, their positions (3, n), and the rows."""
+        ...
+
+    def worker_left(self) -> None:
+        """Expect no more of them."""
+        ...
+
+
+class RowsChannel(WorkerChannel[RowsReceiver]):
+    """The channel. A receiver gets the rows of each step, in pieces."""
+
+    async def read_message(self, reader: asyncio.StreamReader) -> None:
+        key_bytes, count, width, number_bytes = ROWS.unpack(await reader.readexactly(ROWS.size))
+        key = (await reader.readexactly(key_bytes)).decode()
+        places = np.frombuffer(await reader.readexactly(8 * count), np.int64)
+        positions = np.frombuffer(await reader.readexactly(3 * 8 * count), np.int64).reshape(3, count)
+        numbers = await reader.readexactly(count * width * number_bytes)
+        if (receiver := self.receivers.get(key)) is not None:
+            kind: Any = np.float32 if number_bytes == FLOAT32_BYTES else np.uint16
+            rows: Rows = np.frombuffer(numbers, kind).reshape(count, width)
+            receiver.take_rows(places, positions, rows)
+
+    def worker_left(self) -> None:
+        for receiver in self.receivers.values():
+            receiver.worker_left()
+
+
+def as_float32(rows: Rows) -> NDArray[np.float32]:
+    """Return rows as they came in float32."""
+    if rows.dtype == np.float32:
+        return rows.astype(np.float32, copy=False)
+    return (rows.astype(np.uint32) << 16).view(np.float32)
+
+
+# ReadoutChannel: receives readouts from vLLM's workers on a Unix socket and assigns them to requests.
+
+
+#: The header of a worker's message: the length of the key, the first position, the number of positions. The key and
+#: float32 numbers of shape (positions, layers, concepts) follow.
+FRAME: Final = struct.Struct("<IQI")
+_NUMBER_BYTES: Final = 4
+
+
+class ReadoutCollector:
+    """The readouts of one request, by position."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, NDArray[np.float32]] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    def add(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Add the readouts of consecutive positions from ``first``.
+
+        A request that vLLM preempts and recomputes sends positions twice, with the same numbers.
+        """
+        for position, row in enumerate(rows, first):
+            self._values[position] = row
+            waiting = self._waiting.pop(position, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def arrival(self, position: int) -> asyncio.Future[None]:
+        """Return a future that is done once the readout of ``position`` has arrived."""
+        if position not in self._waiting:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if position in self._values:
+                future.set_result(None)
+                return future
+            self._waiting[position] = future
+        return self._waiting[position]
+
+    def take(self, position: int) -> NDArray[np.float32]:
+        """Remove and return the readout of ``position``, which has arrived."""
+        return self._values.pop(position)
+
+
+class ReadoutChannel(WorkerChannel[ReadoutCollector]):
+    """The channel, on which a readout has ``width`` values per position."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        #: The number of positions received so far.
+        self.positions = 0
+        self._width = width
+
+    def collect(self, key: str) -> AbstractContextManager[ReadoutCollector]:
+        """Collect the readouts of the request ``key`` within the block."""
+        return self._receiving(key, ReadoutCollector())
+
+    async def read_message(self, reader: asyncio.StreamReader) -> None:
+        key_bytes, first, count = FRAME.unpack(await reader.readexactly(FRAME.size))
+        key = (await reader.readexactly(key_bytes)).decode()
+        data = await reader.readexactly(count * self._width * _NUMBER_BYTES)
+        self.positions += count
+        if (collector := self.receivers.get(key)) is not None:
+            collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))

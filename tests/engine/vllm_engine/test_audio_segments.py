@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_ws.audio.samples import Samples
-from omni_ws.engine.vllm.audio_segments import AudioSegmenter
+from omni_ws.engine.vllm.early_input import AudioSegmenter
 
 RATE = 1000  # 20 samples per frame
 

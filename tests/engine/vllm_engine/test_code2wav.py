@@ -16,10 +16,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.chunk_policy import ChunkPolicy
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.pipeline import pipeline
-from omni_ws.engine.vllm.code2wav import Code2Wav
-from omni_ws.engine.vllm.codec_frames import CodecFrames, Codes
-from omni_ws.engine.vllm.decode_queue import DecodeQueue
-from omni_ws.engine.vllm.snac_stream import CodecWindow
+from omni_ws.engine.vllm.code2wav import Code2Wav, CodecFrames, CodecWindow, Codes, DecodeQueue
 from omni_ws.errors import EngineFailed
 
 RATE, FRAME_MS = 100, 40.0

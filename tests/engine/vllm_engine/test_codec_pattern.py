@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.loader import (  # noqa: E402
     build_custom_logits_processors_params_validator,
 )
 
-from omni_ws.engine.vllm.codec_pattern import (  # noqa: E402
+from omni_ws.engine.vllm.workers import (  # noqa: E402
     CodecPattern,
     CodecPatternRows,
     Pattern,
@@ -80,8 +80,8 @@ def context(requests: list[int], positions: list[int]) -> LogitsContext:
 def test_the_processor_follows_the_model_runner() -> None:
     first = processor_name(SimpleNamespace(use_v2_model_runner=False))
     second = processor_name(SimpleNamespace(use_v2_model_runner=True))
-    assert first == "omni_ws.engine.vllm.codec_pattern:CodecPattern"
-    assert second == "omni_ws.engine.vllm.codec_pattern:CodecPatternRows"
+    assert first == "omni_ws.engine.vllm.workers:CodecPattern"
+    assert second == "omni_ws.engine.vllm.workers:CodecPatternRows"
     assert issubclass(CodecPattern, FirstInterface)
     assert issubclass(CodecPatternRows, SecondInterface)
     # vLLM's own loader accepts it, and validates parameters with it.

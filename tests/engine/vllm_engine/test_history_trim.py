@@ -11,10 +11,7 @@ from support.word_prompts import WordTokenizer, form, render
 
 from omni_ws.core.chunks import AudioFormat, Modality, ToolCall
 from omni_ws.core.history import Message, Speech
-from omni_ws.engine.vllm.excerpt import Media
-from omni_ws.engine.vllm.history_trim import HistoryTrim, PromptLimit
-from omni_ws.engine.vllm.prompt import PromptDraft
-from omni_ws.engine.vllm.prompt_form import PromptContext
+from omni_ws.engine.vllm.prompt import HistoryTrim, Media, PromptContext, PromptDraft, PromptLimit
 
 LIMIT = PromptLimit(prompt=200, input_reserve=20, stride=50)
 
@@ -177,7 +174,7 @@ def test_media_count_and_are_numbered_anew() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_template_without_history_is_no_obstacle(strict: bool) -> None:
     """What a template adds to a message is then unknown, and counts nothing."""
-    from omni_ws.engine.vllm.prompt_form import PromptForm
+    from omni_ws.engine.vllm.prompt import PromptForm
     from omni_ws.errors import InvalidValue
 
     def refusing(messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:

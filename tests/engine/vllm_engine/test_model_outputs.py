@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.until import until
 
-from omni_ws.engine.vllm.model_outputs import GROUP_SEC, ModelOutputs, OutputGroups
+from omni_ws.engine.vllm.language_model import GROUP_SEC, ModelOutputs, OutputGroups
 
 if TYPE_CHECKING:
     from vllm import RequestOutput

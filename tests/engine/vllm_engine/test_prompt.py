@@ -12,9 +12,7 @@ from support.word_prompts import CONTROL, WordTokenizer, form, placeholder, rend
 
 from omni_ws.core.chunks import AudioFormat, Modality, ToolCall
 from omni_ws.core.history import Message, Speech
-from omni_ws.engine.vllm.excerpt import Given, Media
-from omni_ws.engine.vllm.prompt import PromptDraft
-from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
+from omni_ws.engine.vllm.prompt import Given, Media, PromptContext, PromptDraft, PromptForm
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 

@@ -16,9 +16,7 @@ from support.salience_server import salience_server
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readout_making import Concept, load_concepts, make_vectors
-from omni_ws.engine.vllm.readout_vectors import load_vectors
-from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.readouts import Concept, Readouts, load_concepts, load_vectors, make_vectors
 from omni_ws.tools import readout_vectors
 
 PROMPTS = {

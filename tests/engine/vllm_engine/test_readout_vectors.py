@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.vllm.readout_vectors import load_vectors, save_vectors
+from omni_ws.engine.vllm.readouts import load_vectors, save_vectors
 
 pytestmark = pytest.mark.vllm
 

@@ -34,8 +34,7 @@ from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
-from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
 
 pytestmark = [
     pytest.mark.vllm,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.engine.vllm.row_table import KeptPrompt, KeptRows, RowTable, shared_prefix
-from omni_ws.engine.vllm.rows_channel import as_float32
+from omni_ws.engine.vllm.thinker_rows import KeptPrompt, KeptRows, RowTable, shared_prefix
+from omni_ws.engine.vllm.worker_channel import as_float32
 
 WIDTH = 8
 
@@ -78,8 +78,8 @@ def test_rows_that_are_expected_are_never_copied() -> None:
 def test_a_worker_packs_bfloat16_as_it_is() -> None:
     """And several requests of a step into one message each."""
     torch = pytest.importorskip("torch")
-    from omni_ws.engine.vllm.rows_channel import BFLOAT16_BYTES, ROWS
-    from omni_ws.engine.vllm.rows_worker import _Message, _packed
+    from omni_ws.engine.vllm.worker_channel import BFLOAT16_BYTES, ROWS
+    from omni_ws.engine.vllm.workers import _Message, _packed
 
     states = torch.tensor([[1.5, -2.0], [0.0, 3.0], [4.0, 0.25]], dtype=torch.bfloat16)
     sent = _packed(

@@ -16,9 +16,8 @@ from support.tiny_codec import build_codec, codec_config  # noqa: E402
 
 from omni_ws.audio.samples import Samples  # noqa: E402
 from omni_ws.engine.omni.talker_network import normal_at  # noqa: E402
-from omni_ws.engine.vllm.codec_frames import Codes, FrameLayout  # noqa: E402
+from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, FrameLayout, StreamState, WindowContext  # noqa: E402  # noqa: E402
 from omni_ws.engine.vllm.snac_decoder import SnacDecoder  # noqa: E402
-from omni_ws.engine.vllm.snac_stream import CodecWindow, StreamState, WindowContext  # noqa: E402
 from omni_ws.errors import EngineFailed  # noqa: E402
 
 pytestmark = pytest.mark.vllm

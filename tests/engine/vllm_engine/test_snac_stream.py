@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omni_ws.engine.vllm.codec_frames import Codes
-from omni_ws.engine.vllm.snac_stream import CodecWindow, StreamState, WindowContext
+from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, StreamState, WindowContext
 
 REACH = 3
 _WEIGHTS = np.array([0.5, -2.0, 7.0, 31.0, 11.0, -3.0, 0.25])

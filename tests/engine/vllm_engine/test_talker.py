@@ -23,11 +23,10 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.pipeline import pipeline
-from omni_ws.engine.vllm.codec_frames import CodecFrames, Codes
+from omni_ws.engine.vllm.code2wav import CodecFrames, CodecWindow, Codes
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.snac_stream import CodecWindow
-from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
+from omni_ws.engine.vllm.talker_engine import Speaker
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytestmark = [

@@ -16,9 +16,8 @@ import pytest_asyncio
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
-from omni_ws.engine.vllm.rows_channel import FLOAT32_BYTES, ROWS
-from omni_ws.engine.vllm.talker_feed import TalkerFeed
-from omni_ws.engine.vllm.thinker_rows import ThinkerRows
+from omni_ws.engine.vllm.thinker_rows import TalkerFeed, ThinkerRows
+from omni_ws.engine.vllm.worker_channel import FLOAT32_BYTES, ROWS
 from omni_ws.errors import EngineFailed
 
 WIDTH = 4

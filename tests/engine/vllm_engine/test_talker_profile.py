@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_ws.engine.vllm.talker_profile import MAYA1, ORPHEUS, find_profile
+from omni_ws.engine.vllm.talker import MAYA1, ORPHEUS, find_profile
 from omni_ws.errors import EngineFailed, InvalidValue
 
 GENERIC = """

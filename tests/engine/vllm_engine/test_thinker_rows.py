@@ -17,9 +17,9 @@ from omni_ws.core.history import Message, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows
-from omni_ws.engine.vllm.forced_answer import ForcedAnswer
-from omni_ws.engine.vllm.row_table import RowTable
-from omni_ws.engine.vllm.tool_calls import ParserNames, ParserUse
+from omni_ws.engine.vllm.omni_voice import ForcedAnswer
+from omni_ws.engine.vllm.sampling import ParserNames, ParserUse
+from omni_ws.engine.vllm.thinker_rows import RowTable
 from omni_ws.errors import ContextLengthExceeded
 from omni_ws.media.video import VideoFrame
 
@@ -400,7 +400,7 @@ async def forced(thinker: OmniThinker, pieces: Sequence[str]) -> list[Any]:
 
 async def test_readouts_and_rows_of_the_same_worker(thinker: OmniThinker) -> None:
     """vLLM has one extension of its worker; token sessions are read out beside spoken answers."""
-    from omni_ws.engine.vllm.readout_channel import ReadoutChannel
+    from omni_ws.engine.vllm.worker_channel import ReadoutChannel
 
     hidden = thinker.rows.width
     channel = ReadoutChannel(1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_ws.config.model import VllmConfig
-from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
+from omni_ws.engine.vllm.engine import TorchTrace, VllmEngine, traced_arguments
 
 
 def test_traces_need_a_root_and_no_profiler_of_the_operators(tmp_path: Path) -> None:

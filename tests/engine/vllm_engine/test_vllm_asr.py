@@ -20,8 +20,7 @@ from omni_ws.core.chunks import Task
 from omni_ws.engine.base import AnswerOptions, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
-from omni_ws.engine.vllm.transcription import TranscriptionModel
+from omni_ws.engine.vllm.asr_engine import TranscriptionModel, VllmAsrEngine
 
 pytestmark = [
     pytest.mark.vllm,

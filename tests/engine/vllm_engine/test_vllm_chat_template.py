@@ -100,7 +100,7 @@ async def test_the_operator_is_told_before_the_model_is_loaded(
 
 
 def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
-    from omni_ws.engine.vllm.chat_template import lacks_chat_template
+    from omni_ws.engine.vllm.checkpoint import lacks_chat_template
 
     model = str(tmp_path)
     settings = tmp_path / "tokenizer_config.json"

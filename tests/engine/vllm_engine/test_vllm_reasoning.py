@@ -23,9 +23,9 @@ from omni_ws.engine.decoded_parts import DecodedPart, TextPart
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_model import AnswerRows
 from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.sampling import ParserUse
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.engine.vllm.thinker_rows import ThinkerRows
-from omni_ws.engine.vllm.tool_calls import ParserUse
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

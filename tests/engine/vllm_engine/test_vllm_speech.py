@@ -48,8 +48,7 @@ def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
 async def spoken_at_once(engine: VllmEngine, text: str, *, being_written: bool = False) -> Samples:
     """Speak the same text with the same Talker, and decode each clause at once."""
     from omni_ws.engine.channel import Channel
-    from omni_ws.engine.vllm.codec_frames import CodecFrames
-    from omni_ws.engine.vllm.snac_stream import CodecWindow
+    from omni_ws.engine.vllm.code2wav import CodecFrames, CodecWindow
 
     assert engine._speaker is not None
     talker, _ = engine._speaker.stages("reference", sampling=SEED["talker"], being_written=being_written)

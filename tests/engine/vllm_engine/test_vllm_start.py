@@ -142,7 +142,7 @@ class TestWithVllm:
         assert engine._decoding is None
 
     def test_a_chat_template_of_just_the_largest_size(self, tmp_path: Path) -> None:
-        from omni_ws.engine.vllm.chat_template import MAX_BYTES, read_chat_template
+        from omni_ws.engine.vllm.checkpoint import MAX_BYTES, read_chat_template
 
         written = "{{ bos_token + messages[0]['content'] }}".ljust(MAX_BYTES)
         (tmp_path / "chat.jinja").write_text(written)

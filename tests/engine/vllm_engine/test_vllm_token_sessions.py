@@ -28,8 +28,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, load_vectors, save_vectors
-from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors, load_vectors, save_vectors
 from omni_ws.generated import salience_pb2 as messages
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")

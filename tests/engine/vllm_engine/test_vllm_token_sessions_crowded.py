@@ -23,8 +23,7 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
-from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 

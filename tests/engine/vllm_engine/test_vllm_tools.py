@@ -22,9 +22,9 @@ from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, T
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.prompt_form import PromptContext
+from omni_ws.engine.vllm.prompt import PromptContext
+from omni_ws.engine.vllm.sampling import ParserUse, parser_use
 from omni_ws.engine.vllm.thinker import Thinker
-from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
 from omni_ws.errors import InvalidValue, SessionConflict
 from omni_ws.server import create_app, listen
 

@@ -1,0 +1,428 @@
+"""What runs inside vLLM's processes: workers that send rows and readouts, and logits processors of codecs."""
+
+from __future__ import annotations
+
+import math
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLogitsProcessor
+
+from omni_ws.engine.vllm.worker_channel import BFLOAT16_BYTES, FLOAT32_BYTES, FRAME, ROWS, StepWatch, connect_worker
+
+# ReadoutWorker: runs inside vLLM's workers; projects the residual stream and sends the results to the server.
+#
+# A request asks for readouts in the ``extra_args`` of its sampling parameters: ``{"readout": {"key": …, "ranges":
+# …}}``. The projections of a step are sent in the step that computed them, as one message for each run of positions,
+# through a Unix socket: no RPC is needed for a token. vLLM has to run eagerly, since compiled graphs do not support
+# hooks.
+
+
+@dataclass(slots=True)
+class _ReadoutWorkerRows:
+    """``count`` consecutive rows of a step that belong to a request, with their positions in its tokens."""
+
+    key: str
+    first_row: int
+    first_position: int
+    count: int
+
+
+class ReadoutWorker:
+    """A mixin of vLLM's worker (``worker_extension_cls``), which provides ``model_runner`` and ``rank``."""
+
+    model_runner: Any
+    rank: int
+
+    def install_readouts(self, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int) -> int:
+        """Hook into the layers; returns the number of layers that the model has.
+
+        ``matrices`` are float32, of shape (concepts, hidden size) each. Without ``address`` nothing is hooked. With
+        tensor parallelism one worker suffices, since all have the same stream.
+        """
+        runner = self.model_runner
+        blocks = _decoder_layers(runner.model)
+        if address and self.rank == 0:
+            self._readout = _Readout(runner, address, layers, matrices, concepts)
+            for place, layer in enumerate(layers):
+                blocks[layer].register_forward_hook(self._readout.hook(place))
+        return len(blocks)
+
+
+class _Readout:
+    """The hooks of one worker, and its connection to the server."""
+
+    def __init__(
+        self, runner: Any, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int
+    ) -> None:
+        self._runner = runner
+        self._layers = len(layers)
+        self._vectors = [
+            torch.from_numpy(np.frombuffer(matrix, np.float32).reshape(concepts, -1).copy()).to(runner.device)
+            for matrix in matrices
+        ]
+        self._wanted: list[_ReadoutWorkerRows] = []
+        self._rows: torch.Tensor | None = None
+        self._values: list[torch.Tensor] = []
+        self._socket: socket.socket | None = connect_worker(address)
+        self._watch = StepWatch(runner, "readout")
+        forward = runner._model_forward
+
+        def model_forward(*arguments: Any, **options: Any) -> Any:
+            # Only here, after input preparation, are the rows in the order in which the model gets them.
+            self._wanted = self._wanted_rows()
+            if not self._wanted:
+                return forward(*arguments, **options)
+            rows = np.concatenate([np.arange(one.first_row, one.first_row + one.count) for one in self._wanted])
+            self._rows = torch.from_numpy(rows).to(runner.device)
+            try:
+                return forward(*arguments, **options)
+            finally:
+                self._send()
+
+        runner._model_forward = model_forward
+
+    def hook(self, place: int) -> Callable[..., None]:
+        """Return a forward hook for the layer that is the ``place``-th of those read out."""
+
+        def after_layer(module: Any, inputs: Any, output: Any) -> None:
+            if not self._wanted:
+                return
+            # vLLM's layers return their own output and the stream to which it is to be added separately.
+            parts = output if isinstance(output, tuple) else (output,)
+            stream = parts[0][self._rows]
+            if len(parts) > 1 and parts[1] is not None:
+                stream = stream + parts[1][self._rows]
+            self._values.append(stream.float() @ self._vectors[place].T)
+
+        return after_layer
+
+    def _wanted_rows(self) -> list[_ReadoutWorkerRows]:
+        """Return the rows of this step whose positions are to be read out."""
+        wanted: list[_ReadoutWorkerRows] = []
+        for step in self._watch.asked():
+            for start, end in step.asked["ranges"]:
+                first, last = max(start, step.begins), min(end, step.begins + step.count)
+                if first < last:
+                    row = step.first_row + first - step.begins
+                    wanted.append(_ReadoutWorkerRows(step.asked["key"], row, first, last - first))
+        return wanted
+
+    def _send(self) -> None:
+        """Send the projections of this step."""
+        wanted, values = self._wanted, self._values
+        self._wanted, self._values = [], []
+        if len(values) != self._layers or self._socket is None:
+            return  # the step failed
+        numbers = torch.stack(values, dim=1).cpu().numpy()
+        frames = bytearray()
+        row = 0
+        for one in wanted:
+            key = one.key.encode()
+            frames += FRAME.pack(len(key), one.first_position, one.count) + key
+            frames += numbers[row : row + one.count].tobytes()
+            row += one.count
+        try:
+            self._socket.sendall(frames)
+        except OSError:
+            self._socket = None  # the server has exited, and vLLM will be stopped
+
+
+def _decoder_layers(model: Any) -> Any:
+    """Return the transformer blocks of the language model, wherever the architecture has them."""
+    if hasattr(model, "get_language_model"):
+        model = model.get_language_model()
+    while not hasattr(model, "layers"):
+        model = model.language_model if hasattr(model, "language_model") else model.model
+    return model.layers
+
+
+# RowsWorker: runs inside vLLM's workers; sends the Thinker's states to the server, from which the Talker speaks.
+#
+# A request asks for its rows in the ``extra_args`` of its sampling parameters: ``{"rows": key}``. The state of Qwen2.5
+# is what the model returns; that of Qwen3 is an auxiliary output of the same forward, which vLLM knows from its draft
+# models. So there are no hooks, and graphs are compiled and captured as ever. The rows of a step are sent through a
+# Unix socket, with their M-RoPE positions.
+
+
+#: The name by which requests ask.
+ASKED: Final = "rows"
+#: The most rows of a message: the server does other things between two of them.
+_ROWS_AT_ONCE: Final = 256
+#: The steps whose rows may wait to be sent. Beyond it the model waits for the server.
+_STEPS_AHEAD: Final = 16
+
+
+class _Runner:
+    """The worker's ``model_runner``, seen as it is set: before it loads the model, which is then compiled."""
+
+    def __get__(self, worker: Any, kind: type | None = None) -> Any:
+        return self if worker is None else worker.__dict__["model_runner"]
+
+    def __set__(self, worker: Any, runner: Any) -> None:
+        worker.__dict__["model_runner"] = runner
+        layer = None if runner is None else _state_layer(runner)
+        if layer is None:
+            return
+        load = runner.load_model
+
+        def load_model(*arguments: Any, **options: Any) -> None:
+            load(*arguments, **options)
+            runner.get_model().get_language_model().model._set_aux_hidden_state_layers((layer,))
+            runner.use_aux_hidden_state_outputs = True  # so that it expects them
+
+        runner.load_model = load_model
+
+
+def _state_layer(runner: Any) -> int | None:
+    """Return how many blocks the state that the Talker reads has passed, or None if it is what the model returns."""
+    talker = getattr(runner.model_config.hf_config, "talker_config", None)
+    layer: int | None = getattr(talker, "accept_hidden_layer", None)
+    return layer
+
+
+class RowsWorker(ReadoutWorker):
+    """A mixin of vLLM's worker (``worker_extension_cls``). It has what readouts need too: there is one for both."""
+
+    model_runner = _Runner()
+    rank: int
+
+    def install_rows(self, address: str, tokens: Sequence[int] | None) -> None:
+        """Send the rows of those ``tokens`` (None: of all) from now on.
+
+        With tensor parallelism one worker suffices, since all have the same states.
+        """
+        if self.rank == 0:
+            _Rows(self.model_runner, address, None if tokens is None else np.asarray(tokens))
+
+
+class _Message(NamedTuple):
+    """The rows of one request in a step: ``rows`` of the step's, of ``indices`` in the request's tokens."""
+
+    key: str
+    rows: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+class _Rows:
+    """The wrapped forward of one worker, and its connection to the server."""
+
+    def __init__(self, runner: Any, address: str, tokens: NDArray[np.int64] | None) -> None:
+        self._runner = runner
+        self._tokens = tokens
+        self._watch = StepWatch(runner, ASKED)
+        self._sender = _Sender(connect_worker(address))
+        forward = runner._model_forward
+
+        def model_forward(*arguments: Any, **options: Any) -> Any:
+            messages = self._messages()
+            if not messages:
+                return forward(*arguments, **options)
+            rows = torch.from_numpy(np.concatenate([one.rows for one in messages])).to(runner.device)
+            output = forward(*arguments, **options)
+            self._send(messages, output[1][0] if isinstance(output, tuple) else output, rows)
+            return output
+
+        runner._model_forward = model_forward
+
+    def _messages(self) -> list[_Message]:
+        batch, mrope = self._runner.input_batch, self._runner.mrope_positions
+        messages = []
+        for step in self._watch.asked():
+            places = np.arange(step.count)
+            if self._tokens is not None:
+                tokens = batch.token_ids_cpu[step.index, step.begins : step.begins + step.count]
+                places = places[np.isin(tokens, self._tokens)]
+            if len(places):
+                rows = step.first_row + places
+                # Copied, as the next step is prepared in the same buffer.
+                positions = mrope.np[:, rows].astype(np.int64)
+                indices = step.begins + places
+                for first in range(0, len(rows), _ROWS_AT_ONCE):
+                    part = slice(first, first + _ROWS_AT_ONCE)
+                    messages.append(_Message(step.asked, rows[part], indices[part], positions[:, part]))
+        return messages
+
+    def _send(self, messages: list[_Message], states: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy the rows out of the graph's buffer, which its next replay overwrites, and leave the rest to a thread.
+
+        The part for CUDA was written without a GPU at hand, and has not run on one.
+        """
+        taken = states.index_select(0, rows)
+        if taken.dtype is not torch.bfloat16:
+            taken = taken.float()
+        if not taken.is_cuda:
+            self._sender.put(messages, taken, None)
+            return
+        # On the stream of the forward, so before the replay; the model does not wait for it.
+        pinned = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True)
+        pinned.copy_(taken, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._sender.put(messages, pinned, copied)
+
+
+class _Sender:
+    """Sends rows in a thread of its own: the model does not wait for copies, nor for the server."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting: queue.Queue[tuple[list[_Message], torch.Tensor, Any]] = queue.Queue(_STEPS_AHEAD)
+        self._connected = True
+        threading.Thread(target=self._run, name="rows", daemon=True).start()
+
+    def put(self, messages: list[_Message], rows: torch.Tensor, copied: Any) -> None:
+        """Send ``rows``, those of all messages, once they are ``copied`` (an event of CUDA)."""
+        self._waiting.put((messages, rows, copied))
+
+    def _run(self) -> None:
+        while True:
+            messages, rows, copied = self._waiting.get()
+            if not self._connected:
+                continue  # the server has exited, and vLLM will be stopped
+            if copied is not None:
+                copied.synchronize()
+            try:
+                self._connection.sendall(_packed(messages, rows))
+            except OSError:
+                self._connected = False
+
+
+def _packed(messages: list[_Message], rows: torch.Tensor) -> bytes:
+    is_half = rows.dtype is torch.bfloat16
+    numbers = (rows.view(torch.int16) if is_half else rows).numpy()
+    data = bytearray()
+    first = 0
+    for one in messages:
+        key, count = one.key.encode(), len(one.indices)
+        data += ROWS.pack(len(key), count, numbers.shape[1], BFLOAT16_BYTES if is_half else FLOAT32_BYTES) + key
+        data += one.indices.tobytes() + one.positions.tobytes() + numbers[first : first + count].tobytes()
+        first += count
+    return bytes(data)
+
+
+# Logits processors that constrain a speech language model to the tokens of each slot in its codec frames.
+#
+# vLLM loads them by name in its engine process. They exist twice because each generation of vLLM's model runner has an
+# interface of its own; the configuration of the engine decides which one runs (``processor_name``). A request opts in
+# by ``extra_arguments``; all others are unaffected.
+
+
+_KEY: Final = "codec_pattern"
+
+
+class Pattern(NamedTuple):
+    """The allowed tokens: in slot ``i``, ``codebook_size`` IDs from ``first_token + i * codebook_size``.
+
+    ``stop`` is allowed after each whole frame.
+    """
+
+    first_token: int
+    codebook_size: int
+    slots: int
+    stop: int
+
+
+def extra_arguments(pattern: Pattern) -> dict[str, Any]:
+    """Return the ``SamplingParams.extra_args`` of a request that is constrained to ``pattern``."""
+    return {_KEY: list(pattern)}
+
+
+def processor_name(vllm_config: Any) -> str:
+    """Return the entry of ``logits_processors`` for the model runner that this configuration uses."""
+    processor = CodecPatternRows if vllm_config.use_v2_model_runner else CodecPattern
+    return f"{processor.__module__}:{processor.__qualname__}"
+
+
+def _pattern_of(params: SamplingParams) -> Pattern | None:
+    """Return the pattern that a request asks for, or None. Raises ValueError for a malformed one."""
+    wanted = (params.extra_args or {}).get(_KEY)
+    if wanted is None:
+        return None
+    if not isinstance(wanted, list | tuple) or len(wanted) != 4 or any(type(number) is not int for number in wanted):
+        raise ValueError(f"{_KEY} must be [first token, codebook size, slots per frame, stop token]")
+    pattern = Pattern(*wanted)
+    if min(pattern.first_token, pattern.stop) < 0 or min(pattern.codebook_size, pattern.slots) < 1:
+        raise ValueError(f"{_KEY}: token ids must not be negative; codebook size and slots must be at least 1")
+    return pattern
+
+
+class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
+    """The processor for the first generation of the model runner, called for one request at a time."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        _pattern_of(sampling_params)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> partial[torch.Tensor] | None:
+        pattern = _pattern_of(params)
+        return None if pattern is None else partial(_keep_slot, pattern)
+
+
+def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """Mask all logits but those of the tokens allowed after ``output_tokens``."""
+    done = len(output_tokens)
+    slot = done % pattern.slots
+    low = pattern.first_token + slot * pattern.codebook_size
+    kept = torch.full_like(logits, -math.inf)
+    kept[low : low + pattern.codebook_size] = logits[low : low + pattern.codebook_size]
+    if slot == 0 and done:
+        kept[pattern.stop] = logits[pattern.stop]
+    return kept
+
+
+class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
+    """The processor for the second generation, called for all rows of a step at once, on the device."""
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        super().__init__(vllm_config, req_states)
+        self._requests = req_states
+        #: A Pattern for each index of a request; its ``slots`` is 0 for requests without one.
+        self._patterns = np.zeros((req_states.max_num_reqs, len(Pattern._fields)), np.int64)
+        self._on_device = torch.zeros(self._patterns.shape, dtype=torch.int64, device=req_states.device)
+        self._tokens = torch.arange(req_states.vocab_size, device=req_states.device)
+        self._changed = False
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        _pattern_of(sampling_params)
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        pattern = _pattern_of(sampling_params)
+        self._patterns[req_idx] = (0, 0, 0, 0) if pattern is None else pattern
+        self._changed = True
+        return pattern is not None
+
+    def apply_staged_writes(self) -> None:
+        if self._changed:
+            # Transfer a copy, because the next step may change the host's array before the transfer has finished.
+            self._on_device.copy_(torch.from_numpy(self._patterns.copy()))
+            self._changed = False
+
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+        if not self._patterns[ctx.idx_mapping_np, Pattern._fields.index("slots")].any():
+            return logits
+        requests = ctx.expanded_idx_mapping.long()
+        first, size, slots, stop = self._on_device[requests].unsqueeze(-1).unbind(1)
+        # A row samples the token after the one at ``pos``.
+        done = (ctx.pos + 1 - self._requests.prompt_len.gpu[requests]).long().unsqueeze(-1)
+        slot = done % slots.clamp(min=1)
+        low = first + slot * size
+        kept = (self._tokens >= low) & (self._tokens < low + size)
+        kept |= (self._tokens == stop) & (slot == 0) & (done > 0)
+        kept |= slots == 0
+        return logits.masked_fill_(~kept[:, : logits.shape[-1]], -math.inf)
