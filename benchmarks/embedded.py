@@ -33,7 +33,7 @@ from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.pacing import paced, pieces
 from omni_ws.client.wav import Pcm16
-from omni_ws.engine.cores import cores
+from omni_ws.engine.threads import cores
 
 SAMPLE_RATE: Final = 16_000
 PIECE_SEC: Final = 0.02

@@ -31,7 +31,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks.server_process import free_port, running
-from omni_ws.engine.cores import cores
+from omni_ws.engine.threads import cores
 
 FIRST, SECOND, KEY = "My name is Robert.", "What is my name?", "robert"
 ACKNOWLEDGEMENTS: Final = ("Yeah.", "Okay.", "Right.", "I see.", "Uh-huh.")

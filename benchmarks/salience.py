@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.server_process import cpu_seconds, free_port, running
 from benchmarks.token_server import MetronomeEngine
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
+from omni_ws.engine.base import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.tokens.sessions import TokenCall, TokenSessions
 

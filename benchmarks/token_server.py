@@ -10,9 +10,16 @@ from typing import Final
 
 from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.core.token_session import TokenImage, VisionTokens
-from omni_ws.engine.base import EngineCapabilities
+from omni_ws.engine.base import (
+    EngineCapabilities,
+    ReadoutManifest,
+    TokenEvent,
+    TokenGeneration,
+    TokenOutput,
+    TokensFinished,
+    TokenStop,
+)
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
-from omni_ws.engine.tokens import ReadoutManifest, TokenEvent, TokenGeneration, TokenOutput, TokensFinished, TokenStop
 from omni_ws.server import create_app
 from omni_ws.token_service import serve_tokens
 

@@ -22,7 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.heap import return_freed_memory, returning_memory, share_heaps
+from omni_ws.engine.child import return_freed_memory, returning_memory, share_heaps
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice
 from omni_ws.engine_choice.announcement import part_lines, turn_lines

@@ -22,13 +22,12 @@ from omni_ws.core.history import Message, in_order
 from omni_ws.core.ledger import MAX_KEPT_TEXT, Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
-from omni_ws.engine.clauses import ClauseSplitter
+from omni_ws.engine.clauses import ClauseSplitter, pieces_of
 from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.llm.rules import answer
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.spoken.speakable_text import SpeakableText
-from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
 from omni_ws.transport.http.exchange import FormReader

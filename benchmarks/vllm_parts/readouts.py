@@ -17,7 +17,7 @@ from support.tiny_models import ENGINE_ARGS, build_larger_text_model
 from benchmarks.vllm_parts.report import Report, Size, median_ratio, milliseconds
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_session import TokenRanges
-from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput, TokenSampling
+from omni_ws.engine.base import ReadoutManifest, TokenGeneration, TokenOutput, TokenSampling
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
 

@@ -1,28 +1,15 @@
-"""The contract between the server and its engines.
-
-An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
-and what it may rely on, ``EngineCapabilities`` what it can declare. The server refuses requests for anything
-undeclared, so an engine need not check for it. The core of an engine is an async generator::
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        with request.media_room.share() as share:
-            parts = decode_input(
-                request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share, lane=request.lane
-            )
-            async with aclosing(parts):
-                async for part in parts:            # as the client sends it
-                    …
-            yield TextOutput("an answer")           # waits while the client does not read
-            yield Finished(FinishReason.STOP, Usage())
-"""
+"""The contract between the server and its engines."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final, Protocol, TypeAlias
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -43,9 +30,28 @@ from omni_ws.core.chunks import (
     Word,
 )
 from omni_ws.core.history import Message
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.errors import OmniError
+from omni_ws.engine.threads import Lane
+from omni_ws.errors import EngineFailed, OmniError
+
+# The contract between the server and its engines.
+#
+# An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
+# and what it may rely on, ``EngineCapabilities`` what it can declare. The server refuses requests for anything
+# undeclared, so an engine need not check for it. The core of an engine is an async generator::
+#
+#     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+#         with request.media_room.share() as share:
+#             parts = decode_input(
+#                 request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share,
+#                 lane=request.lane
+#             )
+#             async with aclosing(parts):
+#                 async for part in parts:            # as the client sends it
+#                     …
+#             yield TextOutput("an answer")           # waits while the client does not read
+#             yield Finished(FinishReason.STOP, Usage())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,3 +496,175 @@ class Engine(Protocol):
         It may yield before the input has ended. Outputs of a modality that was not requested are ignored.
         """
         ...
+
+
+# The contract of engines for token sessions: they process token lists and continue them.
+
+
+#: The limit on ``TokenGeneration.logprob_top_k``.
+MAX_TOP_LOGPROBS: Final = 20
+NOWHERE: Final = TokenRanges()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSampling:
+    """Sampling parameters. ``top_k`` 0 disables it; ``stop_token_ids`` are added to the model's own."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGeneration:
+    """One call to continue a token list.
+
+    ``tokens`` is the whole list. It belongs to the session, which appends decoded tokens to it, so an engine copies
+    what it keeps. With ``max_tokens`` 0 the list is computed without decoding. The ranges select the positions whose
+    log-probabilities and readouts are reported.
+    """
+
+    request_id: str
+    tokens: Sequence[int]
+    images: tuple[TokenImage, ...]
+    max_tokens: int
+    sampling: TokenSampling = TokenSampling()
+    logprob_ranges: TokenRanges = NOWHERE
+    logprob_top_k: int = 0
+    readout_ranges: TokenRanges = NOWHERE
+    priority: int = 0
+    #: The name of the client's API key. Caches must not be shared between owners.
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """A decoded token, or one of the list that a range selects.
+
+    ``readout`` has layers × concepts numbers, layer by layer; it is empty unless selected. ``logprobs`` are the most
+    probable tokens at this position, in descending order, ``logprob`` is that of the token itself.
+    """
+
+    id: int
+    position: int
+    is_prefill: bool
+    readout: Sequence[float] = ()
+    logprobs: tuple[tuple[int, float], ...] = ()
+    logprob: float | None = None
+
+
+class TokenStop(Enum):
+    """Why a call ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    #: The session was closed; reported by the server, not by engines.
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class TokensFinished:
+    """The last output of a call."""
+
+    reason: TokenStop
+
+
+TokenEvent: TypeAlias = TokenOutput | TokensFinished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadoutManifest:
+    """The meaning of the numbers in a readout. Empty where readouts are disabled."""
+
+    concepts: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    hidden_size: int = 0
+    dtype: str = ""
+
+
+class TokenEngine(Protocol):
+    """The interface of ``HasTokens.tokens``; usable once the engine has started."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest list that the model processes, in tokens."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of token IDs."""
+        ...
+
+    @property
+    def vision_tokens(self) -> VisionTokens | None:
+        """The IDs that form a vision block; None for models without images."""
+        ...
+
+    @property
+    def readout_manifest(self) -> ReadoutManifest:
+        """What readouts contain."""
+        ...
+
+    async def check_images(self, images: Sequence[TokenImage]) -> None:
+        """Check images.
+
+        Raises InvalidValue for one that cannot be decoded, or has another number of features than the model computes
+        for it.
+        """
+        ...
+
+    def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
+        """Continue a token list: an async generator that ends with one TokensFinished.
+
+        It yields the selected tokens of the list, in order, then each decoded token; one with a readout after its own
+        position has been computed. Closing the generator aborts the call. Raises as ``Engine.generate`` does, and
+        ContextLengthExceeded before the first output.
+        """
+        ...
+
+
+class HasTokens(Protocol):
+    """An engine with ``EngineCapabilities.token_sessions``."""
+
+    @property
+    def tokens(self) -> TokenEngine:
+        """Its interface for token sessions."""
+        ...
+
+
+# The contract of engines whose models can be traced.
+
+
+@runtime_checkable
+class TraceableEngine(Protocol):
+    """An engine that can record the operations of its models with torch's profiler, in all its processes."""
+
+    @property
+    def can_trace(self) -> bool:
+        """Whether the engine was started with tracing enabled."""
+        ...
+
+    async def start_trace(self, template: Path) -> None:
+        """Start recording. ``template`` is the beginning of the paths of the files to write."""
+        ...
+
+    async def stop_trace(self) -> tuple[Path, ...]:
+        """Stop recording and return the files."""
+        ...
+
+
+# Translates exceptions inside engines: details go to the log, an ID to the client.
+
+
+logger = logging.getLogger(__name__)
+
+
+def incident(failure: str, exception: BaseException, *, request_id: str | None = None) -> EngineFailed:
+    """Log ``exception`` under a new ID, and return the error that the client gets.
+
+    That has the ID, and ``failure`` as its message; the text of ``exception`` might reveal internals.
+    """
+    error_id = f"err_{uuid.uuid4().hex}"
+    logger.error("%s (%s)", failure, error_id, exc_info=exception)
+    return EngineFailed(failure, request_id=request_id, error_id=error_id)

@@ -1,11 +1,20 @@
-"""Channel: a bounded queue between tasks, whose capacity is in bytes, characters or milliseconds, not items."""
+"""Stages of an engine run at once on one request, connected by bounded channels."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from omni_ws.engine.base import NO_SINK, AudioOutput, Cut, EngineOutput, OutputSink
+from omni_ws.profiler import events
+
+# Channel: a bounded queue between tasks, whose capacity is in bytes, characters or milliseconds, not items.
+
 
 T = TypeVar("T")
 
@@ -149,3 +158,203 @@ class Channel(Generic[T]):
     def _wake(waiter: asyncio.Future[None] | None) -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+# Runs the stages of an engine concurrently on one request, connected by bounded channels.
+
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+#: The limit on outputs that wait for the client: bytes of samples plus an overhead for each output.
+OUTPUT_BYTES = 256 * 1024
+_OUTPUT_OVERHEAD_BYTES = 128
+
+
+class Stage(Protocol[T_contra]):
+    """One stage of an answer, such as Thinker, Talker or Code2Wav."""
+
+    name: str
+
+    async def run(self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Process ``source`` to its end.
+
+        Items for the next stage are put into ``sink`` (None for the last stage), outputs for the client into
+        ``outputs``; both apply backpressure. A stage may return before the end of ``source``: the stages before it are
+        cancelled then, except for one that has closed its ``sink`` itself and works on for the client. Cancellation
+        releases everything that the stage holds.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageLink:
+    """The channel between two stages: its capacity, in the unit in which ``cost`` measures its items."""
+
+    capacity: float
+    cost: Callable[[Any], float]
+
+
+@asynccontextmanager
+async def pipeline(
+    source: AsyncIterator[Any],
+    stages: Sequence[Stage[Any]],
+    links: Sequence[StageLink],
+    *,
+    sink: OutputSink = NO_SINK,
+    cut: Cut | None = None,
+) -> AsyncIterator[AsyncIterator[EngineOutput]]:
+    """Run ``stages`` over ``source`` and yield the iterator over their outputs.
+
+    ``links`` has a channel for each pair of adjacent stages. Outputs that ``sink`` takes at once do not pass through
+    the iterator; after one that it refuses they do, until the iterator has caught up. Iterating raises the first error
+    of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and waits until they have
+    released their resources. Once ``cut`` is made, the first stage works on alone: its channel to the next one is
+    closed, and the others are cancelled.
+    """
+    if len(links) != len(stages) - 1:
+        raise ValueError("there must be exactly one link between consecutive stages")
+    outputs = Outputs(sink)
+    channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
+    tasks: list[asyncio.Task[None]] = []
+    cancelled: set[asyncio.Task[None]] = set()
+
+    def cancel(some: Sequence[asyncio.Task[None]]) -> None:
+        """Cancel each task once: a second cancellation would interrupt its cleanup and leave the model running."""
+        for task in some:
+            if task not in cancelled:
+                cancelled.add(task)
+                task.cancel()
+
+    def cancel_before(index: int) -> None:
+        """Cancel the stages whose output nobody reads now that the stage at ``index`` has ended."""
+        for before in reversed(range(index)):
+            if channels[before].closed:
+                return  # it has ended, or works on for the client and still reads from those before it
+            cancel(tasks[before : before + 1])
+
+    sources = [source, *(aiter(channel) for channel in channels)]
+    for index, stage in enumerate(stages):
+        link = channels[index] if index < len(channels) else None
+        work = _run(stage, sources[index], link, outputs, cancel_upstream=partial(cancel_before, index))
+        tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
+    running = set(tasks)
+
+    def note_end(task: asyncio.Task[None]) -> None:  # with the last stage end the outputs
+        running.discard(task)
+        if not running:
+            outputs.close()
+
+    for task in tasks:
+        task.add_done_callback(note_end)
+
+    try:
+        with (cut or Cut()).watched(partial(_leave_first, channels, tasks, cancel)):
+            yield aiter(outputs)
+    finally:
+        outputs.discard()
+        cancel(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _leave_first(
+    channels: Sequence[Channel[Any]],
+    tasks: Sequence[asyncio.Task[None]],
+    cancel: Callable[[Sequence[asyncio.Task[None]]], None],
+) -> None:
+    """Cancel all stages but the first."""
+    channels[0].discard()
+    cancel(tasks[1:])
+
+
+async def _run(
+    stage: Stage[Any],
+    source: AsyncIterator[Any],
+    sink: Channel[Any] | None,
+    outputs: Outputs,
+    *,
+    cancel_upstream: Callable[[], None],
+) -> None:
+    """Run one stage; connect its end to the stages before and after it."""
+    if events.recorder is not None:
+        source = _ProfiledSource(source, stage.name)
+    try:
+        await stage.run(source, sink, outputs)
+    except ChannelClosed:
+        pass  # the next stage, or the client, has ended
+    except Exception as error:
+        if not outputs.closed:
+            outputs.fail(error)
+    finally:
+        events.emit(stage.name, events.STAGE_END, terminal=sink is None)
+        if sink is not None:
+            sink.close()
+        cancel_upstream()
+
+
+class Outputs(Channel[EngineOutput]):
+    """The channel of the outputs, which hands them to a sink while its reader waits.
+
+    As long as the reader is busy with an output, nothing is offered, so nothing overtakes. It is an OutputSink itself,
+    for stages that run an engine.
+    """
+
+    def __init__(self, sink: OutputSink) -> None:
+        super().__init__(OUTPUT_BYTES, cost=output_cost)
+        self._sink = sink
+
+    def offer(self, output: EngineOutput) -> bool:
+        """See OutputSink."""
+        return not self.closed and self.awaited and self._sink.offer(output)
+
+    def put_nowait(self, item: EngineOutput) -> None:
+        if not self.offer(item):
+            super().put_nowait(item)
+
+
+def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:
+    if events.recorder is None:
+        return Channel(link.capacity, cost=link.cost)
+    return _ProfiledChannel(link, before.name, after.name)
+
+
+class _ProfiledChannel(Channel[Any]):
+    """Reports each item put and taken to the profiler. Only used while that records."""
+
+    def __init__(self, link: StageLink, before: str, after: str) -> None:
+        super().__init__(link.capacity, cost=link.cost)
+        self._before, self._after = before, after
+        self._put = self._taken = 0
+
+    def put_nowait(self, item: Any) -> None:
+        super().put_nowait(item)
+        events.emit(self._before, "stage_stream_chunk_sent", to_stage=self._after, chunk_id=self._put)
+        self._put += 1
+
+    def take_nowait(self) -> Any:
+        item = super().take_nowait()
+        if item is not None:
+            events.emit(self._after, "stage_stream_chunk_received", from_stage=self._before, chunk_id=self._taken)
+            self._taken += 1
+        return item
+
+
+class _ProfiledSource(AsyncIterator[Any]):
+    """Reports the start of a stage, its first item, to the profiler."""
+
+    def __init__(self, source: AsyncIterator[Any], stage: str) -> None:
+        self._source = source
+        self._stage = stage
+        self._begun = False
+
+    async def __anext__(self) -> Any:
+        item = await anext(self._source)
+        if not self._begun:
+            self._begun = True
+            events.emit(self._stage, events.STAGE_START, resident=True)
+        return item
+
+
+def output_cost(output: EngineOutput) -> float:
+    """Return what an output costs in terms of OUTPUT_BYTES."""
+    size = output.samples.nbytes if isinstance(output, AudioOutput) else 0
+    return size + _OUTPUT_OVERHEAD_BYTES

@@ -1,14 +1,17 @@
-"""ContinuedInput: the input of a request that continues a message whose earlier parts were cut off."""
+"""Input that continues what was said before, and the turns of a history."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import InputSource
+
+# ContinuedInput: the input of a request that continues a message whose earlier parts were cut off.
 
 
 class EarlierParts(Protocol):
@@ -69,3 +72,35 @@ def apart(before: InputChunk, chunk: InputChunk) -> InputChunk:
     if not texts or not chunk.payload or before.payload[-1:].isspace() or chunk.payload[:1].isspace():
         return chunk
     return replace(chunk, payload=b" " + chunk.payload)
+
+
+# Turns of a history: whole ones, the oldest of which an engine may leave out; and what was said last, unanswered.
+
+
+def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """Return the turns, oldest first; together they are the history.
+
+    A turn begins with a user message and includes the answer, its tool calls, and their results, which cannot be left
+    out one without the other.
+    """
+    turns: list[list[Message]] = []
+    for message in history:
+        if message.role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return [tuple(turn) for turn in turns]
+
+
+def earlier_speech(history: Sequence[Message]) -> list[Speech]:
+    """Return the speech in it whose words nobody knows, the newest first."""
+    return [part.speech for message in reversed(history) for part in reversed(message.parts) if part.speech is not None]
+
+
+def unanswered(history: Sequence[Message]) -> str:
+    """Return what the user said last where nothing was answered: who goes on after that continues it."""
+    texts: list[str] = []
+    for message in reversed(history):
+        if message.role != "user":
+            break
+        texts.append(message.text)
+    return " ".join(filter(None, reversed(texts)))

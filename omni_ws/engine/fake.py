@@ -39,7 +39,7 @@ from omni_ws.engine.base import (
     TextOutput,
 )
 from omni_ws.engine.continued_input import own_part
-from omni_ws.engine.listening_threads import decoded_in_slices
+from omni_ws.engine.threads import decoded_in_slices
 from omni_ws.errors import EngineFailed, InvalidValue
 
 _WORD: Final = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.cores import cores
+from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 
 #: How many images and videos are decoded at the same time.

@@ -9,8 +9,8 @@ import sys
 import pytest
 from support.until import until
 
-from omni_ws.engine import child_process
-from omni_ws.engine.child_process import end_process
+from omni_ws.engine import child as child_process
+from omni_ws.engine.child import end_process
 
 READS = "import sys; print('up', flush=True); sys.stdin.read(); sys.exit(3)"
 DOES_NOT_READ = "import signal; print('up', flush=True); signal.pause()"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_ws.engine import cores as counted
-from omni_ws.engine.cores import cores
+from omni_ws.engine import threads as counted
+from omni_ws.engine.threads import cores
 
 
 class Machine:

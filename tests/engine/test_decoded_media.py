@@ -17,8 +17,7 @@ from omni_ws.audio.encoder import encode_file
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, VideoPart
-from omni_ws.engine.decoding import decode_input
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, VideoPart, decode_input
 from omni_ws.engine.media_room import MediaRoom, MediaShare
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.media.image import decode_image
@@ -219,7 +218,7 @@ async def test_leaving_early_gives_everything_back(executor: ThreadPoolExecutor)
 async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from omni_ws.engine import input_decoder
+    from omni_ws.engine import decoding as input_decoder
 
     inside, most = 0, 0
     original = decode_image

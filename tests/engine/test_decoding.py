@@ -17,11 +17,18 @@ from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.engine import decoding
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
-from omni_ws.engine.decoding import decode_input
-from omni_ws.engine.input_decoder import AT_ONCE_BYTES
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.engine.decoding import (
+    AT_ONCE_BYTES,
+    AudioPart,
+    DecodedPart,
+    ImagePart,
+    TextPart,
+    ToolResultPart,
+    VideoPart,
+    decode_input,
+)
 from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
 from omni_ws.media.limits import MediaLimits
@@ -198,7 +205,7 @@ async def test_decoding_is_not_done_on_the_loop(executor: ThreadPoolExecutor, mo
         threads.add(threading.current_thread().name)
         return original(data, **settings)
 
-    monkeypatch.setattr("omni_ws.engine.input_decoder.decode_image", spying)
+    monkeypatch.setattr("omni_ws.engine.decoding.decode_image", spying)
     await decoded(executor, InputChunk(Modality.IMAGE, png("red")))
     assert threads
     assert threading.current_thread().name not in threads
@@ -323,7 +330,7 @@ async def test_cancelling_waits_for_the_thread_and_closes_the_decoder(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ClosableDecoder.started.clear()
-    monkeypatch.setattr("omni_ws.engine.input_decoder.AudioDecoder", _ClosableDecoder)
+    monkeypatch.setattr("omni_ws.engine.decoding.AudioDecoder", _ClosableDecoder)
     channel = source(audio(PCM), open_end=True)
     task = asyncio.create_task(_drain(channel, executor))
     await until(_ClosableDecoder.started.is_set)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from omni_ws.engine.listening_threads import SLICE_SEC, Lane, ListeningThreads, decoded_in_slices
+from omni_ws.engine.threads import SLICE_SEC, Lane, ListeningThreads, decoded_in_slices
 
 
 @contextmanager

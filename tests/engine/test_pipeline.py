@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from omni_ws.engine.base import EngineOutput, TextOutput
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import Stage, StageLink, pipeline
+from omni_ws.engine.channel import Channel, Stage, StageLink, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import OUTPUT_BYTES, StageLink, pipeline
+from omni_ws.engine.channel import OUTPUT_BYTES, Channel, StageLink, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

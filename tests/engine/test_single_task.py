@@ -6,7 +6,7 @@ import pytest
 from support.engine_answers import AUDIO, BOTH, TEXT, open_input, request_of
 
 from omni_ws.core.chunks import Task
-from omni_ws.engine.single_task import check_is_heard
+from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.errors import UnsupportedParameter
 
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from omni_ws.engine.text_pieces import PIECE_CHARACTERS, CooperativePieces, pieces_of
+from omni_ws.engine.clauses import PIECE_CHARACTERS, CooperativePieces, pieces_of
 
 
 @pytest.mark.parametrize("length", [0, 1, PIECE_CHARACTERS, PIECE_CHARACTERS + 1, 3 * PIECE_CHARACTERS])

@@ -11,8 +11,7 @@ import pytest
 from support.event_lines import event_lines
 
 from omni_ws.engine.base import EngineOutput, TextOutput
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import StageLink, pipeline
+from omni_ws.engine.channel import Channel, StageLink, pipeline
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
 from omni_ws.profiler.reading import read

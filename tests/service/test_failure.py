@@ -11,8 +11,8 @@ from support.scripted_upstream import refuses, upstream
 
 from omni_ws.client import connect
 from omni_ws.config.model import RemoteConfig
+from omni_ws.engine.base import incident
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.engine.incident import incident
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.service.failure import identified

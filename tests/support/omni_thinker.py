@@ -22,7 +22,7 @@ from support.vllm_engine import request
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import DecodedPart
+from omni_ws.engine.decoding import DecodedPart
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.answer_reader import TokenBytes

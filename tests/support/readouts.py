@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omni_ws.engine.tokens import ReadoutManifest
+from omni_ws.engine.base import ReadoutManifest
 from omni_ws.engine.vllm.readouts import ReadoutVectors
 
 #: Of the tiny text model.

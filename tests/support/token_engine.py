@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from omni_ws.core.token_session import TokenImage, VisionTokens
-from omni_ws.engine.base import EngineCapabilities
-from omni_ws.engine.fake import CAPABILITIES, EchoEngine
-from omni_ws.engine.tokens import (
+from omni_ws.engine.base import (
+    EngineCapabilities,
     ReadoutManifest,
     TokenEvent,
     TokenGeneration,
@@ -17,6 +16,7 @@ from omni_ws.engine.tokens import (
     TokensFinished,
     TokenStop,
 )
+from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 from omni_ws.errors import ContextLengthExceeded, InvalidValue
 
 VOCABULARY = 1000

@@ -11,7 +11,7 @@ from support.virtual_clock import VirtualClockLoop
 
 if TYPE_CHECKING:
     from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.engine.threads import Lane
 
 #: More than there are between the end of one step of listening and the beginning of the next.
 _IDLE_PASSES = 20

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage
-from omni_ws.engine.answer_limit import WordCounter, count_words
-from omni_ws.engine.answer_text import AnswerText
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
 from omni_ws.engine.asr.listener import AudioPace, Carried, Listener, Listening, Seats
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recogniser
 from omni_ws.engine.base import (
@@ -26,12 +25,10 @@ from omni_ws.engine.base import (
     TranscriptGuess,
     TranscriptOutput,
 )
-from omni_ws.engine.cores import cores
-from omni_ws.engine.decoded_parts import AudioPart
-from omni_ws.engine.decoding import DECODING_THREADS, decode_request
+from omni_ws.engine.decoding import DECODING_THREADS, AudioPart, decode_request
+from omni_ws.engine.first_to_start import asr_capabilities
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.single_task import asr_capabilities
-from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.threads import cores, run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 
 #: Continuous talkers that one core carries.

@@ -33,7 +33,7 @@ from omni_ws.engine.asr.whisper_model import (
     without_repeats,
 )
 from omni_ws.engine.base import EngineCapabilities, GenerationRequest
-from omni_ws.engine.cores import cores
+from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineFailed
 
 # RecognitionCost: what recognition takes on this machine, and how many talkers that leaves room for.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_ws.engine.base import Engine, Finished, GenerationRequest
+from omni_ws.engine.channel import Stage, StageLink
 from omni_ws.engine.composed.llm_stage import SPEECH_LINK, LlmStage
 from omni_ws.engine.composed.tts_stage import TtsStage
-from omni_ws.engine.pipeline import Stage, StageLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

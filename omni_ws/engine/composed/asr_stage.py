@@ -15,11 +15,10 @@ import msgspec
 
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.engine.base import Engine, Finished, GenerationRequest, TranscriptGuess, TranscriptOutput
-from omni_ws.engine.channel import Channel, ChannelClosed
+from omni_ws.engine.channel import Channel, ChannelClosed, Outputs, StageLink
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
 from omni_ws.engine.continued_input import EarlierParts
-from omni_ws.engine.pipeline import Outputs, StageLink
 from omni_ws.errors import EmptyInput, OmniError
 
 _CHUNK_OVERHEAD_BYTES: Final = 128

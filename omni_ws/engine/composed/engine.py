@@ -18,7 +18,11 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
+    HasTokens,
+    TokenEngine,
+    TraceableEngine,
 )
+from omni_ws.engine.channel import pipeline
 from omni_ws.engine.composed.ahead_load import AheadLoad, SpeculationOutcome
 from omni_ws.engine.composed.ahead_stage import AheadStage
 from omni_ws.engine.composed.answer_stages import AnsweringParts, AnswerStages
@@ -36,9 +40,6 @@ from omni_ws.engine.composed.parts import (
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
-from omni_ws.engine.pipeline import pipeline
-from omni_ws.engine.tokens import HasTokens, TokenEngine
-from omni_ws.engine.traceable import TraceableEngine
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
 #: A model that is busy, or loads when it is first asked, may need a minute.

@@ -19,10 +19,9 @@ from omni_ws.engine.base import (
     TextOutput,
     TranscriptOutput,
 )
-from omni_ws.engine.channel import Channel
+from omni_ws.engine.channel import Channel, Outputs, StageLink
 from omni_ws.engine.composed.parts import Role, failures_of, mode_of
 from omni_ws.engine.composed.patience import Patience
-from omni_ws.engine.pipeline import Outputs, StageLink
 from omni_ws.errors import EngineFailed
 
 #: Text that is written and not yet spoken, in characters: beyond it the LLM waits for the TTS.

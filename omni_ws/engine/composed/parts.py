@@ -20,8 +20,8 @@ from omni_ws.engine.base import (
     InputSource,
     PartFailed,
     UsageMeter,
+    incident,
 )
-from omni_ws.engine.incident import incident
 from omni_ws.errors import EngineFailed, OmniError
 
 

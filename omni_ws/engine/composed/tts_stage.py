@@ -9,14 +9,12 @@ from typing import Any
 
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, Engine, Finished, GenerationRequest
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable
+from omni_ws.engine.channel import Channel, Outputs
+from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
-from omni_ws.engine.pipeline import Outputs
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken
 from omni_ws.engine.spoken.written_words import WrittenWords
-from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.errors import InvalidRequest, OmniError
 
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
-from omni_ws.engine.cores import cores
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.gguf_file import check_model_file
 from omni_ws.engine.llm.gguf_process import GgufProcess
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
+from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)

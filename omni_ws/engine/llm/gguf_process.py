@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, Final
 
-from omni_ws.engine.child_process import child_environment
+from omni_ws.engine.child import child_environment
 from omni_ws.engine.llm.gguf_server import Order, Ready
 from omni_ws.errors import EngineFailed
 

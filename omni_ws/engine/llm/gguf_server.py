@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from omni_ws.engine.child_output import take_over_stdout
+from omni_ws.engine.child import take_over_stdout
 
 if sys.platform == "linux":
     import fcntl

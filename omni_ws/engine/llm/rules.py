@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 from omni_ws.core.history import Message
+from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.llm.intents import fun
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.intent import Asked
@@ -23,7 +24,6 @@ from omni_ws.engine.llm.intents.names import name_told
 from omni_ws.engine.llm.intents.unknown import unknown
 from omni_ws.engine.llm.plain_words import plain_words, requests
 from omni_ws.engine.llm.talk import Talk
-from omni_ws.engine.text_pieces import pieces_of
 
 #: Longer texts, in characters, are at most something to repeat or to spell.
 MAX_REQUEST: Final = 4096

@@ -12,16 +12,14 @@ from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.core.history import Message
-from omni_ws.engine.answer_limit import WordCounter, count_words
-from omni_ws.engine.answer_text import AnswerText
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest, TextOutput
-from omni_ws.engine.decoded_parts import MODALITIES, ImagePart, TextPart, VideoPart
-from omni_ws.engine.decoding import DECODING_THREADS, decode_request
-from omni_ws.engine.history_turns import unanswered
+from omni_ws.engine.clauses import PIECE_CHARACTERS
+from omni_ws.engine.continued_input import unanswered
+from omni_ws.engine.decoding import DECODING_THREADS, MODALITIES, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, prepare
 from omni_ws.engine.llm.sights import Sights
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.text_pieces import PIECE_CHARACTERS
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.media.limits import MediaLimits

@@ -9,8 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
-from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.answer_text import AnswerText
+from omni_ws.engine.answer_limit import AnswerText, count_words
 from omni_ws.engine.base import (
     Engine,
     EngineCapabilities,
@@ -20,8 +19,8 @@ from omni_ws.engine.base import (
     GenerationRequest,
     TextOutput,
 )
+from omni_ws.engine.continued_input import unanswered
 from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.history_turns import unanswered
 from omni_ws.engine.llm.rules import exact_answer, prepare
 
 

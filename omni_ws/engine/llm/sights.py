@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from omni_ws.engine.decoded_parts import ImagePart, VideoPart
+from omni_ws.engine.decoding import ImagePart, VideoPart
 from omni_ws.media.image import ImageFacts, describe_image
 from omni_ws.media.video_facts import Motion, VideoFacts, VideoObserver
 

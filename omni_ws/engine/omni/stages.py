@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
 from omni_ws.engine.base import EngineOutput, PartFailed
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.chunk_policy import ChunkPace, ChunkPlan, ChunkPolicy
-from omni_ws.engine.frame_chunks import FrameChunks
+from omni_ws.engine.channel import Channel, Outputs, Stage, StageLink
+from omni_ws.engine.frame_chunks import ChunkPace, ChunkPlan, ChunkPolicy, FrameChunks
 from omni_ws.engine.omni.step_model import (
     AnswerEnd,
     AnswerRows,
@@ -29,7 +28,6 @@ from omni_ws.engine.omni.step_model import (
     VocoderOutput,
 )
 from omni_ws.engine.omni.step_process import StepProcess, StepSession
-from omni_ws.engine.pipeline import Outputs, Stage, StageLink
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 from omni_ws.profiler import events
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.child_process import child_environment, end_process
+from omni_ws.engine.child import child_environment, end_process
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
 
 # The messages between the server and the process of a StepModel, and their form on the socket between them.

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.child_output import leave_signals_to_server
+from omni_ws.engine.child import leave_signals_to_server
 from omni_ws.engine.omni.step_model import LoadedModel, NoSlot, RefusedInput, StepModel
 from omni_ws.engine.omni.step_process import (
     AskOccupation,

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
-from omni_ws.engine.answer_limit import WordCounter
-from omni_ws.engine.answer_text import AnswerText
+from omni_ws.engine.answer_limit import AnswerText, WordCounter
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.base import (
     EngineCapabilities,
@@ -22,14 +21,13 @@ from omni_ws.engine.base import (
     TranscriptGuess,
     TranscriptOutput,
 )
-from omni_ws.engine.decoded_parts import AudioPart
-from omni_ws.engine.decoding import decode_request
+from omni_ws.engine.decoding import AudioPart, decode_request
+from omni_ws.engine.first_to_start import asr_capabilities
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.transcription import RemoteTranscriber
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
 from omni_ws.engine.remote.utterance_listener import UtteranceListener
-from omni_ws.engine.single_task import asr_capabilities
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 

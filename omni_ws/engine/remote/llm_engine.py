@@ -12,7 +12,7 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, co
 from omni_ws.core.history import Message
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest
-from omni_ws.engine.history_turns import whole_turns
+from omni_ws.engine.continued_input import whole_turns
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.context_window import ContextWindow
 from omni_ws.engine.remote.dialect import CLOSE_AFTER_STREAM, IGNORED_SAMPLING, Dialect

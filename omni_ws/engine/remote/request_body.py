@@ -21,9 +21,8 @@ from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest
-from omni_ws.engine.decoded_parts import AudioPart
-from omni_ws.engine.decoding import Chunks, decode_input, decode_speech
-from omni_ws.engine.history_turns import earlier_speech
+from omni_ws.engine.continued_input import earlier_speech
+from omni_ws.engine.decoding import AudioPart, Chunks, decode_input, decode_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.dialect import Dialect, sampling_for

@@ -10,10 +10,10 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.answer_limit import WordCounter
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, InputSource
 from omni_ws.engine.clauses import clauses_to_read, is_speakable
+from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.speech import RemoteVoice
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
-from omni_ws.engine.single_task import check_is_heard
 from omni_ws.errors import EmptyInput, UnsupportedModality
 
 

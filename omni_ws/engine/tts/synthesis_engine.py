@@ -11,17 +11,14 @@ from pathlib import Path
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
-from omni_ws.engine.answer_limit import WordCounter, count_words
-from omni_ws.engine.answer_text import AnswerText
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, first_clause_of
-from omni_ws.engine.decoded_parts import TextPart
-from omni_ws.engine.decoding import decode_request
+from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, first_clause_of, pieces_of
+from omni_ws.engine.decoding import TextPart, decode_request
+from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken
 from omni_ws.engine.spoken.written_words import WrittenWords
-from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.voice import Voice
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 

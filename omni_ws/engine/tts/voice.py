@@ -17,7 +17,7 @@ from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.child_process import child_environment, end_process
+from omni_ws.engine.child import child_environment, end_process
 from omni_ws.engine.tts.hibari_weights import hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice, VoiceFacts
 from omni_ws.engine.tts.voice_pipe import (

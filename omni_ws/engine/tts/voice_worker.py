@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_ws.engine.child_output import leave_signals_to_server, take_over_stdout
-from omni_ws.engine.heap import return_freed_memory, share_heaps
+from omni_ws.engine.child import leave_signals_to_server, return_freed_memory, share_heaps, take_over_stdout
 from omni_ws.engine.tts.espeak import Espeak
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
 from omni_ws.engine.tts.voice_pipe import (

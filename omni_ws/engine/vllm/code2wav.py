@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from omni_ws.audio.samples import Samples
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.chunk_policy import ChunkPace, ChunkPolicy
-from omni_ws.engine.frame_chunks import FrameChunks
+from omni_ws.engine.frame_chunks import ChunkPace, ChunkPolicy, FrameChunks
 from omni_ws.errors import EngineFailed
 
 # Converts the tokens of a speech language model to the codes of a codec with several codebooks.

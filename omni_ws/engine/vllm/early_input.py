@@ -15,7 +15,7 @@ from PIL import Image
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import Modality
 from omni_ws.core.quota import Room
-from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
 from omni_ws.engine.vllm.prompt import Excerpt, Given, Media, MediaSizes, PromptDraft, StableExcerpt
 from omni_ws.engine.vllm.sampling import prefill_parameters

@@ -16,16 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import AnswerWarning, FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.base import (
+    EngineCapabilities,
+    EngineOutput,
+    EngineState,
+    Finished,
+    GenerationRequest,
+    ReadoutManifest,
+    incident,
+)
+from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.composed.parts import PartDescription, Role
 from omni_ws.engine.decoding import DECODING_THREADS, decode_input
-from omni_ws.engine.incident import incident
+from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.stages import OmniTalker, SpeechPart, VocoderStage
 from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.pipeline import Stage, StageLink, pipeline
-from omni_ws.engine.single_task import check_is_heard
-from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import (
     Checkpoint,

@@ -23,8 +23,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.base import EngineState
-from omni_ws.engine.incident import incident
+from omni_ws.engine.base import EngineState, incident
 from omni_ws.errors import (
     ContextLengthExceeded,
     EngineFailed,

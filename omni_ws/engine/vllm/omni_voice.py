@@ -13,10 +13,9 @@ from typing import Any, Final
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineOutput, EngineState, GenerationRequest
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy
+from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written, last_border, with_pauses
-from omni_ws.engine.frame_chunks import frames_link
+from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link
 from omni_ws.engine.omni.stages import (
     OMNI_TALKER_SAMPLING,
     ROWS_LINK,
@@ -27,7 +26,6 @@ from omni_ws.engine.omni.stages import (
 )
 from omni_ws.engine.omni.step_model import wrong_settings
 from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.checkpoint import OmniFamily, OmniModel, omni_sizes
 from omni_ws.engine.vllm.early_input import EarlyOrigin

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
-from omni_ws.engine.history_turns import whole_turns
+from omni_ws.engine.continued_input import whole_turns
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 # Excerpts: contiguous parts of a prompt as tokens, with the media that belong to them.

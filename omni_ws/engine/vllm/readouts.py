@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.token_session import TokenRanges
-from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
+from omni_ws.engine.base import ReadoutManifest, TokenGeneration, TokenOutput
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.worker_channel import ReadoutChannel

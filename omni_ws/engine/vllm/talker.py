@@ -11,9 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.engine.base import EngineOutput
-from omni_ws.engine.channel import Channel
+from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, is_speakable
-from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.code2wav import CodecFrames, FrameAssembler, FrameLayout, InvalidCodecToken
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import EngineFailed, InvalidValue

@@ -15,18 +15,14 @@ import numpy as np
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy, whole_numbers
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest, incident
+from omni_ws.engine.channel import Channel, Stage, StageLink, pipeline
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written
-from omni_ws.engine.decoded_parts import DecodedPart, TextPart
-from omni_ws.engine.decoding import decode_request
-from omni_ws.engine.frame_chunks import frames_link
-from omni_ws.engine.incident import incident
+from omni_ws.engine.decoding import DecodedPart, TextPart, decode_request
+from omni_ws.engine.first_to_start import check_is_heard
+from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link, whole_numbers
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
-from omni_ws.engine.pipeline import Stage, StageLink, pipeline
-from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecWindow, DecodeQueue
 from omni_ws.engine.vllm.talker import (
     TALKER_SAMPLING,

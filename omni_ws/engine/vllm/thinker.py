@@ -16,9 +16,8 @@ from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality
 from omni_ws.core.history import Speech
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import DecodedPart
-from omni_ws.engine.decoding import decode_speech
-from omni_ws.engine.history_turns import earlier_speech
+from omni_ws.engine.continued_input import earlier_speech
+from omni_ws.engine.decoding import DecodedPart, decode_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AlignedLogprobs, AnswerReader, PromptEcho, SpokenTokens, TokenBytes

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from PIL import Image
 
 from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
-from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.tokens import (
+from omni_ws.engine.base import (
     ReadoutManifest,
     TokenEvent,
     TokenGeneration,
@@ -20,6 +19,7 @@ from omni_ws.engine.tokens import (
     TokensFinished,
     TokenStop,
 )
+from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.language_model import LanguageModel, ReadAhead
 from omni_ws.engine.vllm.worker_channel import ReadoutChannel, ReadoutCollector
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue, OmniError, UnsupportedFormat

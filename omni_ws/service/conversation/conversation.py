@@ -25,8 +25,8 @@ from omni_ws.core.request_input import (
 )
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
-from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration

@@ -44,8 +44,8 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
-from omni_ws.engine.listening_threads import Lane
 from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, message_cost
 from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline

@@ -78,7 +78,7 @@ from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
 from omni_ws.service.failure import unexpected
 from omni_ws.service.identifiers import new_id

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from omni_ws.audio.speech_watch import PauseJudge, StreamPiece, Watched, hear_together
 from omni_ws.audio.vad import PACKAGE, SpeechDetector
-from omni_ws.engine.listening_threads import Lane, ListeningThreads
+from omni_ws.engine.threads import Lane, ListeningThreads
 from omni_ws.metrics import Metrics
 from omni_ws.wire.session_config import TurnDetectionType
 

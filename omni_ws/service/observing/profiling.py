@@ -9,9 +9,8 @@ from enum import Enum
 from pathlib import Path
 
 from omni_ws.config.values import user_cache_folder
-from omni_ws.engine.base import Engine
+from omni_ws.engine.base import Engine, TraceableEngine
 from omni_ws.engine.threads import Work, run_work
-from omni_ws.engine.traceable import TraceableEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder, SeveralRecorders

@@ -13,7 +13,7 @@ from typing import Final, cast
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.token_session import TOKEN_BYTES, TokenAppend, TokenImage, TokenRanges, TokenSession
-from omni_ws.engine.tokens import (
+from omni_ws.engine.base import (
     NOWHERE,
     HasTokens,
     TokenEngine,

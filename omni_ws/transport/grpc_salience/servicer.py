@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.token_session import TokenImage, TokenRanges
-from omni_ws.engine.tokens import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, TokenStop
+from omni_ws.engine.base import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, TokenStop
 from omni_ws.errors import EngineOverloaded, InvalidValue, ModelNotFound, OmniError, ShuttingDown
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceServicer

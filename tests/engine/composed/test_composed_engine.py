@@ -34,12 +34,12 @@ from omni_ws.engine.base import (
     Finished,
     GenerationRequest,
     TextOutput,
+    TraceableEngine,
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription, parts_of
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
-from omni_ws.engine.traceable import TraceableEngine
 from omni_ws.errors import EmptyInput, EngineFailed, UnsupportedParameter
 
 pytestmark = pytest.mark.usefixtures("no_task_left")

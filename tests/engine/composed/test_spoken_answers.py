@@ -20,12 +20,12 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, Ou
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, TextOutput
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.tts_stage import _spoken_pieces
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.spoken.speakable_text import SpeakableText
-from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
 pytestmark = pytest.mark.usefixtures("no_task_left")

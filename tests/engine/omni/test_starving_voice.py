@@ -25,6 +25,7 @@ from support.timed_models import TimedModel  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.base import AudioOutput  # noqa: E402
+from omni_ws.engine.channel import Stage, pipeline  # noqa: E402
 from omni_ws.engine.frame_chunks import frames_link  # noqa: E402
 from omni_ws.engine.omni import slot_talker as loading  # noqa: E402
 from omni_ws.engine.omni import token2wav as qwen25_token2wav  # noqa: E402
@@ -37,7 +38,6 @@ from omni_ws.engine.omni.step_model import (  # noqa: E402
     LoadedModel,
     TalkerItem,
 )
-from omni_ws.engine.pipeline import Stage, pipeline  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 

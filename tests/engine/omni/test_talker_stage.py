@@ -16,13 +16,12 @@ from support.step_models import FATAL_TOKEN, REFUSED_TOKEN
 from support.until import until
 
 from omni_ws.engine.base import NO_SINK, PartFailed
-from omni_ws.engine.channel import Channel
+from omni_ws.engine.channel import Channel, Outputs, pipeline
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.omni import step_process
 from omni_ws.engine.omni.stages import ROWS_LINK, OmniTalker, SpeechPart, TalkerHost, VocoderHost, VocoderStage
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.pipeline import Outputs, pipeline
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

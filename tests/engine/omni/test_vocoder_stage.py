@@ -16,12 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from omni_ws.engine.base import AudioOutput, EngineOutput
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.chunk_policy import ChunkPolicy
-from omni_ws.engine.frame_chunks import frames_link
+from omni_ws.engine.channel import Channel, pipeline
+from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
 from omni_ws.engine.omni.stages import VocoderStage
 from omni_ws.engine.omni.step_model import Codes, CodesEnd, VocoderInput, VocoderOutput
-from omni_ws.engine.pipeline import pipeline
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.profiler import events
 

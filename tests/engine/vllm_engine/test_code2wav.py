@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
 from omni_ws.engine.base import AudioOutput, EngineOutput
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.chunk_policy import ChunkPolicy
-from omni_ws.engine.frame_chunks import frames_link
-from omni_ws.engine.pipeline import pipeline
+from omni_ws.engine.channel import Channel, pipeline
+from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecFrames, CodecWindow, Codes, DecodeQueue
 from omni_ws.errors import EngineFailed
 

@@ -19,7 +19,7 @@ from support.word_prompts import WordTokenizer, form
 from omni_ws.core.chunks import InputMode
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import DecodedPart, ImagePart, TextPart
+from omni_ws.engine.decoding import DecodedPart, ImagePart, TextPart
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts

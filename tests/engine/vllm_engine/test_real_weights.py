@@ -28,9 +28,8 @@ from support.vllm_engine import request
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
-from omni_ws.engine.base import AnswerOptions, TextOutput
+from omni_ws.engine.base import AnswerOptions, ReadoutManifest, TextOutput, TokenGeneration, TokenOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import LanguageModel

@@ -21,8 +21,7 @@ from vllm import SamplingParams
 from omni_ws.audio.samples import Samples
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState
-from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import pipeline
+from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.vllm.code2wav import CodecFrames, CodecWindow, Codes
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.talker import Talker

@@ -15,7 +15,7 @@ from support.until import until
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality
 from omni_ws.core.history import Message, Speech
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows
 from omni_ws.engine.vllm.omni_voice import ForcedAnswer
 from omni_ws.engine.vllm.sampling import ParserNames, ParserUse

@@ -13,8 +13,7 @@ from support.until import until
 from support.vllm_engine import GREEDY, answer, llm_of, plain_answer, request, unfinished
 
 from omni_ws.core.chunks import FinishReason, InputMode, OutputModality, TokenLogprob
-from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput
-from omni_ws.engine.tokens import TokenGeneration
+from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, TokenGeneration
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.sampling import MAX_SCHEMA_BYTES
 from omni_ws.errors import InvalidValue, UnsupportedParameter

@@ -19,7 +19,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import DecodedPart, TextPart
+from omni_ws.engine.decoding import DecodedPart, TextPart
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_model import AnswerRows
 from omni_ws.engine.vllm.engine import VllmEngine

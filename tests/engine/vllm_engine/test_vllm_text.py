@@ -367,7 +367,7 @@ async def test_a_client_that_does_not_read_holds_up_its_answer_alone(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM goes on; its outputs are merged in its own collector, and read at once later."""
-    monkeypatch.setattr("omni_ws.engine.pipeline.OUTPUT_BYTES", 1024)
+    monkeypatch.setattr("omni_ws.engine.channel.OUTPUT_BYTES", 1024)
     client = HandOver([False] * 5 + [True] * 1000)
     outputs = engine.generate(request(Input("Hello"), sampling={**GREEDY, "max_tokens": 200}, sink=client))
     async with aclosing(outputs):

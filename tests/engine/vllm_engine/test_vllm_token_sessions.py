@@ -25,8 +25,7 @@ from support.vllm_engine import core_process, unfinished, until_state
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.base import EngineState
-from omni_ws.engine.tokens import ReadoutManifest
+from omni_ws.engine.base import EngineState, ReadoutManifest
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors, load_vectors, save_vectors
 from omni_ws.generated import salience_pb2 as messages

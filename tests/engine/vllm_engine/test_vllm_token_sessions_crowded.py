@@ -20,8 +20,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import OutputModality
-from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.tokens import ReadoutManifest
+from omni_ws.engine.base import AudioOutput, ReadoutManifest
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
 

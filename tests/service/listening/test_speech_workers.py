@@ -16,7 +16,7 @@ from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece, Watched
 from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOnset
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.service.listening.workers import MAX_IN_ROUND, ROUND_SEC, SpeechWorkers
 

@@ -27,7 +27,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener
 from omni_ws.service.listening.queue import ITEM_OVERHEAD_BYTES, MAX_PIECE_BYTES, ListeningSettings

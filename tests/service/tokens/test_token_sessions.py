@@ -12,7 +12,7 @@ from support.token_engine import END, PAD, START, TokenEngine
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.token_session import TOKEN_BYTES, TokenImage
-from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
+from omni_ws.engine.base import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.errors import EngineOverloaded, InvalidValue, OffsetMismatch, SessionNotFound
 from omni_ws.service.sessions.admission import EMPTY_SEC, Admission
 from omni_ws.service.tokens.sessions import IMAGE_OVERHEAD_BYTES, TokenCall, TokensDone, TokenSessions

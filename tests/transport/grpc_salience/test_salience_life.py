@@ -22,8 +22,7 @@ from omni_ws import server as server_module
 from omni_ws.cli import main
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig
-from omni_ws.engine.base import EngineState
-from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokenOutput
+from omni_ws.engine.base import EngineState, TokenEvent, TokenGeneration, TokenOutput
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
 from omni_ws.server import create_app, listen

@@ -30,7 +30,7 @@ from omni_ws.core.chunks import AudioFormat
 from omni_ws.engine.base import AudioOutput, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
-from omni_ws.engine.listening_threads import Lane
+from omni_ws.engine.threads import Lane
 from omni_ws.errors import ShuttingDown
 from omni_ws.metrics import Metrics, rendered
 from omni_ws.server import create_app
