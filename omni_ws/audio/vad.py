@@ -20,7 +20,7 @@ from omni_ws.errors import EngineFailed
 from omni_ws.installing import install_command
 
 #: The model's input: windows of 512 samples at 16 kHz, which last 32 ms.
-SAMPLE_RATE = 16_000
+SAMPLE_RATE: Final = 16_000
 WINDOW_SAMPLES = 512
 WINDOW_MS = 32
 #: The model also takes the last samples of the window before.
