@@ -21,7 +21,7 @@ from benchmarks.speech.degraded import far, noisy, telephone
 from benchmarks.speech.hearing import Heard, hear
 from benchmarks.speech.word_errors import WordErrors, spoken_words, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.asr.whisper_model import PINNED

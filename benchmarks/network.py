@@ -24,9 +24,7 @@ from benchmarks.lossy_link import NAMESPACE, SERVER, LossyLink, Network, lossy_l
 from benchmarks.network_caller import WAYS
 from benchmarks.speech.hearing import hear
 from benchmarks.speech.word_errors import word_errors
-from omni_ws.audio.g711 import decode_mu_law
-from omni_ws.audio.resample import StreamResampler
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, StreamResampler, decode_mu_law
 from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.whisper_engine import WhisperEngine

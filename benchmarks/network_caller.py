@@ -24,8 +24,7 @@ import websockets
 from numpy.typing import NDArray
 
 from benchmarks.running_while import running_while
-from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
-from omni_ws.audio.resample import StreamResampler
+from omni_ws.audio.pcm import StreamResampler, decode_mu_law, encode_mu_law
 
 #: A sound of the answer, and of the recording: pcm16.
 LOUD: Final = 1000

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.soak_voices import VOICE_RATE
-from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.pcm import Pcm16
 
 #: Samples by which a place on an answer's time line, told in milliseconds, may be rounded.
 _ROUNDED: Final = VOICE_RATE // 1000

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from support.part_engines import ActingEngine
 
-from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
 from omni_ws.engine.base import (
     AudioOutput,

@@ -21,11 +21,9 @@ import numpy as np
 
 from benchmarks.embedded import END_LEVEL, SAMPLE_RATE
 from benchmarks.speech.corpus import recordings
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.smart_turn import SmartTurn
-from omni_ws.audio.speech_watch import SpeechWatch
-from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset
-from omni_ws.audio.vad import SpeechDetector
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
+from omni_ws.audio.vad import SmartTurn, SpeechDetector
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.weights import WeightsCache, pinned_weights, weights_cache
 from omni_ws.wire.session_config import TurnDetectionConfig

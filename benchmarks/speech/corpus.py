@@ -14,7 +14,7 @@ import av
 import numpy as np
 
 from benchmarks.speech.debian import DebianSource, files_of
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.config.values import user_cache_folder
 from omni_ws.weights import PackageSource, WeightsCache, read_lock
 

@@ -7,9 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
-from omni_ws.audio.resample import StreamResampler
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, StreamResampler, decode_mu_law, encode_mu_law
 
 _RATE: Final = 16_000
 #: Seconds until the echo of the room is 60 dB weaker.

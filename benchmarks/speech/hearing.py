@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.speech.degraded import pink_noise
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 
 _RATE: Final = 16_000
 #: Full scale is 1.

@@ -1,19 +1,334 @@
-"""ContainerReader: feeds a pull parser, such as libav's demuxer, with input that arrives in pieces.
-
-libav reads from a file and blocks until there is data. Here it does so in a thread of its own, in strict alternation
-with the caller: ``pieces`` returns when the parser has consumed all input so far and waits for more. The output
-therefore depends on the bytes alone, never on timing.
-"""
+"""Media types of audio, RIFF WAVE headers, containers that arrive in pieces, and files that are read back and forth."""
 
 from __future__ import annotations
 
+import io
+import struct
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from email.message import Message
+from email.utils import collapse_rfc2231_value
+from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from omni_ws.errors import UnsupportedFormat
+from omni_ws.audio.pcm import SampleLayout
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.core.file_heads import RIFF_MAGIC
+from omni_ws.core.quota import UNLIMITED, Room
+from omni_ws.errors import InvalidValue, UnsupportedFormat
+
+# Media types of audio, as in ``Content-Type`` and the ``format`` of a chunk.
+#
+# Sources: RFC 9110 section 8.3.1 (syntax), RFC 2586 (L16), RFC 4856 (PCMU, PCMA), RFC 7845 (Opus in Ogg), RFC 2046 and
+# RFC 3551 (``audio/basic``), RFC 2231 (parameters that name their character set).
+
+
+_ENCODINGS = {
+    "audio/pcm": AudioEncoding.PCM16,
+    "audio/x-pcm": AudioEncoding.PCM16,
+    "audio/pcm16": AudioEncoding.PCM16,
+    "audio/f32": AudioEncoding.F32,
+    "audio/x-f32": AudioEncoding.F32,
+    "audio/basic": AudioEncoding.PCMU,
+    "audio/pcmu": AudioEncoding.PCMU,
+    "audio/pcma": AudioEncoding.PCMA,
+    "audio/wav": AudioEncoding.WAV,
+    "audio/x-wav": AudioEncoding.WAV,
+    "audio/wave": AudioEncoding.WAV,
+    "audio/vnd.wave": AudioEncoding.WAV,
+    "audio/opus": AudioEncoding.OPUS,
+    "audio/ogg": AudioEncoding.OGG,
+    "audio/webm": AudioEncoding.WEBM,
+    "audio/mpeg": AudioEncoding.MP3,
+    "audio/mp3": AudioEncoding.MP3,
+    "audio/flac": AudioEncoding.FLAC,
+    "audio/x-flac": AudioEncoding.FLAC,
+    "audio/aac": AudioEncoding.AAC,
+    "audio/x-aac": AudioEncoding.AAC,
+    "audio/aacp": AudioEncoding.AAC,
+    "audio/x-hx-aac-adts": AudioEncoding.AAC,
+    "audio/mp4": AudioEncoding.MP4,
+    "audio/x-mp4": AudioEncoding.MP4,
+    "audio/m4a": AudioEncoding.M4A,
+    "audio/x-m4a": AudioEncoding.M4A,
+    "audio/quicktime": AudioEncoding.MOV,
+    "audio/mov": AudioEncoding.MOV,
+}
+_MEDIA_TYPES = {
+    AudioEncoding.PCM16: "audio/pcm",
+    AudioEncoding.F32: "audio/x-f32",
+    AudioEncoding.PCMU: "audio/pcmu",
+    AudioEncoding.PCMA: "audio/pcma",
+    AudioEncoding.WAV: "audio/wav",
+    AudioEncoding.OPUS: "audio/ogg;codecs=opus",
+    AudioEncoding.OGG: "audio/ogg",
+    AudioEncoding.WEBM: "audio/webm",
+    AudioEncoding.MP3: "audio/mpeg",
+    AudioEncoding.FLAC: "audio/flac",
+    AudioEncoding.AAC: "audio/aac",
+    AudioEncoding.M4A: "audio/x-m4a",
+    AudioEncoding.MP4: "audio/mp4",
+    AudioEncoding.MOV: "audio/quicktime",
+}
+#: The registrations of the G.711 types default to 8,000 Hz mono.
+_TELEPHONE = frozenset({AudioEncoding.PCMU, AudioEncoding.PCMA})
+_TELEPHONE_RATE = 8_000
+#: Parameters with which some clients give the sample width.
+_SAMPLE_BITS_PARAMETERS = ("bits", "bit", "bitdepth", "bit-depth", "bit_depth")
+_SAMPLE_BITS = {AudioEncoding.PCM16: 16, AudioEncoding.F32: 32, AudioEncoding.PCMU: 8, AudioEncoding.PCMA: 8}
+
+
+def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -> AudioFormat:
+    """Parse a media type such as ``audio/pcm;rate=16000;channels=2``; unknown parameters are ignored.
+
+    Rate and channels that it lacks are those of ``default`` (without it 16,000 Hz mono), or 8,000 Hz mono for G.711.
+    Raises InvalidValue or UnsupportedFormat, naming the parameter.
+    """
+    default = default or AudioFormat()
+    media, parameters = _split(content_type)
+    encoding = _encoding(media, parameters)
+    if encoding in _TELEPHONE:
+        default = AudioFormat(encoding, _TELEPHONE_RATE, 1)
+    _check_sample_layout(encoding, parameters)
+    rate, channels = default.sample_rate, default.channels
+    if "rate" in parameters:
+        rate = checked_sample_rate(_integer("rate", parameters["rate"]), param="rate")
+    if "channels" in parameters:
+        channels = checked_channels(_integer("channels", parameters["channels"]), param="channels")
+    return AudioFormat(encoding, rate, channels)
+
+
+def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
+    """Parse the ``format`` of a chunk: a wire name (``pcm16``) or a media type.
+
+    Rate and channels that it lacks are those of ``default``. Raises as ``parse_audio_mime`` does.
+    """
+    if "/" in text:
+        return parse_audio_mime(text, default=default)
+    try:
+        return replace(default, encoding=AudioEncoding(text))
+    except ValueError:
+        known = ", ".join(AudioEncoding)
+        raise UnsupportedFormat(f"unknown audio format {text!r}; supported: {known}", param="format") from None
+
+
+def media_type(format: AudioFormat) -> str:
+    """Return the media type for ``Content-Type``; raw formats have their rate and channels as parameters."""
+    name = _MEDIA_TYPES[format.encoding]
+    if not format.is_raw:
+        return name
+    return f"{name};rate={format.sample_rate};channels={format.channels}"
+
+
+def _split(content_type: str) -> tuple[str, dict[str, str]]:
+    message = Message()
+    message["content-type"] = " ".join(content_type.split())
+    media = content_type.partition(";")[0].strip().lower()
+    raw_parameters = message.get_params(failobj=[])
+    return media, {name.lower(): collapse_rfc2231_value(value) for name, value in raw_parameters[1:]}
+
+
+def _encoding(media: str, parameters: dict[str, str]) -> AudioEncoding:
+    if media == "audio/l16":
+        raise UnsupportedFormat(
+            "audio/l16 (big-endian) is not supported; send little-endian samples as audio/pcm", param="format"
+        )
+    encoding = _ENCODINGS.get(media)
+    if encoding is None:
+        raise UnsupportedFormat(f"unknown audio type {media!r}", param="format")
+    if encoding is AudioEncoding.OGG and parameters.get("codecs", "").lower() == "opus":
+        return AudioEncoding.OPUS
+    return encoding
+
+
+def _check_sample_layout(encoding: AudioEncoding, parameters: dict[str, str]) -> None:
+    """Raise UnsupportedFormat for parameters that contradict the encoding, which would decode to noise."""
+    expected = _SAMPLE_BITS.get(encoding)
+    for name in _SAMPLE_BITS_PARAMETERS:
+        if expected is not None and name in parameters and _integer(name, parameters[name]) != expected:
+            raise UnsupportedFormat(f"{name} of {encoding} must be {expected}, got {parameters[name]}", param=name)
+    for name in ("endianness", "endian"):
+        if expected is not None and parameters.get(name, "little").lower().startswith("big"):
+            raise UnsupportedFormat("big-endian samples are not supported", param=name)
+
+
+def _integer(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) <= 9):
+        raise InvalidValue(f"{name} must be a whole number, got {value[:32]!r}", param=name)
+    return int(value)
+
+
+# RIFF WAVE headers: an incremental reader, and a writer.
+#
+# Sources: Microsoft/IBM, "Multimedia Programming Interface and Data Specifications 1.0"; mmreg.h for the format codes;
+# EBU Tech 3306 for RF64; ITU-R BS.2088 for BW64.
+
+
+_PCM, _FLOAT, _A_LAW, _MU_LAW, _EXTENSIBLE = 0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE
+_EXTENSIBLE_GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
+_LAYOUTS = {
+    (_PCM, 1): SampleLayout.U8,
+    (_PCM, 2): SampleLayout.S16,
+    (_PCM, 3): SampleLayout.S24,
+    (_PCM, 4): SampleLayout.S32,
+    (_FLOAT, 4): SampleLayout.F32,
+    (_FLOAT, 8): SampleLayout.F64,
+    (_A_LAW, 1): SampleLayout.A_LAW,
+    (_MU_LAW, 1): SampleLayout.MU_LAW,
+}
+_MAX_SIZE = 0xFFFFFFFF
+#: The sizes that writers of streams give for data of unknown length.
+_UNKNOWN_SIZES = (0, _MAX_SIZE)
+#: The bytes of a written header that the RIFF chunk's size includes.
+_HEADER_AFTER_RIFF = 36
+#: The limit for a ``fmt `` or ``ds64`` chunk, which has a few dozen bytes.
+_MAX_KEPT_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WavHeader:
+    """The format of a WAV file. ``data_bytes`` is None when the samples extend to the end of the file."""
+
+    layout: SampleLayout
+    sample_rate: int
+    channels: int
+    data_bytes: int | None
+
+
+class WavHeaderReader:
+    """Reads a header from input that arrives in pieces.
+
+    ``feed`` is called until ``header`` is set; ``rest`` then holds the bytes after the header. Chunks other than ``fmt
+    ``, ``ds64`` and ``data`` are skipped without being buffered.
+    """
+
+    def __init__(self) -> None:
+        self.header: WavHeader | None = None
+        self.rest = b""
+        self._buffer = bytearray()
+        self._skip = 0
+        self._seen_riff = False
+        self._format: WavHeader | None = None
+        self._data_bytes_64: int | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Add input. Raises UnsupportedFormat as soon as it cannot be a supported WAV file."""
+        self._buffer += data
+        while self.header is None and self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Consume one element of the header; returns False when more input is needed."""
+        if self._skip:
+            dropped = min(self._skip, len(self._buffer))
+            del self._buffer[:dropped]
+            self._skip -= dropped
+            return self._skip == 0
+        if not self._seen_riff:
+            return self._read_riff()
+        return self._read_chunk()
+
+    def _read_riff(self) -> bool:
+        magic = bytes(self._buffer[:4])
+        if not any(known.startswith(magic) for known in RIFF_MAGIC):
+            raise UnsupportedFormat("not a wav file: it has no RIFF header")
+        if len(self._buffer) < 12:
+            return False
+        if self._buffer[8:12] != b"WAVE":
+            raise UnsupportedFormat("not a wav file: its RIFF type is not WAVE")
+        del self._buffer[:12]
+        self._seen_riff = True
+        return True
+
+    def _read_chunk(self) -> bool:
+        if len(self._buffer) < 8:
+            return False
+        name, size = bytes(self._buffer[:4]), struct.unpack_from("<I", self._buffer, 4)[0]
+        if name == b"data":
+            self._begin_data(size)
+            return True
+        if name in (b"fmt ", b"ds64"):
+            if size > _MAX_KEPT_CHUNK:
+                raise UnsupportedFormat(
+                    f"invalid wav header: a {name.decode().strip()} chunk of {size} bytes is too long"
+                )
+            if len(self._buffer) < 8 + size:
+                return False
+            self._read_kept_chunk(name, bytes(self._buffer[8 : 8 + size]))
+        # Chunks are padded to an even number of bytes.
+        del self._buffer[:8]
+        self._skip = size + (size & 1)
+        return True
+
+    def _read_kept_chunk(self, name: bytes, body: bytes) -> None:
+        if name == b"fmt ":
+            self._format = _parse_format(body)
+        elif len(body) >= 16:
+            self._data_bytes_64 = struct.unpack_from("<Q", body, 8)[0]
+
+    def _begin_data(self, size: int) -> None:
+        if self._format is None:
+            raise UnsupportedFormat("invalid wav header: the data chunk precedes the fmt chunk")
+        data_bytes: int | None = None if size in _UNKNOWN_SIZES else size
+        if size == _MAX_SIZE and self._data_bytes_64:
+            data_bytes = self._data_bytes_64
+        self.rest = bytes(self._buffer[8:])
+        self._buffer.clear()
+        self.header = WavHeader(self._format.layout, self._format.sample_rate, self._format.channels, data_bytes)
+
+
+def _parse_format(body: bytes) -> WavHeader:
+    """Parse the body of a ``fmt `` chunk."""
+    if len(body) < 16:
+        raise UnsupportedFormat("invalid wav header: the fmt chunk is too short")
+    code, channels, sample_rate, _, block_bytes, bits = struct.unpack_from("<HHIIHH", body)
+    if code == _EXTENSIBLE:
+        if len(body) < 40 or body[26:40] != _EXTENSIBLE_GUID_TAIL:
+            raise UnsupportedFormat("invalid wav header: unknown extensible format")
+        code = struct.unpack_from("<H", body, 24)[0]
+    try:
+        checked_channels(channels)
+        checked_sample_rate(sample_rate)
+    except InvalidValue as error:
+        raise UnsupportedFormat(f"wav: {error.message}") from error
+    # The container size of a sample decides, not its valid bits, which are the upper ones.
+    sample_bytes, remainder = divmod(block_bytes, channels)
+    layout = _LAYOUTS.get((code, sample_bytes))
+    if layout is None or remainder or bits > 8 * sample_bytes:
+        raise UnsupportedFormat(
+            f"unsupported wav format: code 0x{code:04x}, {bits} bits, blocks of {block_bytes} bytes"
+        )
+    return WavHeader(layout, sample_rate, channels, None)
+
+
+def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
+    """Return the 44-byte header of a file with 16-bit samples.
+
+    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream. An unknown
+    size is written as the largest that the 32-bit field holds, and so is a size beyond that.
+    """
+    if data_bytes is None or data_bytes > _MAX_SIZE - _HEADER_AFTER_RIFF:
+        data_size = riff_size = _MAX_SIZE
+    else:
+        data_size, riff_size = data_bytes, data_bytes + _HEADER_AFTER_RIFF
+    block_bytes = 2 * channels
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", riff_size, b"WAVE"),
+        *(b"fmt ", 16, _PCM, channels, sample_rate, sample_rate * block_bytes, block_bytes, 16),
+        *(b"data", data_size),
+    )
+
+
+# ContainerReader: feeds a pull parser, such as libav's demuxer, with input that arrives in pieces.
+#
+# libav reads from a file and blocks until there is data. Here it does so in a thread of its own, in strict alternation
+# with the caller: ``pieces`` returns when the parser has consumed all input so far and waits for more. The output
+# therefore depends on the bytes alone, never on timing.
+
 
 T = TypeVar("T")
 
@@ -227,3 +542,81 @@ class PacketTally:
         """Raise UnsupportedFormat for a stream that had too few good packets."""
         if self._good == 0 or self._broken > self._good:
             raise UnsupportedFormat(f"{self._what}: no usable packet; the data may be corrupt")
+
+
+# MP4 files that can only be decoded as a whole, because their index (``moov``) follows the media data (``mdat``).
+
+
+class Mp4Order(Enum):
+    """Whether an MP4 file can be decoded while it arrives: its index precedes the media data, or follows it."""
+
+    UNKNOWN = "unknown"
+    STREAM = "stream"
+    INDEX_LAST = "index last"
+
+
+class Mp4Boxes:
+    """Walks the top-level boxes of an MP4 file that arrives in pieces (ISO/IEC 14496-12, section 4.2)."""
+
+    def __init__(self) -> None:
+        #: The offset of the next box.
+        self._position = 0
+
+    def order(self, data: memoryview) -> Mp4Order:
+        """Return the order, or UNKNOWN. ``data`` is the file so far, from its first byte.
+
+        Raises UnsupportedFormat for a damaged box.
+        """
+        while self._position + 16 <= len(data):
+            size, kind = struct.unpack_from(">I4s", data, self._position)
+            if kind in (b"moov", b"moof"):
+                return Mp4Order.STREAM
+            if kind == b"mdat":
+                return Mp4Order.INDEX_LAST
+            if size == 1:
+                size = struct.unpack_from(">Q", data, self._position + 8)[0]
+            if size < 8:
+                raise UnsupportedFormat("corrupt mp4")
+            self._position += size
+        return Mp4Order.UNKNOWN
+
+
+class BufferedFile:
+    """Buffers a file up to ``max_bytes``, accounted for in ``room`` until it is taken or closed."""
+
+    def __init__(self, max_bytes: int, room: Room = UNLIMITED) -> None:
+        self._max_bytes = max_bytes
+        self._room = room
+        self._reserved = 0
+        self._data = bytearray()
+
+    def append(self, data: bytes) -> None:
+        """Add bytes. Raises UnsupportedFormat above ``max_bytes``, and what ``room`` raises."""
+        if len(self._data) + len(data) > self._max_bytes:
+            raise UnsupportedFormat(
+                f"an mp4 with its index at the end must not exceed {self._max_bytes} bytes; "
+                "write the index first (faststart)"
+            )
+        self._room.take(len(data))
+        self._reserved += len(data)
+        self._data += data
+
+    def view(self) -> memoryview:
+        """Return a read-only view of the bytes."""
+        return memoryview(self._data).toreadonly()
+
+    def take(self) -> bytes:
+        """Remove and return the bytes, and release their memory in ``room``."""
+        taken = bytes(self._data)
+        self.close()
+        return taken
+
+    def seekable(self) -> io.BytesIO:
+        """Return the bytes as a file object. They remain accounted for until ``close``."""
+        taken, self._data = bytes(self._data), bytearray()
+        return io.BytesIO(taken)
+
+    def close(self) -> None:
+        """Discard the bytes and release their memory in ``room``. Idempotent."""
+        reserved, self._reserved, self._data = self._reserved, 0, bytearray()
+        self._room.give(reserved)

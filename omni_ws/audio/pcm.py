@@ -1,16 +1,32 @@
-"""Raw samples: conversion between bytes and float32, mixing, clipping."""
+"""Raw samples: bytes and float32, G.711, mixing, other rates."""
 
 from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio import g711
-from omni_ws.audio.samples import Pcm16, Samples
+# The in-memory form of audio that decoders, engines and encoders share.
+
+
+#: Mono audio: float32 of shape (samples,), from -1.0 to 1.0. The sample rate is known from the context.
+Samples: TypeAlias = NDArray[np.float32]
+#: The same as 16-bit integers, of which 32768 would be 1.0: what many voices make, and most clients ask for.
+Pcm16: TypeAlias = NDArray[np.int16]
+
+
+class SourceBlock(NamedTuple):
+    """Decoded mono audio with its sample rate in Hz."""
+
+    samples: Samples
+    sample_rate: int
+
+
+# Raw samples: conversion between bytes and float32, mixing, clipping.
+
 
 #: The 16-bit value that corresponds to 1.0.
 PCM16_SCALE = 32768.0
@@ -62,9 +78,9 @@ def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
         case SampleLayout.F64:
             return bounded(np.frombuffer(data, dtype="<f8"))
         case SampleLayout.MU_LAW:
-            return g711.decode_mu_law(data)
+            return decode_mu_law(data)
         case SampleLayout.A_LAW:
-            return g711.decode_a_law(data)
+            return decode_a_law(data)
         case SampleLayout.U8:
             return (np.frombuffer(data, dtype=np.uint8).astype(np.float32) - 128.0) * np.float32(1 / 128)
         case SampleLayout.S24:
@@ -125,3 +141,163 @@ def as_pcm16(audio: Samples | Pcm16) -> Pcm16:
 def as_samples(audio: Samples | Pcm16) -> Samples:
     """Return audio as samples: as they are, or by ``samples_from_pcm16``."""
     return samples_from_pcm16(cast("Pcm16", audio)) if audio.dtype == PCM16 else cast("Samples", audio)
+
+
+# G.711: mu-law and A-law, 8-bit logarithmic PCM at 8 kHz.
+#
+# After ITU-T G.711 (11/1988). Its 14-bit (mu-law) and 13-bit (A-law) values are left-justified in 16 bits, as in the
+# ITU's software tool library (G.191). Encoding and decoding are table look-ups.
+
+
+_MU_BIAS = 33
+_MU_CLIP = 0x1FFF
+_SIGN_BIT = 0x80
+_A_LAW_TOGGLE = 0x55
+
+
+def _mu_law_decode_table() -> NDArray[np.float32]:
+    code = ~np.arange(256, dtype=np.int32) & 0xFF
+    exponent, mantissa = (code >> 4) & 7, code & 15
+    magnitude = ((((mantissa << 1) + _MU_BIAS) << exponent) - _MU_BIAS) << 2
+    return (np.where(code & _SIGN_BIT, -magnitude, magnitude) / 32768).astype(np.float32)
+
+
+def _a_law_decode_table() -> NDArray[np.float32]:
+    code = np.arange(256, dtype=np.int32) ^ _A_LAW_TOGGLE
+    exponent, mantissa = (code >> 4) & 7, code & 15
+    # Half a step is added: the decoded value is the middle of its interval.
+    step = (mantissa << 4) + 8
+    magnitude = np.where(exponent == 0, step, (step + 256) << np.maximum(exponent - 1, 0))
+    return (np.where(code & _SIGN_BIT, magnitude, -magnitude) / 32768).astype(np.float32)
+
+
+def _all_pcm16() -> NDArray[np.int32]:
+    """Return all 16-bit values, each at the index that its bits form as an unsigned number."""
+    return np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32)
+
+
+def _highest_bit(values: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the index of the highest bit set in each positive value."""
+    exponents: NDArray[np.int32] = np.frexp(values.astype(np.float64))[1]
+    return exponents - 1
+
+
+def _mu_law_encode_table() -> NDArray[np.uint8]:
+    linear = _all_pcm16()
+    # The magnitude of negative values is the one's complement, as in the reference implementation.
+    magnitude = np.minimum((np.where(linear < 0, ~linear, linear) >> 2) + _MU_BIAS, _MU_CLIP).astype(np.int32)
+    exponent = _highest_bit(magnitude) - 5
+    mantissa = (magnitude >> (exponent + 1)) & 15
+    code = ~((exponent << 4) | mantissa) & 0x7F
+    table: NDArray[np.uint8] = np.where(linear < 0, code, code | _SIGN_BIT).astype(np.uint8)
+    return table
+
+
+def _a_law_encode_table() -> NDArray[np.uint8]:
+    linear = _all_pcm16()
+    magnitude = (np.where(linear < 0, ~linear, linear) >> 4).astype(np.int32)
+    exponent = np.maximum(_highest_bit(np.maximum(magnitude, 1)) - 3, 0)
+    mantissa = (magnitude >> np.maximum(exponent - 1, 0)) & 15
+    code = (exponent << 4) | mantissa
+    table: NDArray[np.uint8] = (np.where(linear < 0, code, code | _SIGN_BIT) ^ _A_LAW_TOGGLE).astype(np.uint8)
+    return table
+
+
+_MU_LAW_DECODED = _mu_law_decode_table()
+_A_LAW_DECODED = _a_law_decode_table()
+_MU_LAW_ENCODED = _mu_law_encode_table()
+_A_LAW_ENCODED = _a_law_encode_table()
+
+
+def decode_mu_law(data: bytes) -> NDArray[np.float32]:
+    """Return the samples for bytes of mu-law, as float32 within ±1.0."""
+    return _MU_LAW_DECODED[np.frombuffer(data, dtype=np.uint8)]
+
+
+def decode_a_law(data: bytes) -> NDArray[np.float32]:
+    """Return the samples for bytes of A-law, as float32 within ±1.0."""
+    return _A_LAW_DECODED[np.frombuffer(data, dtype=np.uint8)]
+
+
+def encode_mu_law(pcm16: NDArray[np.int16]) -> bytes:
+    """Encode 16-bit samples as mu-law."""
+    return _MU_LAW_ENCODED[pcm16.view(np.uint16)].tobytes()
+
+
+def encode_a_law(pcm16: NDArray[np.int16]) -> bytes:
+    """Encode 16-bit samples as A-law."""
+    return _A_LAW_ENCODED[pcm16.view(np.uint16)].tobytes()
+
+
+# StreamResampler: changes the sample rate of a stream piece by piece.
+
+
+#: Presets of soxr. LQ delays speech by less than 7 ms and suffices for it; HQ, for files, delays by 20 to 30 ms.
+ResampleQuality: TypeAlias = Literal["QQ", "LQ", "MQ", "HQ", "VHQ"]
+
+#: An empty array, read-only because it is shared.
+NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
+NO_SAMPLES.setflags(write=False)
+
+
+class StreamResampler:
+    """A stateful resampler: the output does not depend on how the stream is cut into pieces.
+
+    After ``flush`` it has returned exactly ``floor(n * target_rate / source_rate + 0.5)`` samples for ``n`` samples. As
+    with any band-limited resampling, values may slightly overshoot ±1.0. With equal rates it passes samples through.
+    """
+
+    def __init__(self, source_rate: int, target_rate: int, quality: ResampleQuality = "LQ") -> None:
+        self.source_rate = source_rate
+        self.target_rate = target_rate
+        self._flushed = False
+        #: None when the rates are equal; soxr is not imported then.
+        self._stream: Any = None
+        if source_rate != target_rate:
+            import soxr
+
+            self._stream = soxr.ResampleStream(source_rate, target_rate, 1, dtype="float32", quality=quality)
+
+    def process(self, samples: Samples) -> Samples:
+        """Return the resampled audio that is complete, which may be empty. Raises ValueError after ``flush``."""
+        if self._flushed:
+            raise ValueError("the resampler is already flushed")
+        if self._stream is None:
+            return samples
+        resampled: Samples = self._stream.resample_chunk(np.ascontiguousarray(samples, dtype=np.float32))
+        return resampled
+
+    def flush(self) -> Samples:
+        """End the stream; returns the samples still held. A second call returns none."""
+        if self._flushed or self._stream is None:
+            self._flushed = True
+            return NO_SAMPLES
+        self._flushed = True
+        rest: Samples = self._stream.resample_chunk(NO_SAMPLES, last=True)
+        return rest
+
+
+# WholeFrames: cuts a stream of raw audio at the boundaries of its frames.
+
+
+class WholeFrames:
+    """Returns the whole frames (one sample of each channel) of a stream, and keeps what is incomplete."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        self._frame_bytes = frame_bytes
+        self._carry = b""
+
+    def take(self, data: bytes) -> bytes:
+        """Return the frames that ``data`` completes."""
+        if self._carry:
+            data = self._carry + data
+            self._carry = b""
+        if rest := len(data) % self._frame_bytes:
+            whole = len(data) - rest
+            self._carry = bytes(data[whole:])
+            data = data[:whole]
+        return data
+
+    def drop(self) -> None:
+        """Drop an incomplete frame."""
+        self._carry = b""

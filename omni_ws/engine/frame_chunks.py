@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput, EngineOutput
 from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.errors import InvalidValue

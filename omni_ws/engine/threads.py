@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 
 # The cores of the machine that this process may use.
 

@@ -13,7 +13,7 @@ from omni_ws.errors import EngineFailed
 from omni_ws.weights import fetched_file
 
 if TYPE_CHECKING:
-    from omni_ws.audio.smart_turn import SmartTurn
+    from omni_ws.audio.vad import SmartTurn
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,6 @@ def turn_model(config: ServerConfig) -> SmartTurn | None:
 
 
 def _load(path: Path) -> SmartTurn:
-    from omni_ws.audio.smart_turn import SmartTurn  # loads numpy
+    from omni_ws.audio.vad import SmartTurn  # loads numpy
 
     return SmartTurn(path)

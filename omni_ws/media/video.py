@@ -12,12 +12,20 @@ import av
 import av.error
 import numpy as np
 
-from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
+from omni_ws.audio.container import (
+    LENIENT_METADATA,
+    STREAMING_OPTIONS,
+    BufferedFile,
+    ByteSource,
+    ContainerReader,
+    Mp4Boxes,
+    Mp4Order,
+    PacketTally,
+)
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
 from omni_ws.media.image import Pixels, decode_image, decoding_bytes
-from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order
 
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160

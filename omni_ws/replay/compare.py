@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
 from omni_ws.replay.answers import Answers, ReplayedAnswer

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from omni_ws.audio.mime import parse_audio_mime
+from omni_ws.audio.container import parse_audio_mime
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
 from omni_ws.replay.answers import ReplayedAnswer

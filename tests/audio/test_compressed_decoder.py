@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.encoder import AudioEncoder, encode_file
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.codec import AudioDecoder, AudioEncoder, encode_file
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import UnsupportedFormat
 
@@ -300,9 +299,9 @@ def test_a_fragmented_mp4_is_heard_as_it_arrives(tmp_path: Path) -> None:
 
 def test_an_index_at_the_end_is_waited_for_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = mp4(tmp_path, "ipod", "aac", {})
-    monkeypatch.setattr("omni_ws.audio.compressed_decoder.MAX_UNACCOUNTED_BYTES", len(data))
+    monkeypatch.setattr("omni_ws.audio.compressed.MAX_UNACCOUNTED_BYTES", len(data))
     assert len(decoded(data, AudioEncoding.M4A, [5000])) > 0
-    monkeypatch.setattr("omni_ws.audio.compressed_decoder.MAX_UNACCOUNTED_BYTES", len(data) - 1)
+    monkeypatch.setattr("omni_ws.audio.compressed.MAX_UNACCOUNTED_BYTES", len(data) - 1)
     with pytest.raises(UnsupportedFormat, match="index"):
         decoded(data, AudioEncoding.M4A, [5000])
 

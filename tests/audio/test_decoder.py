@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.audio import g711
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio import pcm as g711
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 
@@ -200,7 +199,7 @@ def test_a_failed_stream_stays_failed() -> None:
 
 def test_bare_samples_do_not_load_libav() -> None:
     program = (
-        "import sys; from omni_ws.audio.decoder import AudioDecoder; from omni_ws.audio.encoder import AudioEncoder;"
+        "import sys; from omni_ws.audio.codec import AudioDecoder; from omni_ws.audio.codec import AudioEncoder;"
         "from omni_ws.core.chunks import AudioFormat;"
         "AudioDecoder(AudioFormat(), sample_rate=16000).decode(bytes(9));"
         "AudioEncoder(AudioFormat(), source_rate=16000);"

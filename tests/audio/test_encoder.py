@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.encoder import AudioEncoder, encode_file
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.codec import AudioDecoder, AudioEncoder, encode_file
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 

@@ -13,10 +13,18 @@ import av
 import numpy as np
 import pytest
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.files import MAX_FLAC_LOOKS, FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
-from omni_ws.audio.flac_frames import frame_ends
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.files import (
+    MAX_FLAC_LOOKS,
+    FileBegins,
+    FileBytes,
+    FileCutter,
+    FileEnds,
+    FileEvent,
+    StrayBytes,
+    frame_ends,
+)
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.core.file_heads import FileKind
 

@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from omni_ws.audio import g711
+from omni_ws.audio import pcm as g711
 
 ALL_CODES = bytes(range(256))
 ALL_PCM16 = np.arange(-32768, 32768, dtype=np.int32).astype(np.int16)

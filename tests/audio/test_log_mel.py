@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.speech_clips import clip_samples
 
-from omni_ws.audio.log_mel import SAMPLE_RATE, log_mel
+from omni_ws.audio.vad import SAMPLE_RATE, log_mel
 
 
 def tone(hertz: float, seconds: float = 1.0) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -53,7 +53,7 @@ def test_no_other_thread_works_or_waits_busily() -> None:
     program = """
         import time
         import numpy as np
-        from omni_ws.audio.log_mel import log_mel
+        from omni_ws.audio.vad import log_mel
         for round in range(80):
             if round == 40:
                 of_process, of_thread = time.process_time(), time.thread_time()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.audio.mime import media_type, parse_audio_format, parse_audio_mime
+from omni_ws.audio.container import media_type, parse_audio_format, parse_audio_mime
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 

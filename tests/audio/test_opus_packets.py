@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.audio.opus_packets import (
+from omni_ws.audio.compressed import (
     MAX_PACKET_BYTES,
     PACKET_BYTES,
     PACKET_SAMPLES,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.audio.resample import StreamResampler
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, StreamResampler
 
 RATES = [(8000, 16000), (16000, 8000), (44100, 16000), (48000, 16000), (22050, 24000), (16000, 24000), (192000, 8000)]
 
@@ -87,7 +86,7 @@ def test_equal_rates_are_the_identity() -> None:
 
 def test_equal_rates_do_not_load_soxr() -> None:
     program = (
-        "import sys; from omni_ws.audio.resample import StreamResampler; StreamResampler(8000, 8000).flush();"
+        "import sys; from omni_ws.audio.pcm import StreamResampler; StreamResampler(8000, 8000).flush();"
         "assert 'soxr' not in sys.modules; StreamResampler(8000, 9000); assert 'soxr' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,10 +11,17 @@ from support.judges import ScriptedJudge
 from support.speech_clips import SAMPLE_RATE as CLIP_RATE
 from support.speech_clips import clip_samples, noises
 
-from omni_ws.audio.encoder import AudioEncoder
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, SpeechWatch
-from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset, SpeechOnset, SpeechPause, TurnEvent
+from omni_ws.audio.codec import AudioEncoder
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.speech_watch import (
+    DETECTOR_LAG_MS,
+    ORDINARY_BAR,
+    SpeechOffset,
+    SpeechOnset,
+    SpeechPause,
+    SpeechWatch,
+    TurnEvent,
+)
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 

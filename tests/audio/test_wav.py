@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_ws.audio.container import WavHeader, WavHeaderReader, wav_header
 from omni_ws.audio.pcm import SampleLayout
-from omni_ws.audio.wav import WavHeader, WavHeaderReader, wav_header
 from omni_ws.errors import UnsupportedFormat
 
 GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.audio.whole_frames import WholeFrames
+from omni_ws.audio.pcm import WholeFrames
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=8), st.integers(1, 12))

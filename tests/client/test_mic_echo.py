@@ -13,8 +13,8 @@ from mic_echo import MOST_LAG_MS, EchoCanceller, NoEchoCanceller
 from support.echo_room import Room
 from support.speech_clips import SAMPLE_RATE, as_pcm16, clip_samples
 
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.turn_rule import BARGE_IN_BAR, SpeechOnset, TurnDetector
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.speech_watch import BARGE_IN_BAR, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import SpeechDetector
 
 LOUDSPEAKER_RATE = 24_000

@@ -26,7 +26,7 @@ from support.chromium import chromium_path, demo_page
 from support.real_models import fetched
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.client import connect
 
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from support.until import until
 
-from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.codec import encode_file
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.channel import Channel

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from support.until import until
 
-from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.audio.codec import AudioDecoder
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
 from omni_ws.engine import decoding
 from omni_ws.engine.channel import Channel

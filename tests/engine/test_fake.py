@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.codec import encode_file
 from omni_ws.audio.pcm import samples_from_pcm16
 from omni_ws.core.chunks import (
     AudioEncoding,

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
+from omni_ws.audio.container import BufferedFile, Mp4Boxes, Mp4Order
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order
 
 
 def box(kind: bytes, size: int = 24) -> bytes:

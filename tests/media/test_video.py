@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.codec import encode_file
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.video import VideoDecoder, VideoFrame

@@ -20,7 +20,7 @@ from support.outside import run_in_node, run_outside, tool
 from support.scripted_upstream import ScriptedUpstream, delta, finish, hang, says, streams, upstream
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples, word_errors
 
-from omni_ws.audio.resample import StreamResampler
+from omni_ws.audio.pcm import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 
 SAMPLE_RATE = 16_000
 

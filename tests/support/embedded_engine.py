@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm
 
-from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.pcm import Pcm16
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.recogniser import Recognised, Utterance, UtteranceLimits

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
 from omni_ws.engine.threads import Lane

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 
 
 class ScriptedJudge:

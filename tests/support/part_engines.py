@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, ToolCallFragment, Usage, Word
 from omni_ws.engine.base import (
     AudioOutput,

@@ -14,8 +14,7 @@ from support.live_server import LiveServer
 from support.native_client import FrameClient
 from websockets.asyncio.client import ClientConnection, connect
 
-from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, decode_mu_law, encode_mu_law
 
 PATH = "/v1/telephony/media-stream"
 STREAM = "MZ0000000000000000000000000000test"

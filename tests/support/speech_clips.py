@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.resample import StreamResampler
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, StreamResampler
 
 SAMPLE_RATE = 16_000
 _DATA = Path(__file__).parent.parent / "data"

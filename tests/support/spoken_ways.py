@@ -14,7 +14,7 @@ from support.live_server import LiveServer
 from support.raw_http import chunked, post, raw_client, request
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.client import connect
 
 CLIP: Final = "goforward"

@@ -12,9 +12,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.samples import Pcm16, Samples
-from omni_ws.audio.turn_rule import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
+from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples
+from omni_ws.audio.speech_watch import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, Recogniser, Utterance, UtteranceLimits

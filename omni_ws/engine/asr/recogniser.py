@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import Hearing, Word
 
 # Utterance: speech between two silences, as recognisers get it.

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.listener import Listening

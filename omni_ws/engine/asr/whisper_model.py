@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.vad import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command, install_command

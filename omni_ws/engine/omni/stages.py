@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import EngineOutput, PartFailed
 from omni_ws.engine.channel import Channel, Outputs, Stage, StageLink
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPlan, ChunkPolicy, FrameChunks

@@ -13,9 +13,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import orjson
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech

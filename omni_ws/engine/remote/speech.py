@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.audio.mime import parse_audio_mime
+from omni_ws.audio.container import parse_audio_mime
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.remote.answer_stream import DONE, event_content

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import orjson
 
-from omni_ws.audio.samples import Pcm16
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import MAX_BODY_VALUES, check_values, language_name
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised

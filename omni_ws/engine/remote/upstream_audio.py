@@ -6,9 +6,9 @@ import base64
 import binascii
 from typing import Final
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.wav import WavHeaderReader
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.container import WavHeaderReader
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding, AudioFormat
 from omni_ws.engine.base import AudioOutput
 from omni_ws.errors import EngineFailed, OmniError

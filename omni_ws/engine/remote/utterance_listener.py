@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import Final
 
-from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.listener import (
     AudioPace,

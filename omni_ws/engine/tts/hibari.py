@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.onnx_network import OnnxNetwork
-from omni_ws.audio.vad import runtime_library
+from omni_ws.audio.vad import OnnxNetwork, runtime_library
 from omni_ws.engine.tts.hibari_reading import HibariReader, ReadWord
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 from omni_ws.errors import EngineFailed

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from omni_ws.audio.onnx_network import OnnxNetwork
-from omni_ws.audio.vad import runtime_library
+from omni_ws.audio.vad import OnnxNetwork, runtime_library
 from omni_ws.engine.tts.packed_entries import PackedEntries
 
 #: The last part of the tagger's file, and by far the largest.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel

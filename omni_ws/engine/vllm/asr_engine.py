@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.asr.listener import Listening
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, StretchedText, UtteranceLimits

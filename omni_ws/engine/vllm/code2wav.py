@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPolicy, FrameChunks

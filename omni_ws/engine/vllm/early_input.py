@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import Modality
 from omni_ws.core.quota import Room
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart

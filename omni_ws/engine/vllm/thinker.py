@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality, context_full
 from omni_ws.core.history import Speech
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-from omni_ws.audio.encoder import AudioEncoder
-from omni_ws.audio.samples import Pcm16, Samples
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.codec import AudioEncoder
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.core.chunks import (
     AudioEncoding,
     AudioFormat,

@@ -372,7 +372,7 @@ def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
         # Imported here, since it loads numpy and codecs, which most requests do without.
-        from omni_ws.audio.mime import parse_audio_format
+        from omni_ws.audio.container import parse_audio_format
 
         audio = config.input_audio
         try:

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from omni_ws.audio.mime import media_type
+from omni_ws.audio.container import media_type
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (

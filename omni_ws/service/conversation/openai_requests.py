@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
-from omni_ws.audio.encoder import AudioEncoder
-from omni_ws.audio.mime import parse_audio_format
+from omni_ws.audio.codec import AudioEncoder
+from omni_ws.audio.container import parse_audio_format
 from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioEncoding, AudioFormat, InputChunk, InputMode, Modality
 from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import AnswerOptions, StructuredOutput

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace as replace_struct
 
-from omni_ws.audio.mime import parse_audio_format
+from omni_ws.audio.container import parse_audio_format
 from omni_ws.core.chunks import (
     CHUNK_OVERHEAD_BYTES,
     AudioFormat,

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from omni_ws.audio.mime import parse_audio_format
+from omni_ws.audio.container import parse_audio_format
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.service.listening.workers import ROUND_SEC, SpeechWorkers
 from omni_ws.wire.session_config import TurnDetectionConfig

@@ -8,8 +8,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.turn_rule import LIKELY
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.speech_watch import LIKELY
 from omni_ws.metrics import Metrics
 
 log = logging.getLogger(__name__)

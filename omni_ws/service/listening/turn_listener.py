@@ -69,10 +69,10 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from omni_ws.audio import turn_rule, vad
-from omni_ws.audio.container import BURST_BYTES
-from omni_ws.audio.mime import media_type
-from omni_ws.audio.samples import Samples
+from omni_ws.audio import speech_watch as turn_rule
+from omni_ws.audio import vad
+from omni_ws.audio.container import BURST_BYTES, media_type
+from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import SLICE_SAMPLES, SpeechWatch, StreamPiece, Watched
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.codec import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality

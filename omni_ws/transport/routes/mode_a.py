@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
-from omni_ws.audio.mime import media_type, parse_audio_mime
+from omni_ws.audio.container import media_type, parse_audio_mime
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import AudioFormat, InputChunk
 from omni_ws.core.file_heads import ENCODINGS, WINDOW_BYTES, FileKind, Look, kind_of_head

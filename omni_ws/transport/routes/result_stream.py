@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, OmniError

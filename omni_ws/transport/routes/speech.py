@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from omni_ws.audio.mime import media_type
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import media_type, wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.application import Router

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiortc import RTCRtpReceiver
 
-from omni_ws.audio.opus_packets import SAMPLE_RATE, OpusPacketDecoder
+from omni_ws.audio.compressed import SAMPLE_RATE, OpusPacketDecoder
 from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
 from omni_ws.errors import InvalidFrame
 from omni_ws.metrics import Metrics

@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import Packet
 
-from omni_ws.audio.opus_packets import PACKET_BYTES, OpusPacketEncoder
+from omni_ws.audio.compressed import PACKET_BYTES, OpusPacketEncoder
 from omni_ws.engine.threads import Work, run_work
 
 PACKET_SEC: Final = 0.02

@@ -16,7 +16,7 @@ from support.engine_answers import answered, audio, collect, open_input, request
 from support.speech_clips import clip_bytes, clip_samples, silence
 from support.until import until
 
-from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import Task, Word
 from omni_ws.engine.asr.listener import AudioPace, Listener, Listening, Seats
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance, UtteranceLimits

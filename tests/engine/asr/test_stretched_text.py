@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.pcm import Pcm16
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, Utterance
 from omni_ws.engine.vllm.asr_engine import INTERIM_GROWTH, interim_gap_sec
 

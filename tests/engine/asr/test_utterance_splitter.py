@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.speech_clips import clip_samples, noises
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import WINDOW_MS
 from omni_ws.engine.asr.listener import (
     InterimText,

@@ -28,8 +28,7 @@ from support.speech_clips import (
 )
 from support.until import until, until_heard
 
-from omni_ws.audio.pcm import pcm16_from_samples
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import InputChunk, Task
 from omni_ws.engine.asr.whisper_engine import UrgentFirst, WhisperEngine
 from omni_ws.engine.asr.whisper_model import whisper_problem

@@ -15,7 +15,7 @@ from support.engine_answers import answered, audio, collect, open_input
 from support.speech_clips import clip_bytes
 from support.until import until
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine

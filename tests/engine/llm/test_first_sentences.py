@@ -16,8 +16,7 @@ import pytest
 from support.engine_answers import AUDIO, answered, text
 from support.real_models import fetched
 
-from omni_ws.audio.resample import StreamResampler
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples, StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.whisper_model import WhisperModel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from support.engine_answers import asking, text
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.base import GenerationRequest

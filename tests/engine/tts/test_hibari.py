@@ -15,7 +15,7 @@ import pytest
 from support.odd_texts import ODD_TEXTS
 from support.real_models import fetched
 
-from omni_ws.audio.resample import StreamResampler
+from omni_ws.audio.pcm import StreamResampler
 from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput, EngineOutput
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link

@@ -14,7 +14,7 @@ SNAC = pytest.importorskip("snac", reason="the codec is not installed (make test
 
 from support.tiny_codec import build_codec, codec_config  # noqa: E402
 
-from omni_ws.audio.samples import Samples  # noqa: E402
+from omni_ws.audio.pcm import Samples  # noqa: E402
 from omni_ws.engine.omni.talker_network import normal_at  # noqa: E402
 from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, FrameLayout, StreamState, WindowContext  # noqa: E402  # noqa: E402
 from omni_ws.engine.vllm.snac_decoder import SnacDecoder  # noqa: E402

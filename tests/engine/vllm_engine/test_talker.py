@@ -18,7 +18,7 @@ from support.tiny_codec import build_codec, write_talker_profile
 from support.tiny_models import CODEC_BASE, ENGINE_ARGS
 from vllm import SamplingParams
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState
 from omni_ws.engine.channel import Channel, pipeline

@@ -32,7 +32,7 @@ from support.vllm_engine import (
     until_state,
 )
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, PartFailed, TextOutput

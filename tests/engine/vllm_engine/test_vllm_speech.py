@@ -13,7 +13,7 @@ import pytest
 from support.engine_answers import Input, final, said
 from support.vllm_engine import GREEDY, answer, request, speaking, until_state
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import FinishReason, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, Finished, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine

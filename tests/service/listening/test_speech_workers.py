@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from support.speech_clips import clip_bytes, silence
 
-from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece, Watched
-from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOnset
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOnset, SpeechWatch, StreamPiece, Watched
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.engine.threads import Lane

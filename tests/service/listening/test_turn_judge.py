@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import Samples
 from omni_ws.metrics import Metrics
 from omni_ws.service.listening.turn_judge import MAX_WAITING, TurnJudge
 

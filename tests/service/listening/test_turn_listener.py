@@ -16,11 +16,11 @@ from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetec
 from support.judges import ScriptedJudge
 from support.speech_clips import clip_bytes, silence
 
-from omni_ws.audio.encoder import AudioEncoder, encode_file
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.codec import AudioEncoder, encode_file
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
-from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget

@@ -15,7 +15,7 @@ from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes, silence
 
-from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.codec import encode_file
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 RATE = 16_000

@@ -12,7 +12,7 @@ from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import RetortEngine
 
-from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.audio.codec import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import TextOutput

@@ -8,7 +8,7 @@ import numpy as np
 from support.live_server import live_server
 from support.native_client import native_client
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import ScriptedEngine

@@ -309,7 +309,7 @@ async def test_disorder_and_duplicates() -> None:
 
 @pytest.mark.parametrize("encoding", ["wav", "f32", "pcmu"])
 async def test_other_formats_are_listened_to(encoding: str) -> None:
-    from omni_ws.audio.encoder import AudioEncoder
+    from omni_ws.audio.codec import AudioEncoder
     from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
     encoder = AudioEncoder(AudioFormat(AudioEncoding(encoding), 16_000), source_rate=16_000)

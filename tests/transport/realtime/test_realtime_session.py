@@ -15,7 +15,7 @@ from support.live_server import LiveServer, live_server
 from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
-from omni_ws.audio.g711 import decode_mu_law
+from omni_ws.audio.pcm import decode_mu_law
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.realtime.session import RealtimeConnection

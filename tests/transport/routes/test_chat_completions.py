@@ -18,8 +18,8 @@ from support.live_server import LiveServer, live_server
 from support.part_engines import RetortEngine, SnapshotEngine, ToneEngine
 from support.raw_http import RawResponse, post, raw_client, request
 
-from omni_ws.audio.encoder import encode_file
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.codec import encode_file
+from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinishReason, Modality, Usage
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput

@@ -12,7 +12,7 @@ from support.capable_engine import CapableEngine, HearingEngine
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message

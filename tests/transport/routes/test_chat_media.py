@@ -14,7 +14,7 @@ from support.capable_engine import CapableEngine, said
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import InputChunk, Modality
 
 PATH = "/v1/chat/completions"

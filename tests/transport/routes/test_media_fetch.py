@@ -15,7 +15,7 @@ from support.http_server import RoutedApplication, serving, tls_contexts
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.config.model import HttpConfig, MediaDomains
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedParameter

@@ -18,7 +18,7 @@ from support.live_server import LiveServer, live_server
 from support.part_engines import RetortEngine, SnapshotEngine
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 
-from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.codec import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
 from omni_ws.engine.base import TextOutput, TranscriptOutput

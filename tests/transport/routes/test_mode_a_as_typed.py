@@ -16,7 +16,7 @@ from support.part_engines import ToneEngine
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.recordings import events, recordings
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.base import TextOutput
 

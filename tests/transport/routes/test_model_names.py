@@ -12,7 +12,7 @@ from support.live_server import LiveServer, live_server
 from support.mode_b_client import SESSIONS
 from support.raw_http import RawResponse, call, post
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "hello"}]

@@ -14,7 +14,7 @@ from support.event_stream import Event, events_of
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post, raw_client
 
-from omni_ws.audio.wav import wav_header
+from omni_ws.audio.container import wav_header
 from omni_ws.client import connect
 from omni_ws.core.chunks import FinishReason, HeardSegment, Hearing, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput

@@ -21,8 +21,7 @@ from support.scrape import Scrape, metrics_answer, read, scrape
 from support.speech_clips import silence
 
 from omni_ws import __version__
-from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece
-from omni_ws.audio.turn_rule import ORDINARY_BAR
+from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechWatch, StreamPiece
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.config import ServerConfig
 from omni_ws.config.keys import ApiKey, digest

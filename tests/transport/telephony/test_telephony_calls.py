@@ -20,7 +20,7 @@ from support.scrape import read
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Opcode
 
-from omni_ws.audio.g711 import decode_mu_law
+from omni_ws.audio.pcm import decode_mu_law
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, Task, Usage, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, TextOutput

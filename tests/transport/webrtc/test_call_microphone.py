@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("aiortc")
 
-from omni_ws.audio.opus_packets import PACKET_BYTES, SAMPLE_RATE, OpusPacketEncoder
+from omni_ws.audio.compressed import PACKET_BYTES, SAMPLE_RATE, OpusPacketEncoder
 from omni_ws.metrics import Metrics
 from omni_ws.transport.webrtc.microphone import MAX_AHEAD_SEC, CallMicrophone
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_ws.audio.opus_packets import PACKET_BYTES
+from omni_ws.audio.compressed import PACKET_BYTES
 from omni_ws.transport.webrtc.speaker import CallSpeaker
 
 

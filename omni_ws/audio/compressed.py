@@ -1,0 +1,430 @@
+"""What libav decodes and encodes: compressed audio in containers, and Opus packets without one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import Any, Final, Protocol
+
+import av
+import av.error
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.audio.container import (
+    BURST_SAMPLES,
+    LENIENT_METADATA,
+    STREAMING_OPTIONS,
+    BufferedFile,
+    ByteSource,
+    ContainerReader,
+    Mp4Boxes,
+    Mp4Order,
+    PacketTally,
+)
+from omni_ws.audio.pcm import Samples, SourceBlock, bounded, mixed_down, pcm16_from_samples
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.core.quota import UNLIMITED, Room
+from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
+
+# CompressedDecoder: decodes WebM, Ogg, Opus, MP3, FLAC and AAC as the bytes arrive; Mp4Decoder: MP4 files.
+
+
+#: libav's names of the containers, by signature. The signature wins over the client's name for the format.
+_MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
+_MAGIC_BYTES = 4
+_MP4: Final = "mov"
+#: The largest MP4 file with its index at the end: an hour of speech. Less is held where nobody accounts for it.
+MAX_HELD_BYTES: Final = 64 << 20
+MAX_UNACCOUNTED_BYTES: Final = 4 << 20
+#: The demuxer's read size: 40 ms of Opus at 24 kbit/s, which bounds the latency that reading in blocks adds.
+_BLOCK_BYTES = 128
+
+
+class CompressedDecoder:
+    """Decodes one stream of compressed audio in its container, in a thread of its own.
+
+    The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, with an
+    error, or with ``close``; dropping the object closes it too. Every call raises UnsupportedFormat for input that
+    cannot be decoded.
+    """
+
+    def __init__(self, encoding: AudioEncoding) -> None:
+        self._encoding = encoding
+        self._head = b""
+        self._reader: ContainerReader[SourceBlock] | None = None
+
+    def decode(self, data: bytes) -> Iterator[SourceBlock]:
+        """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
+        if self._reader is None:
+            self._head += data
+            if len(self._head) < _MAGIC_BYTES:
+                return
+            self._reader = self._open(_container_name(self._head, self._encoding))
+            data, self._head = self._head, b""
+        self._reader.push(data)
+        yield from self._reader.pieces()
+
+    def flush(self) -> Iterator[SourceBlock]:
+        """End the input and yield the rest of the audio."""
+        if self._reader is None:
+            if self._head:
+                raise UnsupportedFormat(f"{self._encoding}: the input ended before any audio")
+            return
+        self._reader.end_input()
+        yield from self._reader.pieces()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _open(self, container: str) -> ContainerReader[SourceBlock]:
+        return ContainerReader(
+            partial(_blocks, container, self._encoding),
+            cost=lambda block: len(block.samples),
+            burst=BURST_SAMPLES,
+            block_bytes=_BLOCK_BYTES,
+            name=f"decode-{self._encoding}",
+        )
+
+
+class Mp4Decoder:
+    """Decodes one MP4 or QuickTime file as it arrives, or at its end if its index comes last."""
+
+    def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
+        self._encoding = encoding
+        self._boxes = Mp4Boxes()
+        self._order = Mp4Order.UNKNOWN
+        self._held = BufferedFile(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
+        self._stream: CompressedDecoder | None = None
+
+    def decode(self, data: bytes) -> Iterator[SourceBlock]:
+        """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
+        if self._stream is None:
+            self._held.append(data)
+            if self._order is Mp4Order.UNKNOWN:
+                self._order = self._boxes.order(self._held.view())
+            if self._order is not Mp4Order.STREAM:
+                return
+            self._stream, data = CompressedDecoder(self._encoding), self._held.take()
+        yield from self._stream.decode(data)
+
+    def flush(self) -> Iterator[SourceBlock]:
+        """End the input and yield the rest of the audio."""
+        if self._stream is not None:
+            yield from self._stream.flush()
+            return
+        try:
+            yield from _blocks(_MP4, self._encoding, self._held.seekable(), options={})
+        finally:
+            self._held.close()
+
+    def close(self) -> None:
+        """Release what it holds. Idempotent."""
+        self._held.close()
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _container_name(head: bytes, encoding: AudioEncoding) -> str:
+    """Return libav's name of the container, by its signature or, for formats without one, by ``encoding``."""
+    magic = head[:_MAGIC_BYTES]
+    if magic in _MAGIC:
+        return _MAGIC[magic]
+    if encoding in (AudioEncoding.MP4, AudioEncoding.M4A, AudioEncoding.MOV):
+        return _MP4
+    if encoding is AudioEncoding.AAC:
+        return "aac"
+    # ID3 tags may precede both FLAC and MP3. MP3 has no signature: a stream may begin at any of its frames.
+    if encoding is AudioEncoding.FLAC and magic.startswith(b"ID3"):
+        return "flac"
+    if encoding is AudioEncoding.MP3 or magic.startswith(b"ID3"):
+        return "mp3"
+    raise UnsupportedFormat(f"the input is not a valid {encoding} file")
+
+
+def _blocks(
+    container_name: str, encoding: AudioEncoding, source: ByteSource, options: Mapping[str, str] = STREAMING_OPTIONS
+) -> Iterator[SourceBlock]:
+    """Demux and decode ``source``, in the decoder thread where it is still arriving."""
+    tally = PacketTally(str(encoding))
+    try:
+        with av.open(
+            source, "r", format=container_name, options=dict(options), metadata_errors=LENIENT_METADATA
+        ) as container:
+            if not container.streams.audio:
+                raise UnsupportedFormat(f"{encoding}: the file has no audio stream")
+            stream = container.streams.audio[0]
+            context: Any = stream.codec_context
+            if context is None:
+                raise UnsupportedFormat(f"{encoding}: the codec of the file is not supported")
+            for packet in container.demux(stream):
+                try:
+                    frames = context.decode(packet)
+                except av.error.InvalidDataError as error:
+                    tally.count_broken(error)
+                    continue
+                for frame in frames:
+                    tally.count_good()
+                    yield _block(frame, encoding)
+    except (av.error.FFmpegError, ValueError, LookupError) as error:
+        # PyAV raises ValueError and LookupError for some damaged headers.
+        raise UnsupportedFormat(f"{encoding}: decoding failed; the data may be corrupt") from error
+    tally.check_at_end()
+
+
+def _block(frame: av.AudioFrame, encoding: AudioEncoding) -> SourceBlock:
+    """Convert a decoded frame to mono float32 at its own sample rate."""
+    channels = frame.layout.nb_channels
+    try:
+        checked_sample_rate(frame.sample_rate)
+        checked_channels(channels)
+    except InvalidValue as error:
+        raise UnsupportedFormat(f"{encoding}: {error.message}") from error
+    values: NDArray[Any] = frame.to_ndarray()
+    if values.dtype.kind == "u":
+        samples = (values.astype(np.float32) - np.float32(128)) * np.float32(1 / 128)
+    elif values.dtype.kind == "i":
+        samples = values.astype(np.float32) * np.float32(2.0 ** (1 - 8 * values.dtype.itemsize))
+    else:
+        samples = bounded(values)
+    if frame.format.is_planar:
+        samples = samples.T
+    return SourceBlock(mixed_down(np.ascontiguousarray(samples).reshape(-1), channels), frame.sample_rate)
+
+
+# CompressedEncoder: encodes MP3, FLAC, AAC, and Opus in Ogg or WebM.
+
+
+_MP3_RATES = frozenset({8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000})
+_AAC_RATES = _MP3_RATES | {64_000, 88_200, 96_000}
+_OPUS_RATES = frozenset({8_000, 12_000, 16_000, 24_000, 48_000})
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """A codec and its container by libav's names, with the rates and channels that it supports.
+
+    ``sample_rates`` is None where any rate is supported.
+    """
+
+    container: str
+    name: str
+    sample_rates: frozenset[int] | None
+    max_channels: int
+    #: Options of the container. Pages and clusters of 200 ms bound the delay that muxing adds to a stream.
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+_OPUS_IN_OGG = _Codec("ogg", "libopus", _OPUS_RATES, 2, {"page_duration": "200000"})
+_CODECS = {
+    AudioEncoding.MP3: _Codec("mp3", "libmp3lame", _MP3_RATES, 2),
+    AudioEncoding.FLAC: _Codec("flac", "flac", None, 8),
+    AudioEncoding.AAC: _Codec("adts", "aac", _AAC_RATES, 2),
+    AudioEncoding.OPUS: _OPUS_IN_OGG,
+    AudioEncoding.OGG: _OPUS_IN_OGG,
+    AudioEncoding.WEBM: _Codec("webm", "libopus", _OPUS_RATES, 2, {"cluster_time_limit": "200"}),
+}
+
+
+class _Sink(Protocol):
+    def write(self, data: bytes, /) -> int: ...
+
+
+class _Pieces:
+    """Buffers what the muxer writes until it is taken.
+
+    It cannot seek, so the muxer writes headers of unknown length, as for a stream.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes, /) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        taken = b"".join(self._parts)
+        self._parts.clear()
+        return taken
+
+
+class CompressedEncoder:
+    """Encodes one stream of samples at the target's rate and muxes it into its container.
+
+    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and a sink that can seek
+    gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
+    """
+
+    def __init__(self, target: AudioFormat, sink: _Sink | None = None) -> None:
+        codec = _servable_codec(target)
+        self._target = target
+        self._pieces = _Pieces()
+        self._position = 0
+        try:
+            self._container = av.open(sink or self._pieces, "w", format=codec.container, options=dict(codec.options))
+            stream = self._container.add_stream(codec.name, rate=target.sample_rate)
+        except (av.error.FFmpegError, ValueError) as error:
+            raise UnsupportedFormat(f"this server has no encoder for {target.encoding}") from error
+        assert isinstance(stream, av.AudioStream)
+        self._stream = stream
+        self._layout = _layout(target.channels)
+        self._stream.codec_context.layout = self._layout
+        if codec.name != "flac":
+            self._stream.codec_context.bit_rate = _bit_rate(target)
+
+    def encode(self, samples: Samples) -> bytes:
+        """Encode ``samples``; returns the bytes that are complete, which may be none."""
+        if len(samples):
+            frame = self._frame(samples)
+            frame.sample_rate = self._target.sample_rate
+            frame.time_base = Fraction(1, self._target.sample_rate)
+            frame.pts = self._position
+            self._position += len(samples)
+            self._container.mux(self._stream.encode(frame))
+        return self._pieces.take()
+
+    def flush(self) -> bytes:
+        """Return the rest of the file. A file without audio consists of a header."""
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return self._pieces.take()
+
+    def _frame(self, samples: Samples) -> av.AudioFrame:
+        """Return the samples as libav's frame, the one channel repeated for each of the target's."""
+        channels = self._target.channels
+        if self._target.encoding is AudioEncoding.FLAC:
+            # FLAC is lossless, so the samples are quantised here, in the same way as for pcm16.
+            return av.AudioFrame.from_ndarray(
+                np.repeat(pcm16_from_samples(samples), channels).reshape(1, -1), format="s16", layout=self._layout
+            )
+        return av.AudioFrame.from_ndarray(
+            np.repeat(bounded(samples), channels).reshape(1, -1), format="flt", layout=self._layout
+        )
+
+
+def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
+    """Return a whole file at the target's rate, with its true length in the header."""
+    file = io.BytesIO()
+    encoder = CompressedEncoder(target, file)
+    # In frames of a second, because libav copies each frame into its buffers as a whole.
+    for start in range(0, len(samples), target.sample_rate):
+        encoder.encode(samples[start : start + target.sample_rate])
+    encoder.flush()
+    return file.getvalue()
+
+
+def _servable_codec(target: AudioFormat) -> _Codec:
+    """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, when it cannot encode that."""
+    codec = _CODECS.get(target.encoding)
+    if codec is None:
+        raise UnsupportedFormat(f"{target.encoding} is for input only", param="format")
+    if codec.sample_rates is not None and target.sample_rate not in codec.sample_rates:
+        rates = ", ".join(map(str, sorted(codec.sample_rates)))
+        raise UnsupportedFormat(
+            f"{target.encoding} does not support {target.sample_rate} Hz; supported: {rates}", param="sample_rate"
+        )
+    if target.channels > codec.max_channels:
+        raise UnsupportedFormat(
+            f"{target.encoding} supports at most {codec.max_channels} channels, got {target.channels}",
+            param="channels",
+        )
+    return codec
+
+
+def _layout(channels: int) -> str:
+    """Return libav's name of the usual layout for this many channels."""
+    return {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}[channels]
+
+
+def _bit_rate(target: AudioFormat) -> int:
+    """Return a bit rate, in bit/s, at which speech is transparent and which the format allows at this sample rate."""
+    if target.encoding is AudioEncoding.AAC:
+        return min(64_000, 4 * target.sample_rate) * target.channels
+    if target.encoding is not AudioEncoding.MP3:
+        return 64_000 * target.channels
+    if target.sample_rate >= 32_000:
+        return 128_000 * target.channels
+    return 96_000 if target.sample_rate >= 16_000 else 64_000
+
+
+# Opus packets without a container, as RTP carries them (RFC 7587): 24 kHz, mono, pcm16 on this side.
+
+
+SAMPLE_RATE: Final = 24_000
+#: Audio in a packet that is sent: 20 ms.
+PACKET_SAMPLES: Final = SAMPLE_RATE // 50
+PACKET_BYTES: Final = 2 * PACKET_SAMPLES
+#: The longest packet is 120 ms, at most (RFC 6716, 3.2.1).
+MAX_PACKET_BYTES: Final = 1500
+#: The bits of a packet's first byte that tell mode and length of its frames. Those left say how many: 0 means one.
+_CONFIG_BITS: Final = 0xFC
+#: What stands for a lost packet before any has come: silence of 20 ms.
+_SILENT: Final = b"\xf8"
+
+
+class OpusPacketDecoder:
+    """Decodes the packets of one stream in their order, and conceals the ones that are lost.
+
+    libav offers no call for a lost packet. A packet whose frame is empty means the same to libopus (RFC 6716, 3.1):
+    it goes on with what was heard, and fades it out. Forward error correction needs a call that libav does not offer.
+    """
+
+    def __init__(self) -> None:
+        self._codec = av.CodecContext.create("libopus", "r")
+        self._resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+        self._lost = _SILENT
+        #: Length of the last packet in seconds.
+        self.seconds = 0.0
+        self._decoded_seconds = 0.0
+
+    def decode(self, packet: bytes) -> bytes:
+        """The audio of a packet. Raises InvalidFrame for what is not Opus."""
+        if not 0 < len(packet) <= MAX_PACKET_BYTES:
+            raise InvalidFrame("an RTP packet holds no Opus")
+        audio = self._decoded(packet)
+        self._lost = bytes([packet[0] & _CONFIG_BITS])
+        self.seconds = self._decoded_seconds
+        return audio
+
+    def conceal(self) -> bytes:
+        """What probably was in a lost packet: as long as one frame of the packet before it."""
+        return self._decoded(self._lost)
+
+    def _decoded(self, packet: bytes) -> bytes:
+        try:
+            frames = self._codec.decode(av.Packet(packet))
+        except av.error.FFmpegError:
+            raise InvalidFrame("an RTP packet holds no Opus") from None
+        self._decoded_seconds = sum(frame.samples / frame.sample_rate for frame in frames)
+        made = [even for frame in frames for even in self._resampler.resample(frame)]
+        return b"".join(np.ascontiguousarray(frame.to_ndarray()).tobytes() for frame in made)
+
+
+class OpusPacketEncoder:
+    """Encodes pieces of 20 ms. Each packet repeats the one before it in few bits, for a player that has lost that."""
+
+    def __init__(self, *, bit_rate: int = 32_000) -> None:
+        codec = self._codec = av.CodecContext.create("libopus", "w")
+        codec.sample_rate = SAMPLE_RATE
+        codec.format, codec.layout = "s16", "mono"
+        codec.bit_rate = bit_rate
+        codec.time_base = Fraction(1, SAMPLE_RATE)
+        codec.options = {
+            "application": "voip",
+            "frame_duration": "20",
+            "fec": "1",
+            "packet_loss": "5",
+            "compression_level": "5",
+        }
+
+    def encode(self, audio: bytes) -> bytes:
+        """The packet of PACKET_BYTES of audio."""
+        frame = av.AudioFrame.from_ndarray(np.frombuffer(audio, "<i2")[None, :], format="s16", layout="mono")
+        frame.sample_rate = SAMPLE_RATE
+        return b"".join(bytes(packet) for packet in self._codec.encode(frame))
