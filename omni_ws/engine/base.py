@@ -177,7 +177,7 @@ class AnswerOptions:
     read_whole: bool = False
     #: Whether an ASR tells at a pause what it would settle on, see TranscriptGuess.
     transcript_guesses: bool = False
-    #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
+    #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
     upstream: Mapping[str, str] = field(default_factory=dict)  #: Of ``wire.openai_options.UPSTREAM_FIELDS``.
 

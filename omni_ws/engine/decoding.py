@@ -26,10 +26,8 @@ from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import SLICE_SEC, Lane, run_in_thread
 from omni_ws.errors import OmniError, UnsupportedModality
-from omni_ws.media.frame_selection import FrameSelection
-from omni_ws.media.image import Pixels, decode_image, decoding_bytes
-from omni_ws.media.limits import MediaLimits
-from omni_ws.media.video import MAX_FRAMES, VideoDecoder, VideoFrame
+from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes
+from omni_ws.media.video import MAX_FRAMES, FrameSelection, VideoDecoder, VideoFrame
 from omni_ws.profiler import events
 
 # The decoded forms of input: parts of audio, text, tool results, images and video.

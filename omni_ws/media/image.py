@@ -1,13 +1,14 @@
-"""Decodes still images, and describes their size, colour and brightness."""
+"""Images: their size, their pixels, their colours, and what is too large."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,9 @@ from PIL import Image
 
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.colour import dominant_colour
+
+# Decodes still images, and describes their size, colour and brightness.
+
 
 #: uint8 of shape (height, width, 3): red, green, blue.
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -166,3 +169,120 @@ def _starts(length: int, side: int) -> NDArray[np.intp]:
     """Split ``length`` into at most ``side`` parts and return where each starts."""
     count = min(side, length)
     return np.arange(count) * length // count
+
+
+# MediaLimits: the size of images, and the size and frame rate of videos, as a model sees them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """Limits on the pixels of an image or frame, and on the frames of a video; None for no limit.
+
+    Images outside their limits are scaled, preserving the aspect ratio. ``video_total_pixels`` limits the sum over all
+    frames of a video and takes precedence over ``video_min_pixels``.
+    """
+
+    image_min_pixels: int | None = None
+    image_max_pixels: int | None = None
+    video_min_pixels: int | None = None
+    video_max_pixels: int | None = None
+    video_fps: float | None = None
+    video_min_frames: int | None = None
+    video_max_frames: int | None = None
+    video_total_pixels: int | None = None
+
+    @property
+    def select_frames(self) -> bool:
+        """Whether the frames can be selected and scaled only once the whole video is known; see FrameSelection."""
+        return (self.video_min_frames, self.video_max_frames, self.video_total_pixels) != (None, None, None)
+
+    def fit_image(self, pixels: Pixels) -> Pixels:
+        """Return the image scaled to its limits."""
+        return _fitted(pixels, self.image_min_pixels, self.image_max_pixels)
+
+    def fit_frame(self, pixels: Pixels) -> Pixels:
+        """Return the frame of a video scaled to its limits."""
+        return _fitted(pixels, self.video_min_pixels, self.video_max_pixels)
+
+    @staticmethod
+    def fit_share(pixels: Pixels, most: int) -> Pixels:
+        """Return the frame scaled down to at most ``most`` pixels, though at least one."""
+        return _fitted(pixels, None, max(1, most))
+
+
+def _fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
+    height, width = pixels.shape[:2]
+    if most is not None and height * width > most:
+        scale = math.sqrt(most / (height * width))
+        size = (max(1, math.floor(width * scale)), max(1, math.floor(height * scale)))
+    elif least is not None and height * width < least:
+        scale = math.sqrt(least / (height * width))
+        size = (math.ceil(width * scale), math.ceil(height * scale))
+    else:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+
+
+# Names the dominant colour of an image.
+
+
+#: The colours by hue: (name, upper limit of the hue in degrees). Red is at both ends of the circle.
+_HUES = (
+    ("red", 15.0),
+    ("orange", 45.0),
+    ("yellow", 70.0),
+    ("green", 165.0),
+    ("cyan", 200.0),
+    ("blue", 255.0),
+    ("purple", 290.0),
+    ("pink", 345.0),
+    ("red", 360.1),
+)
+COLOUR_NAMES = ("black", "white", "grey", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
+
+#: In terms of HSV, from 0 to 1: below ``_DARK`` a pixel is black; below ``_PALE_SATURATION`` it is grey or, above
+#: ``_BRIGHT``, white.
+_DARK = 0.18
+_PALE_SATURATION = 0.15
+_BRIGHT = 0.85
+#: Orange below this value is brown.
+_BROWN_BELOW = 0.65
+
+
+def dominant_colour(pixels: NDArray[Any]) -> str:
+    """Return the colour name that applies to most pixels.
+
+    ``pixels`` has the shape (…, 3) and values from 0 to 255.
+    """
+    counts = np.bincount(_named(pixels.reshape(-1, 3)), minlength=len(COLOUR_NAMES))
+    return COLOUR_NAMES[int(counts.argmax())]
+
+
+def _named(pixels: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the index in COLOUR_NAMES of each pixel's colour."""
+    rgb = pixels.astype(np.float32) * np.float32(1 / 255)
+    value, low = rgb.max(axis=1), rgb.min(axis=1)
+    chroma = value - low
+    saturation = chroma / np.maximum(value, 1e-6)
+    hue = _hue(rgb, value, chroma)
+    borders = [border for _, border in _HUES[:-1]]
+    by_hue = np.array([COLOUR_NAMES.index(name) for name, _ in _HUES])
+    named = by_hue[np.digitize(hue, borders)]
+    orange, brown = COLOUR_NAMES.index("orange"), COLOUR_NAMES.index("brown")
+    named = np.where((named == orange) & (value < _BROWN_BELOW), brown, named)
+    pale = saturation < _PALE_SATURATION
+    named = np.where(pale, COLOUR_NAMES.index("grey"), named)
+    named = np.where(pale & (value > _BRIGHT), COLOUR_NAMES.index("white"), named)
+    return np.where(value < _DARK, COLOUR_NAMES.index("black"), named)
+
+
+def _hue(rgb: NDArray[np.float32], value: NDArray[np.float32], chroma: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the hue in degrees, 0 for greys."""
+    red, green, blue = rgb.T
+    safe = np.maximum(chroma, 1e-6)
+    sextant = np.select(
+        [value == red, value == green],
+        [((green - blue) / safe) % 6, (blue - red) / safe + 2],
+        default=(red - green) / safe + 4,
+    )
+    return np.where(chroma > 0, sextant * 60, 0.0).astype(np.float32)

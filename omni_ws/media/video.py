@@ -1,9 +1,11 @@
-"""VideoDecoder: decodes video as it arrives, as single images or as a container in pieces."""
+"""Videos: their frames, which of them are taken, and what can be told of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import av
 import av.error
 import numpy as np
+from numpy.typing import NDArray
 
 from omni_ws.audio.container import (
     LENIENT_METADATA,
@@ -25,7 +28,10 @@ from omni_ws.audio.container import (
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
-from omni_ws.media.image import Pixels, decode_image, decoding_bytes
+from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, thumbnail_of
+
+# VideoDecoder: decodes video as it arrives, as single images or as a container in pieces.
+
 
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160
@@ -323,3 +329,160 @@ def _pixels(frame: av.VideoFrame, max_pixels: int, room: Room) -> Pixels:
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise UnsupportedFormat(f"at most {max_pixels} pixels per frame, got {width}x{height}")
+
+
+# FrameSelection: selects the frames of a video that a model sees, under limits on their number and total size.
+
+
+#: The limit on decoded frames that are kept until the end of the video, in bytes.
+MAX_KEPT_BYTES = 512 * 1024 * 1024
+
+
+class FrameSelection:
+    """Selects frames spread evenly over a video, whose length is known only at its end: frames are kept until then.
+
+    At most ``2 * video_max_frames`` are kept. Beyond that every other frame is dropped, from those kept and from those
+    that follow, so that the distance between them doubles.
+
+    The pixels of added frames are accounted for in ``room``; those of dropped frames are returned to it, those of
+    selected frames remain the caller's.
+    """
+
+    def __init__(self, limits: MediaLimits, room: Room = UNLIMITED, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._limits = limits
+        self._room = room
+        self._max_kept_bytes = max_kept_bytes
+        self._kept: list[VideoFrame] = []
+        self._kept_bytes = 0
+        self._seen = 0
+        self._stride = 1
+        self._due_ms = 0.0
+        #: The number of frames at ``video_fps``.
+        self._paced = 0
+
+    def add(self, frame: VideoFrame) -> None:
+        """Add a frame, already scaled to its limits. Raises UnsupportedFormat when too many bytes are kept."""
+        fps = self._limits.video_fps
+        if fps is None or not self._seen or frame.timestamp_ms >= self._due_ms:
+            self._paced += 1
+            self._due_ms = frame.timestamp_ms + 1000 / (fps or 1000)
+        self._seen += 1
+        if (self._seen - 1) % self._stride:
+            self._room.give(frame.pixels.nbytes)
+            return
+        self._kept.append(frame)
+        self._kept_bytes += frame.pixels.nbytes
+        most = self._limits.video_max_frames
+        if most is not None and len(self._kept) > 2 * most:
+            self._drop(self._kept[1::2])
+            self._kept = self._kept[::2]
+            self._stride *= 2
+        if self._kept_bytes > self._max_kept_bytes:
+            raise UnsupportedFormat(
+                "the decoded frames of the video are too large in total; request fewer or smaller frames"
+            )
+
+    def frames(self) -> Iterator[VideoFrame]:
+        """Yield the selected frames in order, at the end of the video."""
+        limits, available = self._limits, len(self._kept)
+        count = max(self._paced, limits.video_min_frames or 0)
+        count = min(count, available, limits.video_max_frames or available)
+        # Evenly spaced, from the first to the last frame kept.
+        chosen = [round(index * (available - 1) / (count - 1)) if count > 1 else 0 for index in range(count)]
+        wanted = set(chosen)
+        self._drop([frame for index, frame in enumerate(self._kept) if index not in wanted])
+        for index in chosen:
+            frame = self._kept[index]
+            if limits.video_total_pixels is not None:
+                frame = self._shared(frame, limits.video_total_pixels // count)
+            yield frame
+
+    def _shared(self, frame: VideoFrame, most: int) -> VideoFrame:
+        """Scale a frame down to its share of ``video_total_pixels``."""
+        pixels = self._limits.fit_share(frame.pixels, most)
+        if pixels is not frame.pixels:
+            self._room.take(pixels.nbytes)
+            self._room.give(frame.pixels.nbytes)
+        return VideoFrame(frame.timestamp_ms, pixels)
+
+    def _drop(self, frames: Sequence[VideoFrame]) -> None:
+        size = sum(frame.pixels.nbytes for frame in frames)
+        self._kept_bytes -= size
+        self._room.give(size)
+
+
+# Describes a video without a model: duration, dominant colour, motion.
+
+
+#: Frames are compared as thumbnails of this width and height.
+_SIDE = 64
+#: Thresholds on the mean absolute difference of successive frames (of 255). Sensor noise and compression artefacts stay
+#: below the first.
+_SOME_MOTION = 2.0
+_MUCH_MOTION = 12.0
+
+
+class Motion(StrEnum):
+    """How much the picture moves."""
+
+    STILL = "still"
+    SOME = "some motion"
+    MUCH = "much motion"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFacts:
+    """What can be said of a video without a model.
+
+    ``duration_ms`` is the time from the first frame to the last; ``dominant_colour`` is that of the average frame.
+    """
+
+    frame_count: int
+    duration_ms: int
+    dominant_colour: str
+    motion: Motion
+
+
+class VideoObserver:
+    """Accumulates the description frame by frame, without keeping frames. Frames may differ in size."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first_ms = 0
+        self._last_ms = 0
+        self._sum: NDArray[np.float64] = np.zeros((_SIDE, _SIDE, 3))
+        self._previous: NDArray[np.float32] | None = None
+        self._difference_sum = 0.0
+
+    def add(self, frame: VideoFrame) -> None:
+        """Add the next frame."""
+        picture = _square(thumbnail_of(frame.pixels, _SIDE))
+        if self._previous is None:
+            self._first_ms = frame.timestamp_ms
+        else:
+            self._difference_sum += float(np.abs(picture - self._previous).mean())
+        self._previous = picture
+        self._last_ms = frame.timestamp_ms
+        self._sum += picture
+        self._count += 1
+
+    def facts(self) -> VideoFacts | None:
+        """Return the description so far; None before the first frame."""
+        if self._count == 0:
+            return None
+        mean_difference = self._difference_sum / max(self._count - 1, 1)
+        motion = Motion.STILL
+        if mean_difference >= _MUCH_MOTION:
+            motion = Motion.MUCH
+        elif mean_difference >= _SOME_MOTION:
+            motion = Motion.SOME
+        colour = dominant_colour(self._sum / self._count)
+        return VideoFacts(self._count, self._last_ms - self._first_ms, colour, motion)
+
+
+def _square(thumbnail: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Stretch a smaller thumbnail to the full size, so that frames of any size can be compared."""
+    rows = np.arange(_SIDE) * thumbnail.shape[0] // _SIDE
+    columns = np.arange(_SIDE) * thumbnail.shape[1] // _SIDE
+    square: NDArray[np.float32] = thumbnail[rows][:, columns]
+    return square

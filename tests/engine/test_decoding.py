@@ -30,8 +30,7 @@ from omni_ws.engine.decoding import (
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
-from omni_ws.media.image import decode_image
-from omni_ws.media.limits import MediaLimits
+from omni_ws.media.image import MediaLimits, decode_image
 
 PCM = np.arange(-1600, 1600, dtype="<i2").tobytes()
 

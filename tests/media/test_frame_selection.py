@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.frame_selection import FrameSelection
-from omni_ws.media.limits import MediaLimits
-from omni_ws.media.video import VideoFrame
+from omni_ws.media.image import MediaLimits
+from omni_ws.media.video import FrameSelection, VideoFrame
 
 EVERY_MS = 100
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from omni_ws.media.video import VideoFrame
-from omni_ws.media.video_facts import Motion, VideoFacts, VideoObserver
+from omni_ws.media.video import Motion, VideoFacts, VideoFrame, VideoObserver
 
 
 def facts_of(frames: Iterable[VideoFrame]) -> VideoFacts | None:

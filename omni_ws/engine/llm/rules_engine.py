@@ -22,7 +22,7 @@ from omni_ws.engine.llm.sights import Sights
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
-from omni_ws.media.limits import MediaLimits
+from omni_ws.media.image import MediaLimits
 from omni_ws.profiler import events
 
 T = TypeVar("T")

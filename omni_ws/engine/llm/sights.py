@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from omni_ws.engine.decoding import ImagePart, VideoPart
 from omni_ws.media.image import ImageFacts, describe_image
-from omni_ws.media.video_facts import Motion, VideoFacts, VideoObserver
+from omni_ws.media.video import Motion, VideoFacts, VideoObserver
 
 _DARK = 0.2
 _BRIGHT = 0.7

@@ -52,7 +52,7 @@ from omni_ws.engine.vllm.talker_engine import ReadingStages, Speaker, TalkerEngi
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
-from omni_ws.media.limits import MediaLimits
+from omni_ws.media.image import MediaLimits
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
