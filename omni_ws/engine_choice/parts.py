@@ -78,7 +78,7 @@ def llm_of(config: ServerConfig) -> Engine:
             assert choice.model is not None  # without a model the configuration is refused
             return _gguf(config, Path(choice.model).expanduser())
         case "qwen":
-            from omni_ws.engine.llm.rules_first import RulesFirst
+            from omni_ws.engine.llm.rules_engine import RulesFirst
 
             return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
         case "smollm2":

@@ -100,7 +100,7 @@ def package(tmp_path: Path) -> Path:
         "inner_room.py": "def rest():\n    return 1\n",
         "generated/made.py": "import json\nx.y = 1\n",
         "words.toml": "a = 1\n\nb = 2\n",
-        "engine/llm/rules.py": "RULES = ()\nMORE = ()\n",
+        "engine/llm/rules_engine.py": "RULES = ()\nMORE = ()\n",
         "engine/llm/gguf_engine.py": "GGUF = ()\n",
     }
     for name, text in files.items():

@@ -3,24 +3,141 @@
 from __future__ import annotations
 
 import asyncio
+import glob
+import json
 import logging
+import os
+import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+import struct
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
+from omni_ws.engine.child import child_environment
 from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.llm.gguf_file import check_model_file
-from omni_ws.engine.llm.gguf_process import GgufProcess
-from omni_ws.engine.llm.gguf_server import Order
+from omni_ws.engine.llm.gguf_server import Order, Ready
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
+
+# GgufProcess: the engine's side of the process that runs a GGUF model.
+
+
+_MODULE: Final = "omni_ws.engine.llm.gguf_server"
+#: The newest lines of its log, which are kept for the reason of its end.
+_LAST_LINES: Final = 5
+#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
+_MOST_CHARACTERS: Final = 500
+
+
+class GgufProcess:
+    """One process, from ``launch`` to ``end`` or to its own end."""
+
+    #: What it serves; set by ``launch``.
+    ready: Ready
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._listening = asyncio.create_task(self._listen(), name="log of llama.cpp")
+
+    @classmethod
+    async def launch(cls, order: Order) -> GgufProcess:
+        """Start a process, and return it when it has loaded its model. Raises EngineFailed."""
+        process = cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", _MODULE),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_environment(),
+                # Ctrl-C in a terminal is for the server, whose answers in progress still need the model.
+                start_new_session=True,
+            )
+        )
+        try:
+            process.ready = await process._give(order)
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
+    def last_words(self) -> str:
+        """The end of its log; empty where it said nothing."""
+        return "; ".join(self._said)
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit status, or minus the signal that ended it."""
+        return await self._process.wait()
+
+    async def end(self) -> None:
+        """End it at once: it has nothing to lose. Idempotent."""
+        if not self.ended:
+            self._process.kill()
+        await self._process.wait()
+        await self._listening
+
+    async def _give(self, order: Order) -> Ready:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            # By the pipe, since other users see command lines. It stays open: its end would end the process.
+            stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            await stdin.drain()
+        except ConnectionError:
+            pass  # it ended, which the next line says
+        answer: dict[str, Any] = json.loads(await stdout.readline() or b"{}")
+        if "address" in answer:
+            return Ready(**answer)
+        status = await self._process.wait()
+        await self._listening
+        # The package only says that it failed; why is in the log of llama.cpp.
+        reason = self.last_words or answer.get("reason") or _end(status)
+        raise EngineFailed(f"llama.cpp does not load {order.file}: {reason}", fatal=True)
+
+    async def _listen(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:  # too long to be held: so much of it is left out
+                continue
+            if not line:
+                return
+            if text := line.decode(errors="replace").strip()[:_MOST_CHARACTERS]:
+                self._said.append(text)
+                logger.debug("llama.cpp: %s", text)
+
+
+def _end(status: int) -> str:
+    if status == -9:
+        return "it was killed, perhaps because memory ran out"
+    return f"it ended by itself, status {status}"
+
+
+def _environment() -> dict[str, str]:
+    # In Google's containers llama.cpp would listen where this one says.
+    return {name: value for name, value in child_environment().items() if name != "AIP_MODE"}
+
 
 logger = logging.getLogger(__name__)
 
@@ -315,3 +432,71 @@ def _settings_of(settings: GgufSettings, address: str, key: str, *, tools: bool)
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# What can be told of a GGUF file before it is loaded.
+
+
+_MAGIC: Final = b"GGUF"
+#: The magic and the version, little-endian.
+_HEAD: Final = struct.Struct("<4sI")
+#: The versions of the format that llama.cpp reads.
+_VERSIONS: Final = (2, 3)
+#: The name of one of several files that are a model together.
+_PART: Final = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
+_GB: Final = 1_000_000_000
+
+
+def check_model_file(file: Path) -> None:
+    """Raise EngineFailed, in one sentence, for a file that cannot be run."""
+    if file.exists() and not file.is_file():
+        raise EngineFailed(f"{file} is not a file", fatal=True)
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD.size)
+        size = sum(part.stat().st_size for part in _parts(file))
+    except OSError as error:
+        raise EngineFailed(f"cannot read {file}: {error.strerror}", fatal=True) from None
+    if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+        raise EngineFailed(f"{file} is not a GGUF file: it does not begin with {_MAGIC.decode()}", fatal=True)
+    _, version = _HEAD.unpack(head)
+    if version not in _VERSIONS:
+        raise EngineFailed(f"{file} is of a version of GGUF that llama.cpp does not read", fatal=True)
+    free = available_memory()
+    if free is not None and size > free:
+        raise EngineFailed(
+            f"{file} is too large for this machine: {_gigabytes(size)} of weights, {_gigabytes(free)} of memory free",
+            fatal=True,
+        )
+
+
+def available_memory() -> int | None:
+    """Return the memory that programs can still have, in bytes; None where the system does not tell."""
+    return min((*_free_of_machine(), *_limit_of_group()), default=None)
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of the model of which ``file`` is one."""
+    named = _PART.fullmatch(file.name)
+    return [file] if named is None else [*file.parent.glob(f"{glob.escape(named[1])}?????{named[2]}")]
+
+
+def _free_of_machine() -> Iterator[int]:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                yield int(value.split()[0]) * 1024
+                return
+    with suppress(OSError, ValueError, AttributeError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit_of_group() -> Iterator[int]:
+    """The limit of a container (cgroup v2)."""
+    with suppress(OSError, ValueError):
+        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / _GB:.1f} GB"

@@ -23,7 +23,7 @@ from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.unknown import CONNECT
 from omni_ws.engine.llm.plain_words import plain_words
-from omni_ws.engine.llm.rules import answer
+from omni_ws.engine.llm.rules_engine import answer
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
 NOW = datetime(2031, 3, 4, 15, 7)

@@ -32,8 +32,7 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, StructuredOutput, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
-from omni_ws.engine.llm.gguf_process import GgufProcess
+from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufProcess, GgufSettings
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
@@ -457,7 +456,7 @@ async def test_half_a_file(tmp_path: Path) -> None:
 
 
 async def test_a_model_that_is_larger_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.llm.gguf_file.available_memory", lambda: 50_000_000)
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.available_memory", lambda: 50_000_000)
     reason = "is too large for this machine: 0.1 GB of weights, 0.1 GB of memory free"
     assert (await refusal(settings())).endswith(reason)
 
@@ -467,7 +466,7 @@ async def test_all_files_of_a_model_count(tmp_path: Path, monkeypatch: pytest.Mo
         part = tmp_path / f"big-0000{number}-of-00002.gguf"
         part.write_bytes(struct.pack("<4sI", b"GGUF", 3))
         os.truncate(part, 600_000_000)
-    monkeypatch.setattr("omni_ws.engine.llm.gguf_file.available_memory", lambda: 1_000_000_000)
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.available_memory", lambda: 1_000_000_000)
     reason = await refusal(GgufSettings(file=tmp_path / "big-00001-of-00002.gguf", name="big"))
     assert reason.endswith("1.2 GB of weights, 1.0 GB of memory free")
 

@@ -12,9 +12,9 @@ from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents.about_me import HELP
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.fun import FACTS, JOKES, RIDDLES
-from omni_ws.engine.llm.intents.letters import MAX_COUNT
+from omni_ws.engine.llm.intents.numbers import MAX_COUNT
 from omni_ws.engine.llm.intents.unknown import CONNECT
-from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
+from omni_ws.engine.llm.rules_engine import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
 

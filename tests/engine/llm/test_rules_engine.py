@@ -12,8 +12,7 @@ from support.engine_answers import answered, collect, open_input, text
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.core.history import Message
 from omni_ws.engine.base import EngineState
-from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.llm.sights import UNSEEN
+from omni_ws.engine.llm.rules_engine import UNSEEN, RulesEngine
 from omni_ws.errors import EmptyInput, EngineFailed, UnsupportedModality
 
 NOW = datetime(2031, 3, 4, 15, 7)

@@ -14,7 +14,7 @@ from support.part_engines import RetortEngine
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.rules_first import RulesFirst
+from omni_ws.engine.llm.rules_engine import RulesFirst
 
 OWN = "Answer briefly."
 

@@ -3,8 +3,8 @@ import random
 import pytest
 
 from omni_ws.engine.llm.intents.catalogue import INTENTS
-from omni_ws.engine.llm.intents.phrases import expanded
-from omni_ws.engine.llm.sounds import MAX_SOUNDS, SoundIndex, distance, sounds_of
+from omni_ws.engine.llm.intents.matcher import expanded
+from omni_ws.engine.llm.plain_words import MAX_SOUNDS, SoundIndex, distance, sounds_of
 
 PHRASES = [sentence for intent in INTENTS for phrase in intent.phrases for sentence in expanded(phrase)]
 UNKNOWN = (

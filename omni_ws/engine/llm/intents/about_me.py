@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
 
 HELP: Final = (
     "I can tell the time and the date, calculate, convert units, spell, count, and toss coins.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
 
 _SIGHTLESS: Final = (
     "I can't see. Of a picture that is sent to me I can tell its size and its main color, no more.",

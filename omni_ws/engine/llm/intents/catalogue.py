@@ -7,18 +7,15 @@ from typing import Final
 
 from omni_ws.engine.llm.intents.about_me import ABOUT_ME
 from omni_ws.engine.llm.intents.beyond import BEYOND
-from omni_ws.engine.llm.intents.chance import CHANCE
 from omni_ws.engine.llm.intents.clock import CLOCK
 from omni_ws.engine.llm.intents.controls import CONTROLS
 from omni_ws.engine.llm.intents.feelings import FEELINGS
 from omni_ws.engine.llm.intents.fun import FUN
 from omni_ws.engine.llm.intents.greetings import GREETINGS
 from omni_ws.engine.llm.intents.hearing import HEARING
-from omni_ws.engine.llm.intents.intent import Intent
-from omni_ws.engine.llm.intents.letters import LETTERS
+from omni_ws.engine.llm.intents.matcher import Intent
 from omni_ws.engine.llm.intents.names import NAMES
-from omni_ws.engine.llm.intents.numbers import NUMBERS
-from omni_ws.engine.llm.intents.units import UNITS
+from omni_ws.engine.llm.intents.numbers import CHANCE, LETTERS, NUMBERS, UNITS
 
 #: What a small model gets wrong and rules do exactly, or say as it is; the rest a model does better.
 _EXACT: Final = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
 from omni_ws.engine.llm.intents.unknown import is_question
 
 #: What somebody does not want, whatever it is. What may be a cry for help is none.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.arithmetic import parse_number
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
+from omni_ws.engine.llm.plain_words import parse_number
 
 _OLDEST: Final = 130
 _SAD: Final = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
-from omni_ws.engine.llm.plain_words import requests
-from omni_ws.engine.llm.talk import Talk
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
+from omni_ws.engine.llm.plain_words import Talk, requests
 
 JOKES: Final = (
     "Why did the scarecrow win a prize? He was outstanding in his field.",

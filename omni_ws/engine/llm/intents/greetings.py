@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
 from omni_ws.engine.llm.intents.names import name_told
 
 _GREETINGS = ("Hello. How can I help you?", "Hi. What can I do for you?", "Hello again. I am listening.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_ws.engine.llm.intents.intent import Intent
+from omni_ws.engine.llm.intents.matcher import Intent
 
 HEARING = (
     Intent(

@@ -1,15 +1,87 @@
-"""Matcher: finds what somebody means among the intents."""
+"""Matcher: finds what somebody means among the intents, and what an intent is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from itertools import product
+from random import Random
+from typing import Final, NamedTuple, TypeAlias
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
-from omni_ws.engine.llm.intents.phrases import Key, expanded
-from omni_ws.engine.llm.plain_words import requests
-from omni_ws.engine.llm.sounds import NEAR, SoundIndex, distance, sounds_of
+from omni_ws.engine.llm.plain_words import NEAR, SoundIndex, Talk, distance, plain_words, requests, sounds_of
+
+# Intent: something that people say in several ways, and what is answered to it.
+
+
+#: A slot's name → what stood there, in plain words, or as it was written where the intent asks for that.
+Slots: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One thing that somebody said, with all that an answer to it may depend on."""
+
+    #: As it was written; each run of white space is one space, and there is none at its ends.
+    text: str
+    talk: Talk
+    now: datetime
+    #: What chance is drawn from: the same for the same conversation at the same time.
+    chance: Random
+    #: Whether pictures came with it, which are described before the answer.
+    pictured: bool = False
+
+    @cached_property
+    def words(self) -> str:
+        """The plain words."""
+        return plain_words(self.text)
+
+
+#: The sentences of an answer, or None where the intent does not fit after all.
+Reply: TypeAlias = Callable[[Asked, Slots], Iterator[str] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """One row of what is understood. ``says`` has several wordings of an answer; ``reply`` makes one instead.
+
+    ``phrases`` and ``keys`` are in plain words, with alternatives in brackets: "(hi|hello) [there]", where square
+    brackets may be left out, and in keys "*" for any words.
+    """
+
+    name: str
+    #: All that is said, but for courtesies. What sounds like one counts as it, too.
+    phrases: tuple[str, ...] = ()
+    #: Words that tell enough wherever they stand in a short sentence.
+    keys: tuple[str, ...] = ()
+    #: Regular expressions for a whole request in plain words, with named groups for slots.
+    slots: tuple[str, ...] = ()
+    #: The same for a request as it was written, but for courtesies.
+    written: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    reply: Reply | None = None
+    #: A regular expression for whole requests in plain words that its keys do not stand for after all.
+    unless: str = ""
+    #: Whether it needs no answer beside something else: a greeting before a question.
+    light: bool = False
+    #: Whether its keys count before anything else, and in sentences of any length.
+    first: bool = False
+    #: Whether its answer is exact where its phrases or slots fit, so that a model could only do worse.
+    exact: bool = False
+    #: Whether "another one" asks for it again.
+    renews: bool = False
+
+    def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
+        """Return the sentences of the answer; None where the intent does not fit after all."""
+        if self.reply is not None:
+            return self.reply(asked, slots)
+        return iter((asked.talk.fresh(self.says),))
+
+
+# Matcher: finds what somebody means among the intents.
+
 
 #: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
 MAX_WORDS: Final = 16
@@ -140,3 +212,56 @@ def _asks_for_another(words: str, phrase: str) -> bool:
 
 def _filled(match: re.Match[str]) -> Slots:
     return {name: text for name, text in match.groupdict().items() if text}
+
+
+# Phrases: sentences with alternatives, written as one: "(hi|hello) [there]" is four sentences.
+
+
+_TOKEN: Final = re.compile(r"[()\[\]|]|[^()\[\]|]+")
+
+
+def expanded(phrase: str) -> list[str]:
+    """Every sentence that ``phrase`` stands for, with single spaces. Brackets may stand in brackets."""
+    tokens = iter((*_TOKEN.findall(phrase), ""))
+    return list(dict.fromkeys(" ".join(sentence.split()) for sentence in _alternatives(tokens, "")))
+
+
+def _alternatives(tokens: Iterator[str], closing: str) -> list[str]:
+    """The sentences up to the bracket ``closing``."""
+    found: list[str] = []
+    parts: list[list[str]] = []
+    for token in tokens:
+        if token in ("|", closing):
+            found += ("".join(choice) for choice in product(*parts))
+            parts = []
+            if token == closing:
+                return found
+        elif token == "(":
+            parts.append(_alternatives(tokens, ")"))
+        elif token == "[":
+            parts.append(["", *_alternatives(tokens, "]")])
+        elif token in (")", "]", ""):
+            break
+        else:
+            parts.append([token])
+    raise ValueError(f"a phrase has a bracket too many or too few, which should be {closing!r}")
+
+
+class Key:
+    """Runs of words that stand in a sentence one behind the other, with any words between them."""
+
+    def __init__(self, sentence: str) -> None:
+        self._runs = tuple(f" {run.strip()} " for run in sentence.split("*") if run.strip())
+        self.first_word = self._runs[0].split()[0]
+        #: How much it tells: its letters.
+        self.weight = sum(map(len, self._runs))
+
+    def stands_in(self, words: str) -> bool:
+        """Whether it is in ``words``, which have a space at both ends."""
+        position = 0
+        for run in self._runs:
+            position = words.find(run, position)
+            if position < 0:
+                return False
+            position += len(run) - 1
+        return True

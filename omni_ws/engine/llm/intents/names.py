@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked, Intent, Reply, Slots
-from omni_ws.engine.llm.plain_words import listed, plain_words, requests
-from omni_ws.engine.llm.talk import Talk
+from omni_ws.engine.llm.intents.matcher import Asked, Intent, Reply, Slots
+from omni_ws.engine.llm.plain_words import Talk, listed, plain_words, requests
 
 #: Words with which a name ends, and with which none begins.
 _NO_NAME: Final = frozenset(

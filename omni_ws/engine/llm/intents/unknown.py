@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from omni_ws.engine.llm.intents.intent import Asked
+from omni_ws.engine.llm.intents.matcher import Asked
 from omni_ws.engine.llm.plain_words import listed, plain_words, requests
 
 #: Said once in a conversation.
