@@ -13,8 +13,7 @@ from omni_ws.engine.channel import Channel, Outputs
 from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
-from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken
-from omni_ws.engine.spoken.written_words import WrittenWords
+from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import InvalidRequest, OmniError
 
 

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from omni_ws.engine.spoken import english_dates as dates
-from omni_ws.engine.spoken.english_tables import (
+from omni_ws.engine.spoken import english_numbers as dates
+from omni_ws.engine.spoken.english_numbers import (
     ABBREVIATIONS,
     BEFORE_DATES,
     BEFORE_NUMBERS,
@@ -34,8 +34,15 @@ from omni_ws.engine.spoken.english_tables import (
     TITLES,
     UNITS,
     WEEKDAYS,
+    by_digit,
+    cardinal,
+    decimal,
+    in_pairs,
+    ordinal,
+    plural,
+    roman,
+    year,
 )
-from omni_ws.engine.spoken.number_words import by_digit, cardinal, decimal, in_pairs, ordinal, plural, roman, year
 
 #: With thousands as in "1,234,567" or, in India, "12,34,567".
 _NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
 from typing import Final, NamedTuple
 
+from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
-from omni_ws.engine.spoken.inline_markup import InlineMarkup
-from omni_ws.engine.spoken.table import MAX_ROW, SpokenTable, TableWord
 
 #: How much text is made speakable, in characters, before other tasks run: at 20 µs for each of a number.
 AT_A_STRETCH: Final = 256
@@ -379,3 +383,434 @@ def spoken_form(text: str, language: str = "en") -> list[Spoken]:
     """Return the spoken form of a complete text."""
     speakable = SpeakableText(language)
     return [*speakable.feed(text), *speakable.rest()]
+
+
+# WrittenWords: finds the written word that a spoken one stands for.
+
+
+#: Characters that may lie between two words that a voice pronounced: it skips what it cannot pronounce.
+MAX_SKIPPED: Final = 200
+#: Characters that are kept for a voice that tells no times of words, or tells them late.
+MAX_KEPT: Final = 1 << 14
+#: What a word is told without.
+_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
+
+
+class WrittenWords:
+    """Turns what a voice has read into what the answer's text has: words with their times, or where a clause ends.
+
+    A written word that is read as several ("$20") lasts from the first to the last of them, and is returned with the
+    last. What is read and not written is returned as it is read. Each word returned has its place in the text.
+    """
+
+    def __init__(self) -> None:
+        #: What the voice has been given, from the piece on that it reads now; and how far it has read in its text.
+        self._pieces: deque[Spoken] = deque()
+        self._unread = ""
+        self._read = 0
+        #: Where these begin in all that the voice has been given, and where what stands before them ends in the text.
+        self._begin = 0
+        self._written = 0
+        #: The written word that is being read, and when it began and was last heard.
+        self._open: tuple[Spoken, int, int] | None = None
+
+    def add(self, pieces: Iterable[Spoken]) -> None:
+        """The voice is given these."""
+        for piece in pieces:
+            self._pieces.append(piece)
+            self._unread += piece.text
+        while len(self._unread) > MAX_KEPT:
+            self._drop_first()
+
+    def place(self, words: Iterable[Word]) -> tuple[Word, ...]:
+        """Return the written words that ``words``, the next ones of the voice, complete."""
+        placed: list[Word] = []
+        for word in words:
+            piece = self._piece_of(word.text.strip().lower())
+            if piece is None:
+                placed += [*self.rest(), word]
+                continue
+            if self._open is not None and self._open[0] is not piece:
+                placed += self.rest()
+            if not piece.written:
+                placed.append(Word(word.text, word.start_ms, word.end_ms, piece.end))
+                continue
+            start_ms = word.start_ms if self._open is None else self._open[1]
+            self._open = (piece, start_ms, word.end_ms)
+            if not any(map(str.isalnum, self._unread[self._read : len(piece.text)])):
+                placed += self.rest()
+        return tuple(placed)
+
+    def written_end(self, end: int) -> int:
+        """Return where in the text ends what the voice has been given up to ``end``, which never decreases."""
+        while self._pieces and self._begin + len(self._pieces[0].text) <= end:
+            self._drop_first()
+        return self._written
+
+    def rest(self) -> tuple[Word, ...]:
+        """Return the word that is being read: the voice has gone on, or ended."""
+        if self._open is None:
+            return ()
+        (piece, start_ms, end_ms), self._open = self._open, None
+        return (Word(piece.written.strip(_AROUND) or piece.written, start_ms, end_ms, piece.end),)
+
+    def _piece_of(self, word: str) -> Spoken | None:
+        """Return the piece that holds ``word``, the next one that is read; None where it is not found."""
+        found = self._unread[self._read : self._read + MAX_SKIPPED + len(word)].lower().find(word) if word else -1
+        if found < 0:
+            return None
+        self._read += found
+        while self._read >= len(self._pieces[0].text):
+            self._drop_first()
+        self._read += len(word)
+        return self._pieces[0]
+
+    def _drop_first(self) -> None:
+        piece = self._pieces.popleft()
+        length = len(piece.text)
+        self._begin += length
+        self._written = piece.end
+        self._unread = self._unread[length:]
+        self._read = max(0, self._read - length)
+
+
+# InlineMarkup: takes the markup out of the words of a text, one at a time.
+
+
+#: Tags that a model writes. Others, such as a type in angle brackets, are text.
+_TAG_NAMES: Final = (
+    "a|abbr|b|big|blockquote|br|button|center|cite|code|dd|del|details|div|dl|dt|em|figcaption|figure|font|form|h[1-6]|hr|"
+    "i|iframe|img|input|ins|kbd|label|li|mark|ol|p|pre|q|s|samp|script|section|small|source|span|strike|strong|style|sub|"
+    "summary|sup|table|tbody|td|th|thead|tr|tt|u|ul|var|video|audio"
+)
+_TAG: Final = re.compile(rf"</?(?:{_TAG_NAMES})(?:/?|\s[^<>]*)>", re.IGNORECASE)
+_BREAK: Final = re.compile(r"<br ?/?>", re.IGNORECASE)
+_OPEN_TAG: Final = re.compile(
+    r"<(?:a|br|button|code|details|div|font|h[1-6]|hr|iframe|img|input|label|li|ol|p|pre|source|span|table|td|th|tr|ul|"
+    r"video|audio)$",
+    re.IGNORECASE,
+)
+#: What may stand behind the name of a tag.
+_ATTRIBUTE: Final = re.compile(r"[\w:-]+=|/?>|[a-z-]+>?$")
+#: The brackets around what stands for something else, such as <your name>.
+_PLACEHOLDER: Final = re.compile(r"^<(?=[A-Za-z])|(?<=[A-Za-z])>(?=[.,;:!?]*$)")
+_TYPE_ARGUMENT: Final = re.compile(r"(?<=\w)<(\w+)>")
+_COMMENT: Final = re.compile(r"<!--.*?(?:-->|$)")
+_AUTOLINK: Final = re.compile(r"<((?:https?://|mailto:)?[^\s<>@]*[.@:][^\s<>]*)>")
+
+_LINK_END: Final = re.compile(r"\](?:\((?:[^\s()]|\([^\s()]{0,200}\)){0,2000}\)|\[[^\]\s]{0,200}\])")
+_OPEN_LINK_END: Final = re.compile(r"\]\((?!.*\)).*$")
+_REFERENCE: Final = re.compile(r"\[\^[\w-]{1,40}\]:?|\[\d{1,3}(?:[,–-]\d{1,3})*\](?!\()|【[^】]{0,80}】")
+#: An address is read as a whole: what stands in it is no markup.
+_ADDRESS: Final = re.compile(r"(?:(?:https?|ftp)://|www\.)[^\s<>\"“”|]+|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+")
+#: Words without markup.
+_BARE: Final = re.compile(r"[A-Za-z0-9'’\"“”,.;:!?()%+=-]+")
+_BEHIND_ADDRESS: Final = ".,;:!?*_~'’…]}»"
+
+_ESCAPED: Final = re.compile(r"\\([$#%&.\-+!])")
+_STARS: Final = re.compile(r"\*+|~~+|\\[*_`\[\](){}~>|]")
+#: What may be multiplied, or raised to a power: before a star, and behind it.
+_OPERAND: Final = re.compile(r"(?:\d|(?<![^\W\d_])[^\W\d_]|\))$")
+_OPERAND_BEHIND: Final = re.compile(r"[-−]?\d|[^\W\d_](?![^\W\d_])|\(|[^\W\d_]{1,12}\(")
+_NUMBER: Final = re.compile(r"[-−]?\d")
+_LETTERS: Final = re.compile(r"[^\W\d_]+(?!\*)")
+_WINDOWS_PATH: Final = re.compile(r"[\"'“(]*(?:[A-Za-z]:\\|\\\\)\w")
+_UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
+
+_EMOJI: Final = re.compile(
+    "[\U0001f000-\U0001faff\u2600-\u2767\u2776-\u2793\u2b00-\u2bff\u231a-\u231b\u23e9-\u23fa\u25a0-\u25ff\u2190\u2139\u203c\u2049"
+    "\u2b50\u3030\u303d\ufe0e\ufe0f\u200b-\u200f\u2060\ufeff\u20e3\u00ad\u200d\U000e0020-\U000e007f]+"
+)
+#: Letters in a style of their own (bold, script, …), ligatures, and units in one sign.
+_STYLED: Final = re.compile("[\U0001d400-\U0001d7ff\ufb00-\ufb06\u2103\u2109\u3371-\u33df]")
+#: Numbers in a circle.
+_CIRCLED: Final = re.compile("[\u2460-\u2473\u2776-\u2793]")
+_KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
+
+#: Amounts of money, and formulas that could be taken for one.
+_DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
+_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?")
+_FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
+
+_LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
+_LATEX_HINT: Final = re.compile(r"\\[a-zA-Z]{2,}|\\[()\[\]]")
+_LATEX_WORDS: Final = {
+    **dict.fromkeys(("times", "cdot", "ast"), "×"),
+    "div": "÷",
+    "pm": "±",
+    "sqrt": "√ ",
+    **dict.fromkeys(("leq", "le"), "≤"),
+    **dict.fromkeys(("geq", "ge"), "≥"),
+    **dict.fromkeys(("neq", "ne"), "≠"),
+    **dict.fromkeys(("approx", "sim"), "≈"),
+    **dict.fromkeys(("to", "rightarrow", "Rightarrow", "implies"), "→"),
+    "infty": "∞",
+    "sum": "∑",
+    "int": "∫",
+    "in": "∈",
+    "partial": "∂",
+    "circ": "°",
+    "pi": "π",
+    **{
+        name: name
+        for name in ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "sigma", "phi", "omega")
+    },
+    **{name: name for name in ("sin", "cos", "tan", "log", "ln", "lim", "max", "min", "exp")},
+}
+
+
+class _Skip(Enum):
+    """What is passed over until it ends."""
+
+    NOTHING = None
+    LINK = ")"
+    TAG = ">"
+    COMMENT = "-->"
+
+
+class InlineMarkup:
+    """Takes markup out of words that stand between white space: emphasis, links, code, tags, entities, emoji, LaTeX.
+
+    What spans several words (code, a tag with attributes, the title of a link) is remembered from one to the next, to
+    the end of the line at most; a comment to its end. The time for a word is linear in its length.
+    """
+
+    def __init__(self, *, picture: str) -> None:
+        #: What is said before the description of a picture.
+        self._picture = picture
+        self._in_code = False
+        #: Whether a dollar sign in this line may have begun a formula, which the next one ends.
+        self._dollar = False
+        self._skipping = _Skip.NOTHING
+
+    def end_line(self) -> None:
+        """Nothing but a comment goes on in the next line."""
+        self._in_code = self._dollar = False
+        if self._skipping is not _Skip.COMMENT:
+            self._skipping = _Skip.NOTHING
+
+    def clean(self, word: str) -> str:
+        """Return ``word`` without its markup: nothing, or one or several words."""
+        if self._skipping is not _Skip.NOTHING:
+            if self._skipping is _Skip.TAG and not _ATTRIBUTE.match(word):
+                self._skipping = _Skip.NOTHING
+                return self.clean(word)
+            _, end, word = word.partition(str(self._skipping.value))
+            if not end:
+                return ""
+            self._skipping = _Skip.NOTHING
+        if "`" not in word:
+            return _code(word) if self._in_code else self._prose(word)
+        cleaned: list[str] = []
+        for part in re.split(r"(`+)", word):
+            if part.startswith("`"):
+                self._in_code = not self._in_code
+            elif part:
+                cleaned.append(_code(part) if self._in_code else self._prose(part))
+        return "".join(cleaned)
+
+    def _prose(self, word: str) -> str:
+        if _BARE.fullmatch(word) and "www." not in word:
+            return word
+        if "<" in word or ">" in word:
+            word = self._without_tags(word)
+        if "]" in word or "[" in word or "【" in word:
+            word = self._without_brackets(word)
+        found = _ADDRESS.search(word) if "." in word or "/" in word else None
+        if found is None:
+            return self._without_signs(word)
+        address = found[0].rstrip(_BEHIND_ADDRESS)
+        while address.endswith(")") and address.count(")", -20) > address.count("(", -200):
+            address = address[:-1]
+        behind = self._without_signs(word[found.start() + len(address) :])
+        return self._without_signs(word[: found.start()]) + _address(address) + behind
+
+    def _without_tags(self, word: str) -> str:
+        if "<!--" in word:
+            if "-->" not in word:
+                self._skipping = _Skip.COMMENT
+            word = _COMMENT.sub("", word)
+        word = _AUTOLINK.sub(r"\1", word)
+        word = _TAG.sub("", _BREAK.sub(", ", word))
+        if _OPEN_TAG.search(word):
+            self._skipping = _Skip.TAG
+            word = _OPEN_TAG.sub("", word)
+        return _PLACEHOLDER.sub("", _TYPE_ARGUMENT.sub(r" \1", word))
+
+    def _without_brackets(self, word: str) -> str:
+        word = _REFERENCE.sub("", _LINK_END.sub("", word))
+        if "](" in word and _OPEN_LINK_END.search(word):
+            self._skipping = _Skip.LINK
+            word = _OPEN_LINK_END.sub("", word)
+        word = re.sub(r"!\[(?=(.?))", lambda match: f"{self._picture}: " if match[1] else self._picture, word)
+        return word.replace("\\[", "").replace("\\]", "").replace("[", "").replace("]", "")
+
+    def _without_signs(self, word: str) -> str:
+        if "&" in word and ";" in word:
+            word = html.unescape(word)
+        if "\\" in word and not _WINDOWS_PATH.match(word):
+            word = _latex(word) if _LATEX_HINT.search(word) else _ESCAPED.sub(r"\1", word)
+        if "$" in word:
+            word = self._without_dollars(word)
+        if "*" in word or "~~" in word or "\\" in word:
+            word = word if word in ("*", "**") else _STARS.sub(_without_star, word)
+        if "_" in word:
+            word = _UNDERSCORES.sub("", word).replace("_", " ")
+        if not word.isascii():
+            word = _CIRCLED.sub(lambda match: f" {unicodedata.numeric(match[0]):.0f} ", word)
+            word = _EMOJI.sub("", _KEYCAP.sub(r"\1", word))
+            if _STYLED.search(word):
+                word = unicodedata.normalize("NFKC", word)
+        return word
+
+    def _without_dollars(self, word: str) -> str:
+        """Take away the signs around a formula, and leave those of money."""
+        if not self._dollar and _DOLLARS_BEHIND.fullmatch(word):
+            return word
+        if word.count("$") % 2:
+            self._dollar = not self._dollar
+        if _DOLLARS.search(word) and not _FORMULA.search(word):
+            return word
+        return word.replace("$", "")
+
+
+def _without_star(match: re.Match[str]) -> str:
+    """Return what stars between numbers or variables mean, "×" or "^"; nothing where they are markup."""
+    marks, before = match[0], match.string[max(0, match.start() - 2) : match.start()]
+    if marks not in ("*", "**") or not before or match.string.startswith("*"):
+        return ""
+    behind = match.string[match.end() : match.end() + 20]
+    usual = _OPERAND.search(before) and _OPERAND_BEHIND.match(behind)
+    product = marks == "*" and before[-1].isdigit() and _LETTERS.match(behind)
+    power = marks == "**" and before[-1].isalnum() and _NUMBER.match(behind) and match.string.count("**") == 1
+    if not (usual or product or power):
+        return ""
+    if match.string.rstrip(".,;:!?)\"'").endswith(marks):
+        return ""
+    return " × " if marks == "*" else "^"
+
+
+def _code(word: str) -> str:
+    """Return a word of code in a line of text. Names of several words are read as those."""
+    if not word.isascii():
+        word = _EMOJI.sub("", word)
+    return word.replace("_", " ").replace("()", "")
+
+
+def _address(address: str) -> str:
+    """Return what a person says of an address: the host, and a path of one short word."""
+    if "@" in address and "://" not in address:
+        return address
+    host, _, path = re.sub(r"^\w+://", "", address).partition("/")
+    host = host.rpartition("@")[2].removeprefix("www.")
+    path = path.rstrip("/")
+    return f"{host}/{path}" if re.fullmatch(r"[A-Za-z]{1,12}", path) else host
+
+
+def _latex(word: str) -> str:
+    word = word.replace("}{", " ⁄ " if "frac" in word else " ")
+
+    def read(match: re.Match[str]) -> str:
+        name = match[0][1:] if match[0].startswith("\\") else ""
+        said = _LATEX_WORDS.get(name, "")
+        return f" {said} " if said else ""
+
+    return " ".join(_LATEX.sub(read, word).replace("$", "").split())
+
+
+# SpokenTable: reads the rows of a table so that a listener knows which column a value is in.
+
+
+#: A longer line, in characters, is read as text: a row is read at once, in up to 20 ms.
+MAX_ROW: Final = 1000
+
+_DELIMITERS: Final = re.compile(r"\|[\s|:-]*-[\s|:-]*")
+_CELL: Final = re.compile(r"(?:[^|\\]|\\.)*")
+_YES: Final = frozenset(("✅", "✔", "✔️", "✓", "☑", "☑️"))
+_NO: Final = frozenset(("❌", "✗", "✘", "✖", "✖️"))
+
+
+class TableWord(NamedTuple):
+    """A word of a row with its place. Labels and pauses are not written there: they begin where they end."""
+
+    text: str
+    start: int
+    end: int
+
+
+class SpokenTable:
+    """Takes the lines of a table and returns what is said of them: "Alice: Age 30, City Paris." for a row.
+
+    The first line is held back until the next one tells whether it holds the names of the columns. These are said with
+    each value but the first, which names the row.
+    """
+
+    def __init__(self, *, english: bool) -> None:
+        self._english = english
+        self._held: tuple[str, int] | None = None
+        self._names: list[list[str]] = []
+        self._begun = False
+
+    def feed(self, line: str, at: int) -> list[TableWord]:
+        """Return the words of the rows that ``line``, at position ``at`` of the text, completes."""
+        line = line.rstrip()
+        if _DELIMITERS.fullmatch(line):
+            if self._held is not None:
+                self._names = [_plain(cell) for cell, _ in _cells(self._held[0])]
+                self._held, self._begun = None, True
+            return []
+        if not self._begun and self._held is None:
+            self._held = (line, at)
+            return []
+        rows = self._row(*self._held) if self._held is not None else []
+        self._held, self._begun = None, True
+        return rows + self._row(line, at)
+
+    def end(self) -> list[TableWord]:
+        """The table is over. Return the row that was held back."""
+        rows = self._row(*self._held) if self._held is not None else []
+        self._held, self._names, self._begun = None, [], False
+        return rows
+
+    def _row(self, line: str, at: int) -> list[TableWord]:
+        words: list[TableWord] = []
+        for column, (cell, place) in enumerate(_cells(line)):
+            start = at + place
+            said = [
+                TableWord(match[0].replace("\\|", " "), start + match.start(), start + match.end())
+                for match in re.finditer(r"\S+", cell)
+            ]
+            if not said:
+                continue
+            if len(said) == 1 and self._english:
+                said[0] = said[0]._replace(text=_yes_or_no(said[0].text))
+            if words:
+                words.append(TableWord(":" if column == 1 and self._names else ",", start, start))
+            if 0 < column < len(self._names):
+                words += [TableWord(name, start, start) for name in self._names[column]]
+            words += said
+        if words:
+            end = words[-1].end
+            words += [TableWord(".", end, end), TableWord("\n", end, end)]
+        return words
+
+
+def _cells(line: str) -> list[tuple[str, int]]:
+    """Return the cells of a line that begins with "|", each with its place."""
+    cells: list[tuple[str, int]] = []
+    at = 1
+    while at < len(line):
+        found = _CELL.match(line, at)
+        end = found.end() if found else at
+        cells.append((line[at:end], at))
+        at = end + 1
+    return cells
+
+
+def _plain(cell: str) -> list[str]:
+    markup = InlineMarkup(picture="")
+    return " ".join(markup.clean(word) for word in cell.split()).split()
+
+
+def _yes_or_no(text: str) -> str:
+    return "yes" if text in _YES else "no" if text in _NO else text

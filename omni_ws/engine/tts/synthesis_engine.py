@@ -17,8 +17,7 @@ from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_c
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken
-from omni_ws.engine.spoken.written_words import WrittenWords
+from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.tts.voice import Voice
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 

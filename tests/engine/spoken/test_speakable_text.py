@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.spoken.speakable_text import MAX_WORD, SpeakableText, Spoken, spoken_form
-from omni_ws.engine.spoken.table import MAX_ROW
+from omni_ws.engine.spoken.speakable_text import MAX_ROW, MAX_WORD, SpeakableText, Spoken, spoken_form
 
 FORMS = [
     json.loads(line) for line in (Path(__file__).parents[2] / "data/spoken_forms.jsonl").read_text("utf-8").splitlines()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from omni_ws.core.chunks import Word
-from omni_ws.engine.spoken.speakable_text import SpeakableText
-from omni_ws.engine.spoken.written_words import MAX_KEPT, WrittenWords
+from omni_ws.engine.spoken.speakable_text import MAX_KEPT, SpeakableText, WrittenWords
 
 TEXT = "Pay **$20** now, *please*."
 

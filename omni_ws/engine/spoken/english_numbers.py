@@ -1,28 +1,214 @@
-"""Dates, times of day, durations and decades as they are read in English.
-
-A date in digits alone is read in the order that its form is known for: the year first means month and day behind it,
-dots mean the day first, slashes and hyphens the American order. A number over 12 is a day wherever it stands.
-"""
+"""English numbers and dates in words, and the tables of english.toml."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
-from typing import Final
+from importlib import resources
+from typing import Any, Final
 
-from omni_ws.engine.spoken.english_tables import (
-    BEFORE_DATES,
-    COUNTS,
-    LOTS,
-    MONTH_NAMES,
-    MONTHS,
-    OF_DECADES,
-    OF_SECONDS,
-    OWNERS,
-    PARTS_OF_DECADES,
-    WEEKDAYS,
+# Numbers in English words.
+
+
+#: Longer numbers are read digit by digit: nobody follows their names.
+MAX_NAMED_DIGITS: Final = 15
+
+_SMALL: Final = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
-from omni_ws.engine.spoken.number_words import cardinal, clock, decimal, in_pairs, ordinal, plural, year
+_TENS: Final = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SCALES: Final = ("", " thousand", " million", " billion", " trillion")
+_ORDINALS: Final = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
+_ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+_WELL_FORMED: Final = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+
+
+def cardinal(digits: str) -> str:
+    """Return the name of a whole number: "21" is "twenty-one". Leading zeros and long numbers are read by digit."""
+    if len(digits) > MAX_NAMED_DIGITS or (len(digits) > 1 and digits[0] == "0"):
+        return by_digit(digits)
+    number = int(digits)
+    if number == 0:
+        return "zero"
+    groups: list[str] = []
+    for scale in _SCALES:
+        number, below = divmod(number, 1000)
+        if below:
+            groups.append(_below_thousand(below) + scale)
+    return " ".join(reversed(groups))
+
+
+def by_digit(digits: str) -> str:
+    """Return the digits one by one: "007" is "zero zero seven"."""
+    return " ".join(_SMALL[int(digit)] for digit in digits)
+
+
+def decimal(text: str) -> str:
+    """Return the name of a number such as "1,234.50", "0.5" or ".5"."""
+    whole, point, fraction = text.replace(",", "").partition(".")
+    name = cardinal(whole or "0")
+    return f"{name} point {by_digit(fraction)}" if point and fraction else name
+
+
+def ordinal(digits: str) -> str:
+    """Return the name of a place: "21" is "twenty-first"."""
+    return ordinal_of(cardinal(digits))
+
+
+def ordinal_of(name: str) -> str:
+    """Return the ordinal of a cardinal's name."""
+    cut = max(name.rfind(" "), name.rfind("-")) + 1
+    last = name[cut:]
+    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
+    return name[:cut] + _ORDINALS.get(last, regular)
+
+
+def year(digits: str) -> str:
+    """Return a year of four digits as it is said: "1998" is "nineteen ninety-eight", "2005" "two thousand five"."""
+    century, rest = int(digits[:2]), int(digits[2:])
+    if century % 10 == 0 and rest < 10:
+        return cardinal(digits)
+    if rest == 0:
+        return f"{cardinal(str(century))} hundred"
+    return f"{cardinal(str(century))} {_two_digits(rest)}"
+
+
+def in_pairs(digits: str) -> str:
+    """Return three digits or four as the number of a model is said: "747" is "seven forty-seven"."""
+    front, rest = digits[:-2], digits[-2:]
+    if rest == "00" or len(digits) > 4 or digits[0] == "0":
+        return cardinal(digits)
+    return f"{cardinal(front)} {_two_digits(int(rest))}"
+
+
+def clock(hours: str, minutes: str) -> str:
+    """Return a time of day: "3", "05" is "three oh five"; the full hour is the hour alone."""
+    name = cardinal(str(int(hours)))
+    return name if int(minutes) == 0 else f"{name} {_two_digits(int(minutes))}"
+
+
+def plural(name: str) -> str:
+    """Return several of a number's name: "fifty" is "fifties", "third" "thirds"."""
+    if name.endswith("y"):
+        return name[:-1] + "ies"
+    return name + "es" if name.endswith("x") else name + "s"
+
+
+def roman(numeral: str) -> int:
+    """Return the value of a Roman numeral; 0 for what is none, such as "IIII" or "VIX"."""
+    if not _WELL_FORMED.fullmatch(numeral):
+        return 0
+    total = previous = 0
+    for letter in reversed(numeral):
+        value = _ROMAN[letter]
+        total += value if value >= previous else -value
+        previous = max(previous, value)
+    return total
+
+
+def _two_digits(number: int) -> str:
+    return f"oh {_SMALL[number]}" if number < 10 else _below_hundred(number)
+
+
+def _below_hundred(number: int) -> str:
+    if number < len(_SMALL):
+        return _SMALL[number]
+    tens, ones = divmod(number, 10)
+    return _TENS[tens] + (f"-{_SMALL[ones]}" if ones else "")
+
+
+def _below_thousand(number: int) -> str:
+    hundreds, rest = divmod(number, 100)
+    if not hundreds:
+        return _below_hundred(rest)
+    return f"{_SMALL[hundreds]} hundred" + (f" {_below_hundred(rest)}" if rest else "")
+
+
+# The tables of english.toml: units, currencies, months, abbreviations, and words around numbers.
+
+
+_TABLES: Final[dict[str, Any]] = tomllib.loads(
+    resources.files("omni_ws.engine.spoken").joinpath("english.toml").read_text(encoding="utf-8")
+)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_TABLES[name].split())
+
+
+def _units() -> dict[str, tuple[str, str]]:
+    units = {name: (one, several) for name, (one, several) in _TABLES["units"].items()}
+    for name, (one, several, prefixes) in _TABLES["units_with_prefixes"].items():
+        units[name] = (one, several)
+        for prefix in prefixes.split():
+            spoken = _TABLES["prefixes"][prefix]
+            units[prefix + name] = (spoken + one, spoken + several)
+    # The Greek letter is written as often as the sign for micro, and the sign for ohm as often as the letter.
+    greek = str.maketrans("\N{MICRO SIGN}\N{GREEK CAPITAL LETTER OMEGA}", "\N{GREEK SMALL LETTER MU}\N{OHM SIGN}")
+    return units | {name.translate(greek): unit for name, unit in units.items()}
+
+
+MONTHS: Final[tuple[str, ...]] = tuple(_TABLES["months"])
+#: Full and short names of the months.
+MONTH_NAMES: Final[dict[str, str]] = {
+    **{name: name for name in MONTHS},
+    **{name[:3]: name for name in MONTHS if name != "May"},
+    "Sept": "September",
+}
+WEEKDAYS: Final[dict[str, str]] = _TABLES["weekdays"]
+
+#: One and several of each.
+UNITS: Final = _units()
+#: One, several, and the hundredth part likewise.
+CURRENCIES: Final[dict[str, tuple[str, str, str, str]]] = {
+    name: (one, several, small, smalls) for name, (one, several, small, smalls) in _TABLES["currencies"].items()
+}
+PER: Final[dict[str, str]] = _TABLES["per"]
+MAGNITUDES: Final[dict[str, str]] = _TABLES["magnitudes"]
+
+ABBREVIATIONS: Final[dict[str, str]] = _TABLES["abbreviations"]
+SENTENCE_ENDS: Final[frozenset[str]] = frozenset(_TABLES["sentence_ends"])
+SHORT_WORDS: Final[dict[str, str]] = _TABLES["short_words"]
+TITLES: Final[dict[str, str]] = _TABLES["titles"]
+BEFORE_NUMBERS: Final[dict[str, str]] = _TABLES["before_numbers"]
+SIGNS: Final[dict[str, str]] = _TABLES["signs"]
+FRACTIONS: Final[dict[str, tuple[int, int]]] = {
+    sign: (above, below) for sign, (above, below) in _TABLES["fractions"].items()
+}
+
+# Words around numbers, in lower case but for the models.
+NUMBERED: Final = _words("numbered")
+CROWNED: Final = _words("crowned")
+BEFORE_YEARS: Final = _words("before_years") | {name.lower() for name in MONTH_NAMES.values()}
+BEFORE_DATES: Final = _words("before_dates") | {name.lower() for pair in WEEKDAYS.items() for name in pair}
+CALLS: Final = _words("calls")
+CODES: Final = _words("codes")
+OWNERS: Final = _words("owners")
+COUNTS: Final = _words("counts")
+LOTS: Final = _words("lots")
+PARTS_OF_DECADES: Final = _words("parts_of_decades")
+OF_DECADES: Final = _words("of_decades")
+OF_SECONDS: Final = _words("of_seconds")
+COUNTED: Final = _words("counted")
+OF_MINUTES: Final = _words("of_minutes")
+MODELS: Final = _words("models")
+
+
+# Dates, times of day, durations and decades as they are read in English.
+#
+# A date in digits alone is read in the order that its form is known for: the year first means month and day behind it,
+# dots mean the day first, slashes and hyphens the American order. A number over 12 is a day wherever it stands.
+
 
 _MONTH: Final = "|".join(sorted(MONTH_NAMES, key=len, reverse=True))
 #: Units of a duration, the longest first: one cannot follow a shorter one.
