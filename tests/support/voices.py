@@ -13,8 +13,8 @@ from functools import cache
 import pytest
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.tts.voice import WORKER_MODULE
-from omni_ws.engine.tts.voice_pipe import HEAD, decode_object
+from omni_ws.engine.tts.synthesis_engine import WORKER_MODULE
+from omni_ws.engine.tts.synthesiser import HEAD, decode_object
 
 
 @cache

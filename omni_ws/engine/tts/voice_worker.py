@@ -18,12 +18,14 @@ from typing import BinaryIO
 
 from omni_ws.engine.child import leave_signals_to_server, return_freed_memory, share_heaps, take_over_stdout
 from omni_ws.engine.tts.espeak import Espeak
-from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
-from omni_ws.engine.tts.voice_pipe import (
+from omni_ws.engine.tts.synthesiser import (
     HEAD,
     RATE,
     Frame,
     FrameKind,
+    NoVoice,
+    SpokenWord,
+    Synthesiser,
     decode_head,
     decode_object,
     encode_frame,

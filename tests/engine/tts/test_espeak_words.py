@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from omni_ws.engine.tts.espeak_words import WordTimes
+from omni_ws.engine.tts.espeak import WordTimes
 
 Event = tuple[str, int] | tuple[str, int, int]
 

@@ -20,11 +20,9 @@ from omni_ws.config import load
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tts import hibari_weights
-from omni_ws.engine.tts.hibari_weights import hibari_file
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts import synthesis_engine as hibari_weights
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine, Voice, hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice
-from omni_ws.engine.tts.voice import Voice
 from omni_ws.engine_choice import create_engine
 from omni_ws.errors import EngineFailed, InvalidValue
 

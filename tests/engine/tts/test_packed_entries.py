@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.tts.packed_entries import PackedEntries
+from omni_ws.engine.tts.hibari import PackedEntries
 
 VALUES = st.text() | st.dictionaries(st.text(), st.integers() | st.floats(allow_nan=False) | st.text())
 

@@ -17,7 +17,7 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, AudioOutput, EngineState, Finished
-from omni_ws.engine.tts import voice as voice_module
+from omni_ws.engine.tts import synthesis_engine as voice_module
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedModality, UnsupportedParameter
 

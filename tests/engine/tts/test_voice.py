@@ -16,8 +16,8 @@ from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.tts import voice as voice_module
-from omni_ws.engine.tts.voice import SpokenAudio, Voice
+from omni_ws.engine.tts import synthesis_engine as voice_module
+from omni_ws.engine.tts.synthesis_engine import SpokenAudio, Voice
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.installing import install_command
 

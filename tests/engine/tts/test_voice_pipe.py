@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.tts.voice import WORKER_MODULE
-from omni_ws.engine.tts.voice_pipe import (
+from omni_ws.engine.tts.synthesis_engine import WORKER_MODULE
+from omni_ws.engine.tts.synthesiser import (
     HEAD,
     MAX_PAYLOAD,
     BrokenPipeFrame,
