@@ -39,8 +39,8 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.composed.ahead_load import SpeculationOutcome
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.parts import SpeculationOutcome
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 
 #: Targets: seconds, and a share of the LLM's tokens a second.

@@ -20,8 +20,8 @@ from omni_ws.client.pacing import paced, pieces
 from omni_ws.client.wav import Pcm16
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
-from omni_ws.engine.composed.ahead_load import AheadLoad
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.parts import AheadLoad
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine.vllm.engine import VllmEngine
 

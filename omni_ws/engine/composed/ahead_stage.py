@@ -11,9 +11,8 @@ from typing import Any, Final
 from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, UsageMeter
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, ChannelClosed, Outputs, output_cost, pipeline
-from omni_ws.engine.composed.ahead_load import AheadLoad, AnswerUnderWay, SpeculationOutcome
-from omni_ws.engine.composed.answer_stages import AnsweringParts
-from omni_ws.engine.composed.asr_stage import INPUT_LINK, Guess
+from omni_ws.engine.composed.parts import AheadLoad, AnswerUnderWay, SpeculationOutcome
+from omni_ws.engine.composed.stages import INPUT_LINK, AnsweringParts, Guess
 from omni_ws.engine.decoding import Chunks
 
 #: Answers that are begun ahead for one request, at most: somebody may pause often.

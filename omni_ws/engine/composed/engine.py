@@ -23,21 +23,24 @@ from omni_ws.engine.base import (
     TraceableEngine,
 )
 from omni_ws.engine.channel import pipeline
-from omni_ws.engine.composed.ahead_load import AheadLoad, SpeculationOutcome
 from omni_ws.engine.composed.ahead_stage import AheadStage
-from omni_ws.engine.composed.answer_stages import AnsweringParts, AnswerStages
-from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
-from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
 from omni_ws.engine.composed.parts import (
+    AheadLoad,
+    FirstOutputSink,
     HasParts,
     MeasuresMemory,
     PartDescription,
+    Patience,
     Role,
+    SpeculationOutcome,
+    composed_capabilities,
     description_of,
     failures_of,
+    hears,
     parts_of,
+    speaks,
 )
-from omni_ws.engine.composed.patience import FirstOutputSink, Patience
+from omni_ws.engine.composed.stages import INPUT_LINK, AnsweringParts, AnswerStages, AsrStage
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed, UnsupportedParameter

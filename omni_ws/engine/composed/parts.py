@@ -1,28 +1,34 @@
-"""The parts of a composition: their roles, their names, and their failures."""
+"""The parts of a composition: names, failures, what they can do together, how long they may do nothing, and when one may think ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import InputMode, OutputModality, Task
+from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import (
     NO_SINK,
     AnswerOptions,
     Cut,
     Engine,
+    EngineCapabilities,
+    EngineOutput,
     EngineState,
     GenerationRequest,
     InputSource,
+    OutputSink,
     PartFailed,
     UsageMeter,
     incident,
 )
 from omni_ws.errors import EngineFailed, OmniError
+
+# The parts of a composition: their roles, their names, and their failures.
 
 
 class Role(StrEnum):
@@ -159,3 +165,284 @@ def asked_of(
 def mode_of(part: Engine) -> InputMode:
     """How a part gets its input, which arrives while other parts still work on theirs."""
     return InputMode.EXTEND if part.capabilities.extend else InputMode.SNAPSHOT
+
+
+# What a composition can do: what its LLM can, widened by what the other parts can.
+
+
+def hears(engine: Engine | None) -> bool:
+    """Whether an engine can be the ASR. It may turn out only when it has started."""
+    return engine is not None and Task.TRANSCRIBE in engine.capabilities.tasks
+
+
+def speaks(engine: Engine | None) -> bool:
+    """Whether an engine can be the TTS. It may turn out only when it has started, as where no voice is installed."""
+    return engine is not None and Task.SPEECH in engine.capabilities.tasks
+
+
+def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> EngineCapabilities:
+    """Derive the capabilities of a composition."""
+    able = llm.capabilities
+    if asr is not None and hears(asr):
+        ears = asr.capabilities
+        able = replace(
+            able,
+            input_modalities=able.input_modalities | {Modality.AUDIO},
+            output_modalities=able.output_modalities | {OutputModality.TRANSCRIPT},
+            tasks=able.tasks | {Task.TRANSCRIBE},
+            languages=ears.languages,
+            word_times=ears.word_times,
+            translates=ears.translates,
+            stage_params=able.stage_params | ears.stage_params,
+            stage_sampling=able.stage_sampling | ears.stage_sampling,
+            # The whole input is read before the LLM has to have it: what it cannot take late, it gets in time.
+            extend=able.extend or ears.extend,
+            # An LLM that hears does not wait for them.
+            transcribes_first=Modality.AUDIO not in able.input_modalities,
+            hears_on=True,
+        )
+    if tts is not None and speaks(tts):
+        voice = tts.capabilities
+        able = replace(
+            able,
+            output_modalities=able.output_modalities | {OutputModality.AUDIO},
+            tasks=able.tasks | {Task.SPEECH},
+            voices=voice.voices,
+            voice_aliases=voice.voice_aliases,
+            voice_languages=voice.voice_languages,
+            speed=voice.speed,
+            stage_params=able.stage_params | voice.stage_params,
+            stage_sampling=able.stage_sampling | voice.stage_sampling,
+        )
+    return replace(able, stages=_stages(llm, asr=asr, tts=tts))
+
+
+def _stages(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> tuple[str, ...]:
+    stages: list[str] = []
+    able = ((Role.ASR, asr if hears(asr) else None), (Role.LLM, llm), (Role.TTS, tts if speaks(tts) else None))
+    for role, engine in able:
+        if engine is not None:
+            stages += engine.capabilities.stages or (role.value,)
+    return tuple(dict.fromkeys(stages))
+
+
+# Patience: how long a part may do nothing.
+
+
+T = TypeVar("T")
+
+#: How long an ASR or a TTS may take for one step. Long: an ASR may work on a whole recording before it says anything.
+STALLED_SEC: Final = 300.0
+
+
+class Patience:
+    """Ends the work of a part that neither takes input nor makes output for ``seconds``; with None, of none.
+
+    The time stands still while the part waits for input, and between ``rest`` and ``wait``. It is looked at by one
+    timer, so that a part that works costs two assignments for each item.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        #: Whether the part waits for input.
+        self.reading = False
+        #: Since when the part has something to do; None while it has nothing.
+        self._since: float | None = None
+        self._timeout: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def limiting(self, role: Role, engine: Engine) -> AsyncIterator[None]:
+        """Cancel the block when the time is over, which raises EngineFailed."""
+        try:
+            async with asyncio.timeout(None) as self._timeout:
+                self._look()
+                yield
+        except TimeoutError:
+            failure = f"{role.upper()} ({engine.name}): nothing came within {self._seconds:g} seconds"
+            raise EngineFailed(failure, param=role.value) from None
+        finally:
+            self.stop()
+
+    def wait(self) -> None:
+        """The part has something to do."""
+        self._since = self._loop.time()
+
+    def rest(self) -> None:
+        """The part has shown that it works, and need not do anything for now."""
+        self._since = None
+
+    def stop(self) -> None:
+        """Limit nothing any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._timeout = None
+
+    def _look(self) -> None:
+        """End the part, or look again when its time may be over."""
+        if self._seconds is None or self._timeout is None:
+            return
+        now = self._loop.time()
+        since = now if self.reading or self._since is None else self._since
+        left = since + self._seconds - now
+        if left <= 0:
+            self._timeout.reschedule(now)
+        else:
+            self._timer = self._loop.call_later(left, self._look)
+
+    def watched(self, source: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Return ``source`` for the part to read from."""
+        return _Watched(source, self)
+
+
+class _Watched(AsyncIterator[T]):
+    def __init__(self, source: AsyncIterator[T], patience: Patience) -> None:
+        self._source = source
+        self._patience = patience
+
+    async def __anext__(self) -> T:
+        self._patience.reading = True
+        try:
+            return await anext(self._source)
+        finally:
+            self._patience.reading = False
+            self._patience.wait()
+
+
+async def run_part(role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    """Yield the outputs of an ASR or a TTS. Its failures have its name, and so has it if it stalls."""
+    patience = Patience(STALLED_SEC)
+    asked = replace(request, input=patience.watched(aiter(request.input)))
+    async with patience.limiting(role, part):
+        with failures_of(role, part, request_id=request.request_id):
+            async with aclosing(part.generate(asked)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    patience.rest()
+                    yield output
+                    patience.wait()
+
+
+class FirstOutputSink:
+    """A sink that stops ``patience`` at the first output, and costs nothing from then on."""
+
+    __slots__ = ("_patience", "_sink", "offer")
+
+    def __init__(self, sink: OutputSink, patience: Patience) -> None:
+        self._sink = sink
+        self._patience = patience
+        self.offer = self._offer_first
+
+    def _offer_first(self, output: EngineOutput) -> bool:
+        self._patience.stop()
+        self.offer = self._sink.offer
+        return self._sink.offer(output)
+
+
+# AheadLoad: decides whether an answer may be begun before the turn has ended.
+
+
+#: Answers that are begun ahead and held back, at most, for all requests of an engine.
+MOST_AHEAD: Final = 4
+#: Beside other answers one may be begun ahead if answers beside others begin at most this many times as late as alone.
+STRIDE: Final = 1.5
+#: An LLM that mostly answers several at the same time is seldom idle for long: from this share on, it counts as busy.
+MOST_CROWDED: Final = 0.5
+#: The weight of the latest measurement in the moving averages.
+_SMOOTHING: Final = 0.2
+
+
+class SpeculationOutcome(StrEnum):
+    """What became of an answer that was begun ahead, or could have been."""
+
+    #: The turn ended with what was guessed.
+    USED = "used"
+    #: The speaker went on.
+    WENT_ON = "went_on"
+    #: The settled transcript, or other input, is not what was guessed.
+    DIFFERED = "differed"
+    #: It failed, or the request ended before its turn.
+    FAILED = "failed"
+    #: It was not begun: the LLM has enough to do.
+    SKIPPED = "skipped"
+
+
+@runtime_checkable
+class ThinksAhead(Protocol):
+    """An engine that may begin answers before the turn has ended."""
+
+    #: Told what becomes of each.
+    on_speculation: Callable[[SpeculationOutcome], None]
+
+
+class AheadLoad:
+    """Learns what answers cost one another.
+
+    An LLM that has nothing else to do may begin an answer ahead. One that answers somebody may do so only if it is
+    known to take that in its stride: what it works out ahead, which may be for nothing, must not delay what somebody
+    waits for. The measure is the time to the first output, of answers alone and of answers beside others.
+    """
+
+    def __init__(self) -> None:
+        #: Answers under way whose input is complete.
+        self.active = 0
+        self._ahead = 0
+        #: The share of answers that began beside others, of late.
+        self._crowded = 0.0
+        self._alone: float | None = None
+        self._beside: float | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an answer may be begun ahead now."""
+        if self._ahead >= MOST_AHEAD:
+            return False
+        if self.active == 0 and self._crowded < MOST_CROWDED:
+            return True
+        return self._alone is not None and self._beside is not None and self._beside <= STRIDE * self._alone
+
+    def begin(self, *, ahead: bool) -> AnswerUnderWay:
+        """Note that the LLM begins an answer whose input is complete."""
+        if not ahead:
+            self._crowded += _SMOOTHING * ((self.active > 0) - self._crowded)
+        return AnswerUnderWay(self, ahead=ahead)
+
+    def _learn(self, seconds: float, *, beside: bool) -> None:
+        known = self._beside if beside else self._alone
+        learnt = seconds if known is None else known + _SMOOTHING * (seconds - known)
+        if beside:
+            self._beside = learnt
+        else:
+            self._alone = learnt
+
+
+class AnswerUnderWay:
+    """An answer from the end of its input to its own end."""
+
+    def __init__(self, load: AheadLoad, *, ahead: bool) -> None:
+        self._load = load
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._beside = load.active > 0
+        self._ahead = ahead
+        self._has_output = self._ended = False
+        load.active += 1
+        load._ahead += ahead
+
+    def note_output(self) -> None:
+        """Note that an output was made."""
+        if not self._has_output:
+            self._has_output = True
+            self._load._learn(self._loop.time() - self._began, beside=self._beside)
+
+    def used(self) -> None:
+        """Note that it is no longer ahead: its turn has ended."""
+        self._load._ahead -= self._ahead
+        self._ahead = False
+
+    def end(self) -> None:
+        """Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self.used()
+            self._load.active -= 1

@@ -22,8 +22,7 @@ from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget, DailyUse, SessionAccount
 from omni_ws.engine.base import Engine, EngineState
-from omni_ws.engine.composed.ahead_load import ThinksAhead
-from omni_ws.engine.composed.parts import HasParts
+from omni_ws.engine.composed.parts import HasParts, ThinksAhead
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.metrics import Metrics

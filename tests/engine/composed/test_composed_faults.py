@@ -15,7 +15,7 @@ from support.until import until
 from omni_ws.core.chunks import FinishReason, Modality
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.composed.patience import STALLED_SEC
+from omni_ws.engine.composed.parts import STALLED_SEC
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 

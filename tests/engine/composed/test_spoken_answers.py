@@ -22,7 +22,7 @@ from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationReq
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.composed.tts_stage import _spoken_pieces
+from omni_ws.engine.composed.stages import _spoken_pieces
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.spoken.speakable_text import SpeakableText

@@ -14,9 +14,9 @@ from support.until import until
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
 from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput, ToolCallOutput
 from omni_ws.engine.composed import ahead_stage
-from omni_ws.engine.composed.ahead_load import MOST_AHEAD, AheadLoad
 from omni_ws.engine.composed.ahead_stage import MAX_KEPT_BYTES, MOST_TRIES
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.parts import MOST_AHEAD, AheadLoad
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytestmark = pytest.mark.usefixtures("no_task_left")

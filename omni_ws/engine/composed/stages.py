@@ -1,0 +1,643 @@
+"""The stages of a composition: one hears, one answers, one speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
+from omni_ws.engine.answer_limit import SpokenLimit, count_words
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+    TranscriptGuess,
+    TranscriptOutput,
+)
+from omni_ws.engine.channel import Channel, ChannelClosed, Outputs, Stage, StageLink
+from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
+from omni_ws.engine.composed.parts import Patience, Role, asked_of, failures_of, mode_of, part_failed, run_part
+from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
+from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
+
+# The first stage of a composition: it writes speech down.
+
+
+_CHUNK_OVERHEAD_BYTES: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What the next chunk will be if the speaker, who pauses, says nothing more. None takes the guess back."""
+
+    chunk: InputChunk | None
+
+
+def _size_of(item: InputChunk | Guess) -> float:
+    chunk = item.chunk if isinstance(item, Guess) else item
+    return _CHUNK_OVERHEAD_BYTES + (0 if chunk is None else len(chunk.payload))
+
+
+#: Input on its way to a part, in bytes.
+INPUT_LINK: Final = StageLink(1 << 20, cost=_size_of)
+
+
+class AsrStage:
+    """A Stage of one request: chunks in; chunks to the LLM, transcripts to the client.
+
+    Settled transcripts take the place of the audio, and input stays in its order: what follows audio waits until that
+    is written down. For an LLM that hears, ``beside``, all input passes at once, and the transcripts are the client's
+    alone. With ``guesses``, a Guess tells at a pause what the next chunk of text will be if that was the end.
+
+    Each stretch of audio is a request to the ASR. Put together, the settled transcripts are that of the whole input.
+    ``earlier`` is what the message begins with: it goes to the LLM before the input, which is written down meanwhile.
+    Where the answer is cut off, the stage goes on for the client alone.
+    """
+
+    name = Role.ASR.value
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        *,
+        beside: bool,
+        guesses: bool = False,
+        earlier: EarlierParts | None = None,
+    ) -> None:
+        #: The length of the audio that was written down, in milliseconds.
+        self.audio_ms = 0
+        self._engine = engine
+        self._request = request
+        self._beside = beside
+        self._guesses = guesses
+        #: Whether a guess may have been settled since somebody spoke.
+        self._guess_settled = False
+        self._stretch: _Stretch | None = None
+        #: Whether the input had anything in it, even audio without words.
+        self._anything = False
+        self._separator = ""
+        self._boundary = _TextBoundary()
+        #: What was not passed on yet: that of earlier parts, and settled transcripts, which follow it.
+        self._earlier = earlier
+        self._settled: deque[str] = deque()
+
+    async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Pass the input on. Raises EmptyInput where there was none."""
+        assert sink is not None
+        try:
+            async for chunk in source:
+                if not chunk.has_content:
+                    continue
+                is_audio = chunk.modality is Modality.AUDIO
+                if is_audio:
+                    await self._hear(chunk, sink, outputs)
+                elif not self._beside:
+                    await self._write_down()
+                if self._beside or not is_audio:
+                    await self._pass_on(sink)
+                    self._anything = True
+                    await self._give(sink, self._boundary.typed(chunk))
+            if self._beside:
+                await self._pass_on(sink)
+                sink.close()  # the answer does not wait for the transcript
+            await self._write_down()
+            await self._pass_on(sink)
+        finally:
+            if self._stretch is not None:
+                await self._stretch.aclose()
+        if not self._anything and not self._beside:
+            raise EmptyInput("the request has no input")
+
+    async def _hear(self, chunk: InputChunk, sink: Channel[Any], outputs: Outputs) -> None:
+        if self._stretch is None:
+            self._stretch = _Stretch(partial(self._listen, sink, outputs), outputs)
+        await self._stretch.put(chunk)
+
+    async def _write_down(self) -> None:
+        """Wait until all audio so far is written down."""
+        if self._stretch is not None:
+            await self._stretch.end()
+            self._stretch = None
+
+    async def _listen(self, sink: Channel[Any], outputs: Outputs, heard: Channel[InputChunk]) -> None:
+        """Write one stretch of audio down."""
+        asked = asked_of(
+            self._engine,
+            self._request,
+            heard,
+            role=Role.ASR,
+            task=Task.TRANSCRIBE,
+            output=OutputModality.TEXT,
+            guesses=self._guesses,
+        )
+        from_ms, separator = self.audio_ms, self._separator
+        try:
+            async with aclosing(run_part(Role.ASR, self._engine, asked)) as events:
+                async for event in events:
+                    if isinstance(event, TranscriptOutput):
+                        await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
+                        await self._settle(event, sink)
+                    elif isinstance(event, TranscriptGuess) and self._guesses and self._earlier_known:
+                        await self._pass_on(sink)
+                        self._guess_settled = False
+                        chunk = copy(self._boundary).heard(event.text) if event.text.strip() else None
+                        await self._give(sink, Guess(chunk))
+                    elif isinstance(event, Finished):
+                        self._anything = True
+                        self.audio_ms += event.usage.input_audio_ms
+        except EmptyInput:
+            pass  # not a whole sample; whether that was all, the end of the input tells
+        except OmniError as error:
+            if not self._beside:
+                raise
+            # The LLM has heard the speaker itself.
+            await outputs.put(part_failed(Role.ASR, error))
+
+    async def _settle(self, transcript: TranscriptOutput, sink: Channel[Any]) -> None:
+        if transcript.interim and self._guess_settled:
+            self._guess_settled = False
+            await self._give(sink, Guess(None))  # somebody speaks again
+        if transcript.interim or not transcript.text.strip():
+            return
+        self._guess_settled = self._guesses
+        self._separator = " "
+        if not self._beside:
+            self._settled.append(transcript.text)
+            if self._earlier_known:
+                await self._pass_on(sink)
+
+    @property
+    def _earlier_known(self) -> bool:
+        """Whether the LLM has what was said in earlier parts, or can have it at once."""
+        return self._earlier is None or self._earlier.known
+
+    async def _pass_on(self, sink: Channel[Any]) -> None:
+        """Give the LLM what is settled, behind what was said in earlier parts."""
+        earlier, self._earlier = self._earlier, None
+        for chunk in () if earlier is None else await earlier.chunks():
+            self._anything = True
+            await self._give(sink, self._boundary.earlier(chunk))
+        while self._settled:
+            await self._give(sink, self._boundary.heard(self._settled.popleft()))
+
+    async def _give(self, sink: Channel[Any], item: InputChunk | Guess) -> None:
+        """Pass an item on to the LLM, unless the answer is cut off: then nobody reads it."""
+        try:
+            await sink.put(item)
+        except ChannelClosed:
+            if not self._request.cut.made:
+                raise
+
+
+class _Stretch:
+    """A stretch of audio, and the task that writes it down."""
+
+    def __init__(self, listen: Callable[[Channel[InputChunk]], Awaitable[None]], outputs: Outputs) -> None:
+        self._heard: Channel[InputChunk] = Channel(INPUT_LINK.capacity, cost=INPUT_LINK.cost)
+        self._outputs = outputs
+        self._listening = asyncio.create_task(self._run(listen), name="listening")
+
+    async def _run(self, listen: Callable[[Channel[InputChunk]], Awaitable[None]]) -> None:
+        try:
+            await listen(self._heard)
+        except ChannelClosed:
+            pass  # the client, or the LLM, has ended
+        except Exception as error:
+            # Told at once: the speaker may say nothing more for a while.
+            if not self._outputs.closed:
+                self._outputs.fail(error)
+        finally:
+            self._heard.discard()
+
+    async def put(self, chunk: InputChunk) -> None:
+        """Take more of the audio. Raises ChannelClosed where nobody reads the outputs any more."""
+        try:
+            await self._heard.put(chunk)
+        except ChannelClosed:
+            if self._outputs.closed:
+                raise
+            # The ASR has ended before its input did, and has said all that it had to say.
+
+    async def end(self) -> None:
+        """Wait until the audio is written down. Raises ChannelClosed as ``put`` does."""
+        self._heard.close()
+        await self._listening
+        if self._outputs.closed:
+            raise ChannelClosed
+
+    async def aclose(self) -> None:
+        """Withdraw it. Idempotent."""
+        if not self._listening.done():
+            self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+
+
+class _TextBoundary:
+    """Keeps typed and heard words apart where text of one kind follows text of the other."""
+
+    def __init__(self) -> None:
+        #: Whether the latest chunk of text was typed; None where the latest chunk was none, or there is none.
+        self._typed: bool | None = None
+        self._needs_space = False
+        #: Whether the latest chunk was text of an earlier part.
+        self._after_earlier = False
+
+    def typed(self, chunk: InputChunk) -> InputChunk:
+        """Return a chunk that was not heard, as the LLM gets it."""
+        if chunk.modality is not Modality.TEXT or chunk.tool_call_id is not None:
+            self._typed, self._after_earlier = None, False
+            return chunk
+        return msgspec.structs.replace(chunk, payload=self._joined(chunk.payload, typed=True))
+
+    def earlier(self, chunk: InputChunk) -> InputChunk:
+        """Return a chunk of an earlier part, as the LLM gets it."""
+        given = self.typed(chunk)
+        self._after_earlier = chunk.modality is Modality.TEXT
+        return given
+
+    def heard(self, text: str) -> InputChunk:
+        """Return the chunk for a transcript."""
+        return InputChunk(Modality.TEXT, self._joined(text.encode(), typed=False))
+
+    def _joined(self, payload: bytes, *, typed: bool) -> bytes:
+        other_kind = self._after_earlier or (self._typed is not None and self._typed is not typed)
+        self._after_earlier = False
+        if other_kind and self._needs_space and not payload[:1].isspace():
+            payload = b" " + payload
+        self._typed, self._needs_space = typed, not payload[-1:].isspace()
+        return payload
+
+
+def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> TranscriptOutput:
+    """Return a transcript of a stretch that began at ``from_ms`` as a part of the transcript of the whole input."""
+    text = transcript.text
+    if text and not text[0].isspace():
+        text = separator + text
+    if text == transcript.text and not from_ms:
+        return transcript
+    return TranscriptOutput(
+        text,
+        transcript.interim,
+        start_ms=None if transcript.start_ms is None else transcript.start_ms + from_ms,
+        words=tuple(Word(word.text, word.start_ms + from_ms, word.end_ms + from_ms) for word in transcript.words),
+        hearing=None if transcript.hearing is None else transcript.hearing.shifted(from_ms),
+    )
+
+
+# The middle stage of a composition: it answers.
+
+
+#: Text that is written and not yet spoken, in characters: beyond it the LLM waits for the TTS.
+SPEECH_LINK: Final = StageLink(2000, cost=len)
+
+
+class LlmStage:
+    """A Stage of one request: chunks in; the answer to the client, and its text to the TTS.
+
+    The LLM reads the input as it arrives, so it may work ahead. With ``words_only`` speech has become text before it:
+    where the input then ends without anything, because speech had no words, the LLM's request is withdrawn, and the
+    answer is ``EngineCapabilities.nothing_heard``.
+
+    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio. An answer that is spoken and
+    calls a tool without a word says ``tool_filler`` behind the call, unless it answers the result of one: what is said
+    is part of its text. Where the client named no limit, a spoken answer ends with a whole sentence within
+    ``max_spoken_tokens``, and the finish reason is LENGTH. Raises EngineFailed where nothing comes for
+    ``first_byte_timeout_sec`` after the end of the input.
+    """
+
+    name = Role.LLM.value
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        *,
+        words_only: bool,
+        transcribed: bool,
+        spoken: bool,
+        first_byte_timeout_sec: float | None,
+        tool_filler: str = "",
+        max_spoken_tokens: int | None = None,
+    ) -> None:
+        #: How the answer ended; None until then.
+        self.finished: Finished | None = None
+        self._engine = engine
+        self._request = request
+        self._words_only = words_only
+        self._spoken = spoken
+        self._writes = request.tells_text
+        dropped = {TranscriptOutput: transcribed, AudioOutput: spoken, TextOutput: not self._writes}
+        self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
+        self._first_byte_timeout_sec = first_byte_timeout_sec
+        #: Until the first output.
+        self._patience: Patience | None = None
+        #: What is said with the first tool call, unless something was written before; empty for nothing.
+        self._filler = tool_filler if spoken else ""
+        self._limit = None
+        if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
+            self._limit = SpokenLimit(max_spoken_tokens)
+        self._given: _GivenInput | None = None
+        self._outputs: Outputs | None = None
+        self._sink: Channel[Any] | None = None
+
+    async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Answer the input."""
+        self._outputs, self._sink = outputs, sink
+        self._patience = patience = Patience(self._first_byte_timeout_sec)
+        given = self._given = _GivenInput(patience.watched(source), must_have_content=self._words_only)
+        request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
+        if self._spoken:
+            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
+        try:
+            async with asyncio.timeout(None) as given.withdrawal, patience.limiting(Role.LLM, self._engine):
+                await self._answer(request)
+        except TimeoutError:
+            await self._answer_silence()
+        if self.finished is None:
+            raise EngineFailed(f"LLM ({self._engine.name}): the answer has no end", param=self.name)
+
+    async def _answer(self, request: GenerationRequest) -> None:
+        with failures_of(Role.LLM, self._engine, request_id=request.request_id):
+            async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    self._hear_from_llm()
+                    if isinstance(output, Finished):
+                        await self._finish(output)
+                        return
+                    await self._put(output)
+                    if self._limit is not None and self._limit.reached:
+                        self.finished = Finished(FinishReason.LENGTH, self._usage(self._limit.tokens))
+                        return
+
+    async def _finish(self, finished: Finished) -> None:
+        rest = "" if self._limit is None else self._limit.finish(cut=finished.reason is FinishReason.LENGTH)
+        if rest:
+            await self._send(TextOutput(rest))
+        await self._fill(finished)
+        self.finished = finished
+
+    def _usage(self, output_tokens: int) -> Usage:
+        """That of an answer that was cut off here: as the LLM counts it, or estimated."""
+        assert self._given is not None
+        history = sum(count_words(message.text) for message in self._request.history)
+        estimated = Usage(input_tokens=self._given.words + history, output_tokens=output_tokens)
+        return self._request.meter.read() or estimated
+
+    @property
+    def _answers_tool(self) -> bool:
+        return self._given is not None and self._given.has_tool_result
+
+    async def _fill(self, finished: Finished) -> None:
+        """Say something while the client runs the tools that this answer calls."""
+        if self._filler and finished.reason is FinishReason.TOOL_CALLS and not self._answers_tool:
+            await self._send(TextOutput(self._filler))
+
+    def _hear_from_llm(self) -> None:
+        if self._patience is not None:
+            self._patience.stop()
+            self._patience = None
+
+    async def _answer_silence(self) -> None:
+        text = self._engine.capabilities.nothing_heard
+        if text:
+            await self._send(TextOutput(text))
+        self.finished = Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
+
+    def offer(self, output: EngineOutput) -> bool:
+        """See OutputSink; for the LLM."""
+        self._hear_from_llm()
+        outputs, sink = self._outputs, self._sink
+        if outputs is None or type(output) is Finished or (sink is not None and sink.full):
+            return False
+        said = output.text if type(output) is TextOutput else ""
+        if said and self._limit is not None and not self._limit.passes(said):
+            return False
+        if not isinstance(output, self._dropped) and not outputs.offer(output):
+            return False
+        if said and self._limit is not None:
+            self._limit.count(said)
+        if said and sink is not None and not sink.closed:
+            self._filler = ""
+            sink.put_nowait(said)
+        return True
+
+    async def _put(self, output: EngineOutput) -> None:
+        """Pass on an output of the LLM, as far as it may be said."""
+        if self._limit is not None and type(output) is TextOutput:
+            said = self._limit.feed(output.text)
+            if said != output.text:
+                output = TextOutput(said, () if said else output.logprobs)
+            if not said:
+                return
+        await self._send(output)
+
+    async def _send(self, output: EngineOutput) -> None:
+        """Pass an output on, once there is room for it."""
+        outputs, sink = self._outputs, self._sink
+        assert outputs is not None
+        if not isinstance(output, self._dropped):
+            await outputs.put(output)
+        if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
+            self._filler = ""
+            await sink.put(output.text)
+
+
+class _GivenInput:
+    """The InputSource of the LLM, which withdraws the request where it ends without the content that it must have."""
+
+    def __init__(self, source: AsyncIterator[InputChunk], *, must_have_content: bool) -> None:
+        #: Ends the LLM's request when it expires.
+        self.withdrawal: asyncio.Timeout | None = None
+        self.has_tool_result = False
+        #: Of the text in it.
+        self.words = 0
+        self._source = source
+        self._empty = must_have_content
+
+    def __aiter__(self) -> AsyncIterator[InputChunk]:
+        return self
+
+    async def __anext__(self) -> InputChunk:
+        try:
+            chunk = await anext(self._source)
+        except StopAsyncIteration:
+            if self._empty and self.withdrawal is not None:
+                loop = asyncio.get_running_loop()
+                self.withdrawal.reschedule(loop.time())
+                await loop.create_future()  # for ever: the end would be answered
+            raise
+        self._empty = False
+        if chunk.modality is Modality.TEXT:
+            self.words += count_words(chunk.payload.decode())
+        self.has_tool_result = self.has_tool_result or chunk.tool_call_id is not None
+        return chunk
+
+
+# The last stage of a composition: it speaks.
+
+
+class TtsStage:
+    """A Stage of one request: text in, audio to the client.
+
+    The TTS reads the spoken form of the text (``SpeakableText``); the words that it times are told as they are written.
+    An answer with nothing to be read, such as a tool call, is not spoken. Where the TTS fails and the client reads the
+    text too, the text goes on without it.
+    """
+
+    name = Role.TTS.value
+
+    def __init__(self, engine: Engine, request: GenerationRequest) -> None:
+        #: The length of the audio, in milliseconds.
+        self.audio_ms = 0
+        self._engine = engine
+        self._request = request
+        self._words = WrittenWords()
+
+    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Speak the text as it arrives."""
+        async with aclosing(self._spoken_text(source)) as texts:
+            first = await anext(texts, None)
+            if first is None:
+                return
+            try:
+                await self._speak(first, texts, outputs)
+            except OmniError as error:
+                if OutputModality.TEXT not in self._request.modalities or _is_refusal(error):
+                    raise
+                await outputs.put(part_failed(Role.TTS, error))
+        async for _ in source:
+            pass  # the text goes on where the TTS has ended before it
+
+    async def _speak(self, begin: str, rest: AsyncIterator[str], outputs: Outputs) -> None:
+        async with aclosing(_chunks(begin, rest)) as text:
+            asked = asked_of(
+                self._engine, self._request, text, role=Role.TTS, task=Task.SPEECH, output=OutputModality.AUDIO
+            )
+            async with aclosing(run_part(Role.TTS, self._engine, asked)) as events:
+                async for event in events:
+                    if isinstance(event, AudioOutput):
+                        if event.words:
+                            event = AudioOutput(event.samples, event.sample_rate, self._words.place(event.words))
+                        elif event.text_end is not None:
+                            end = self._words.written_end(event.text_end)
+                            event = AudioOutput(event.samples, event.sample_rate, text_end=end)
+                        await outputs.put(event)
+                    elif isinstance(event, Finished):
+                        self.audio_ms = event.usage.output_audio_ms
+
+    async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
+        """Yield what the TTS reads, from the first piece on that has something to pronounce."""
+        held, begun = "", False
+        async with aclosing(_spoken_pieces(source, SpeakableText(self._language))) as spoken:
+            async for pieces in spoken:
+                self._words.add(pieces)
+                text = "".join(piece.text for piece in pieces)
+                held += text
+                begun = begun or is_speakable(text)
+                if begun and held:
+                    yield held
+                    held = ""
+
+    @property
+    def _language(self) -> str:
+        """The language that the voice reads alone; empty where that is not known."""
+        able = self._engine.capabilities
+        voice = self._request.voice or next(iter(able.voices), "")
+        return able.voice_languages.get(voice, "")
+
+
+def _is_refusal(error: OmniError) -> bool:
+    """Whether the client asked for something that the TTS does not know, which the client has to mend."""
+    asked = ("voice", "speed", "stage_params", "stage_sampling")
+    return isinstance(error, InvalidRequest) and (error.param or "").partition(".")[0] in asked
+
+
+async def _spoken_pieces(source: AsyncIterator[str], speakable: SpeakableText) -> AsyncGenerator[list[Spoken], None]:
+    """Yield the spoken form of a text that arrives.
+
+    Words that wait for what follows them are passed on when nothing follows for a while at the end of a sentence.
+    """
+    read = 0
+    while True:
+        try:
+            async with asyncio.timeout(SENTENCE_GRACE if speakable.looks_complete else None):
+                text = await anext(source, None)
+        except TimeoutError:
+            yield speakable.rest()
+            continue
+        if text is None:
+            break
+        for piece in pieces_of(text, AT_A_STRETCH):
+            yield speakable.feed(piece)
+            read += len(piece)
+            if read >= AT_A_STRETCH:
+                read = 0
+                await asyncio.sleep(0)
+    yield speakable.rest()
+
+
+async def _chunks(first: str, rest: AsyncIterator[str]) -> AsyncGenerator[InputChunk, None]:
+    yield InputChunk(Modality.TEXT, first.encode())
+    async for text in rest:
+        yield InputChunk(Modality.TEXT, text.encode())
+
+
+# The stages that answer one request: the LLM, and the TTS if the answer is spoken.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweringParts:
+    """What answers. ``words_only`` and those behind it are those of LlmStage."""
+
+    llm: Engine
+    tts: Engine | None
+    words_only: bool
+    transcribed: bool
+    first_byte_timeout_sec: float | None
+    tool_filler: str = ""
+    max_spoken_tokens: int | None = None
+
+    def stages(self, request: GenerationRequest) -> AnswerStages:
+        """Return the stages for a request."""
+        return AnswerStages(self, request)
+
+
+class AnswerStages:
+    """The stages of one answer, and the links between them."""
+
+    def __init__(self, parts: AnsweringParts, request: GenerationRequest) -> None:
+        self._llm = LlmStage(
+            parts.llm,
+            request,
+            words_only=parts.words_only,
+            transcribed=parts.transcribed,
+            spoken=parts.tts is not None,
+            first_byte_timeout_sec=parts.first_byte_timeout_sec,
+            tool_filler=parts.tool_filler,
+            max_spoken_tokens=parts.max_spoken_tokens,
+        )
+        self._tts = None if parts.tts is None else TtsStage(parts.tts, request)
+        self.stages: list[Stage[Any]] = [self._llm, *([self._tts] if self._tts is not None else [])]
+        self.links: list[StageLink] = [SPEECH_LINK] * (len(self.stages) - 1)
+
+    @property
+    def finished(self) -> Finished:
+        """How the answer ended, once its stages have."""
+        finished = self._llm.finished
+        assert finished is not None
+        spoken_ms = 0 if self._tts is None else self._tts.audio_ms
+        usage = replace(finished.usage, output_audio_ms=finished.usage.output_audio_ms + spoken_ms)
+        return replace(finished, usage=usage)
