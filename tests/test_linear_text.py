@@ -25,8 +25,8 @@ from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.clauses import ClauseSplitter, pieces_of
 from omni_ws.engine.llm.plain_words import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.llm.rules_engine import answer
-from omni_ws.engine.remote.call_order import with_results
-from omni_ws.engine.remote.server_sent_events import EventReader
+from omni_ws.engine.remote.event_stream import EventReader
+from omni_ws.engine.remote.request_body import with_results
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError

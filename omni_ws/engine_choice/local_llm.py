@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from omni_ws.config.parts import LOCAL_PORTS
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.errors import EngineFailed
 

@@ -83,7 +83,7 @@ def llm_of(config: ServerConfig) -> Engine:
             return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
         case "smollm2":
             return _fetched_llm(config)
-    from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+    from omni_ws.engine.remote.engine import RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
     from omni_ws.engine_choice.local_llm import LocalServerLlm
 

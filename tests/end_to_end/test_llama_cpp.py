@@ -21,9 +21,8 @@ from omni_ws.client import AudioChunk, Final, connect
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote.dialect import Dialect
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
-from omni_ws.engine.remote.settings import RemoteLlmSettings
+from omni_ws.engine.remote.engine import RemoteLlmEngine
+from omni_ws.engine.remote.settings import Dialect, RemoteLlmSettings
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
 pytestmark = [pytest.mark.slow]

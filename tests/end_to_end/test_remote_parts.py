@@ -16,7 +16,7 @@ from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
 from omni_ws.client import connect
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 

@@ -23,8 +23,7 @@ from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
-from omni_ws.engine.remote.engine import RemoteEngine
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.engine import RemoteEngine, RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine

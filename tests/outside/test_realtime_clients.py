@@ -23,7 +23,7 @@ from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples, word_errors
 from omni_ws.audio.pcm import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 

@@ -19,7 +19,7 @@ from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 

@@ -23,7 +23,7 @@ from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, G
 from omni_ws.engine.child import child_environment
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.gguf_server import Order, Ready
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError

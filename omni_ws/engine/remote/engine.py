@@ -1,19 +1,41 @@
-"""RemoteEngine: streaming input in front of any server that speaks the OpenAI API, as ``remote.*`` configures it."""
+"""RemoteEngine: a language model, and a voice, behind any server that speaks the OpenAI API."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from itertools import count
+from typing import ClassVar, Final
 
 from omni_ws.config.model import RemoteConfig
-from omni_ws.core.chunks import OutputModality, Task
-from omni_ws.engine.base import EngineOutput, GenerationRequest
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
+from omni_ws.core.history import Message
+from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
-from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings, key_of, patience
+from omni_ws.engine.continued_input import whole_turns
+from omni_ws.engine.remote.answer_stream import CLOSING_TAG, ChatAnswer
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
+from omni_ws.engine.remote.refusal import ContextWindow
+from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
+from omni_ws.engine.remote.settings import (
+    CLOSE_AFTER_STREAM,
+    DEFAULT_SAMPLING,
+    IGNORED_SAMPLING,
+    Dialect,
+    RemoteLlmSettings,
+    RemoteTtsSettings,
+    key_of,
+    patience,
+)
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
-from omni_ws.engine.remote.upstream import normalised
+from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, UpstreamEngine, normalised
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
+from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, MediaLimitFields
+
+# RemoteEngine: streaming input in front of any server that speaks the OpenAI API, as ``remote.*`` configures it.
 
 
 class RemoteEngine(ComposedEngine):
@@ -73,3 +95,242 @@ def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
         audio_sample_rate=config.audio_sample_rate,
         **patience(config),
     )
+
+
+# RemoteLlmEngine: a language model behind any server that speaks the OpenAI API.
+
+
+#: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
+_MESSAGE_BYTES: Final = 16
+#: Arguments of chat templates that turn thinking off.
+_THINKING: Final = ("enable_thinking", "thinking")
+
+
+class RemoteLlmEngine(UpstreamEngine):
+    """Does the task chat, with one streamed chat completion for each request.
+
+    Frozen prompts only: an upstream takes a request whole, so nothing can join it once it has been sent. Turns that do
+    not fit the context of the model are left out, the oldest first.
+    """
+
+    reads_context: ClassVar[bool] = True
+
+    def __init__(self, settings: RemoteLlmSettings) -> None:
+        super().__init__(settings)
+        self.settings = settings
+        self._window = ContextWindow()
+        self._capabilities = _capabilities(settings, upstreams=())
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+    async def start(self) -> None:
+        """Returns when at least one upstream can be used. Idempotent."""
+        await super().start()
+        self._capabilities = _capabilities(self.settings, upstreams=[one for one in self.upstreams if one.models])
+
+    def _check_started(self, pool: Pool) -> None:
+        if pool.model is None:
+            is_ollama = any(upstream.dialect is Dialect.OLLAMA for upstream in pool.upstreams)
+            pull = "; Ollama gets one with: ollama pull NAME" if is_ollama else ""
+            raise EngineFailed(
+                f"the upstreams list no model; name one with {self.settings.section}.model{pull}", fatal=True
+            )
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        threads = self._threads
+        self.active_requests += 1
+        try:
+            self._check(request)
+            with request.media_room.share() as share:
+                prompt = await read_prompt(
+                    request, executor=threads, max_bytes=self.settings.max_request_bytes, share=share
+                )
+                async with aclosing(self._fitted_answer(request, prompt)) as outputs:
+                    async for output in outputs:
+                        yield output
+        except EngineFailed as error:
+            if request.near and error.private:
+                error.message, error.private = f"{error.message}: {error.private}", ""
+            raise
+        finally:
+            self.active_requests -= 1
+
+    def _check(self, request: GenerationRequest) -> None:
+        if OutputModality.AUDIO not in request.modalities:
+            return
+        if OutputModality.AUDIO.value not in self.settings.modalities:
+            raise UnsupportedParameter("this server has no voice", param="modalities")
+        if request.options.choices > 1:
+            raise UnsupportedParameter("one answer alone can be spoken", param="n")
+
+    async def _fitted_answer(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
+        """The answer to the input and as many of the newest turns as fit the upstream's context."""
+        turns, stays = _droppable(request.history, prompt.tool_results)
+        sizes = [_size(turn) for turn in turns]
+        fixed = _fixed_size(request, prompt) + _size(stays)
+        window, limit = self._window, request.sampling.get("max_tokens")
+        window.tell(self._pool.context)
+        left_out = window.left_out(sizes, fixed=fixed, answer=limit)
+        for attempt in count(1):
+            kept = (*(message for turn in turns[left_out:] for message in turn), *stays)
+            answer = ChatAnswer(
+                sample_rate=self.settings.audio_sample_rate, upstream="", choices=request.options.choices
+            )
+            size = fixed + sum(sizes[left_out:])
+            try:
+                async with aclosing(self._answer(replace(request, history=kept), prompt, answer)) as outputs:
+                    async for output in outputs:
+                        if isinstance(output, Finished) and answer.prompt_tokens is not None:
+                            output = _told_if_full(output, window.limit, wanted=limit)
+                        yield output
+            except ContextLengthExceeded as refused:
+                if answer.begun or left_out == len(turns):
+                    raise
+                window.refuse(refused.limit, refused.tokens if prompt.is_text else None, size)
+                left_out = window.left_out_next(left_out, sizes, fixed=fixed, answer=limit, attempt=attempt)
+                continue
+            if answer.prompt_tokens is not None and prompt.is_text:
+                window.count(answer.prompt_tokens, size)
+            return
+
+    async def _answer(
+        self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """The upstream's answer, read by ``answer``; what the request's sink takes is not yielded."""
+        pool, settings = self._pool, self.settings
+        model, dialect = pool.model or "", _dialect(pool.upstreams)
+        body = await self._run(
+            prompt.size, lambda: chat_body(request, prompt, model=model, settings=settings, dialect=dialect)
+        )
+        # Naming JSON asks for refusals with a status of their own, before a stream of events has begun.
+        headers = {"X-Request-Id": request.request_id, "Accept": "application/json, text/event-stream"}
+        if dialect in CLOSE_AFTER_STREAM:
+            headers["Connection"] = "close"
+        async with pool.post("chat/completions", body, headers=headers) as upstream:
+            answer.upstream, answer.log_content = upstream.upstream, settings.log_content
+            self._expect_thoughts(request, answer, upstream.server, named=CLOSING_TAG.encode() in body)
+            async with aclosing(self._events(upstream, answer)) as outputs:
+                async for output in outputs:
+                    if not request.sink.offer(output):
+                        yield output
+            upstream.server.note_thoughts(answer.unopened_thought, waited=answer.waited)
+        history = sum(count_words(message.text) for message in request.history)
+        yield answer.finished(input_words=prompt.words + history, input_audio_ms=prompt.audio_ms)
+
+    def _expect_thoughts(
+        self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, named: bool
+    ) -> None:
+        """Say whether the answer may begin inside of a thought. ``named``: the prompt speaks of the tag itself."""
+        thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING)
+        opens = self.settings.opens_thoughts
+        opens = server.opens_thoughts if opens is None else opens
+        answer.expect_thoughts(
+            holds=thinks and (opens or (request.options.read_whole and not named)), watches=not named
+        )
+
+    async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
+        reader = EventReader()
+        upstream.begun = False
+        async with aclosing(upstream.chunks()) as chunks:
+            async for chunk in chunks:
+                said = False
+                for event in reader.feed(chunk):
+                    for output in await self._read(answer, event):
+                        said = True
+                        yield output
+                upstream.begun, upstream.shows_work = answer.begun, said or reader.grows
+                if answer.done:
+                    await upstream.finish(chunks)
+                    return
+            for event in reader.finish():
+                for output in await self._read(answer, event):
+                    yield output
+        for output in answer.end(is_stream=upstream.content_type.startswith("text/event-stream")):
+            yield output
+
+    async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:
+        return await self._run(len(event.data), lambda: answer.read(event))
+
+
+def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:
+    """Say that the answer was cut off since the context is full, where that is known."""
+    usage = finished.usage
+    asked_for = wanted is not None and usage.output_tokens >= wanted
+    if finished.reason is not FinishReason.LENGTH or context is None or asked_for or usage.total_tokens < context - 1:
+        return finished
+    return replace(finished, warnings=(*finished.warnings, context_full(context)))
+
+
+def _dialect(upstreams: Sequence[Upstream]) -> Dialect:
+    """What the upstreams have in common."""
+    dialects = {upstream.dialect for upstream in upstreams if upstream.models}
+    return dialects.pop() if len(dialects) == 1 else Dialect.OPENAI
+
+
+def _droppable(
+    history: Sequence[Message], results: Container[str]
+) -> tuple[list[tuple[Message, ...]], tuple[Message, ...]]:
+    """The turns that may be left out, and what has to stay: the calls whose results are the input."""
+    turns = whole_turns(history)
+    called = (
+        number
+        for number, turn in enumerate(turns)
+        if any(call.id in results for one in turn for call in one.tool_calls)
+    )
+    first = next(called, len(turns))
+    return turns[:first], tuple(message for turn in turns[first:] for message in turn)
+
+
+def _size(messages: Sequence[Message]) -> int:
+    """About what messages take in a prompt, in bytes."""
+    return sum(
+        _MESSAGE_BYTES
+        + len(message.text.encode())
+        + sum(len(call.name) + len(call.arguments.encode()) for call in message.tool_calls)
+        for message in messages
+    )
+
+
+def _fixed_size(request: GenerationRequest, prompt: Prompt) -> int:
+    """What is in the prompt besides the history."""
+    tools = sum(len(str(tool)) for tool in request.tools)
+    results = sum(map(len, prompt.tool_results.values()))
+    return len(request.instructions.encode()) + len(prompt.text.encode()) + tools + results + 2 * _MESSAGE_BYTES
+
+
+def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream]) -> EngineCapabilities:
+    transcribes = bool(upstreams) and all(upstream.transcribes for upstream in upstreams)
+    outputs = {OutputModality.TEXT} | ({OutputModality.TRANSCRIPT} if transcribes else set())
+    speaks = OutputModality.AUDIO.value in settings.modalities
+    if speaks:
+        outputs.add(OutputModality.AUDIO)
+    sampling = settings.sampling
+    if sampling is None:
+        sampling = tuple(name for name in DEFAULT_SAMPLING if name not in _ignored(upstreams))
+    return EngineCapabilities(
+        input_modalities=frozenset(map(Modality, settings.input_modalities)),
+        output_modalities=frozenset(outputs),
+        tasks=frozenset({Task.CHAT}),
+        extend=False,
+        voices=settings.voices if speaks else (),
+        sampling=frozenset(sampling),
+        stage_params=frozenset(settings.stage_params),
+        stage_sampling=frozenset(settings.stage_sampling),
+        tools="tools" in settings.options,
+        logprobs="logprobs" in settings.options,
+        structured_output="response_format" in settings.options,
+        choices="n" in settings.options,
+        priority="priority" in settings.options,
+        # Not every engine of our own kind takes speech in earlier messages.
+        speech_in_history=Modality.AUDIO.value in settings.input_modalities
+        and not any(upstream.dialect is Dialect.OMNI_WS for upstream in upstreams),
+        pictures_in_history=frozenset(map(Modality, settings.input_modalities)) & {Modality.IMAGE, Modality.VIDEO},
+        media_limits=frozenset(MediaLimitFields.__struct_fields__) & frozenset(settings.options),
+        upstream=frozenset(UPSTREAM_FIELDS) & frozenset(settings.options),
+    )
+
+
+def _ignored(upstreams: Sequence[Upstream]) -> frozenset[str]:
+    return frozenset(name for one in upstreams for name in IGNORED_SAMPLING.get(one.dialect, frozenset()))

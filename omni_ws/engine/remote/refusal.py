@@ -1,15 +1,11 @@
-"""What an upstream's refusals and failures are to our own client.
-
-A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
-said of the key of this server, and of failures, is nobody's business but the operator's.
-"""
+"""What an upstream's refusals are to our own client, and how much of a history it takes."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -17,7 +13,6 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.core.json_values import check_values
-from omni_ws.engine.remote.context_refusal import context_limit, prompt_tokens, says_too_long
 from omni_ws.errors import (
     ContextLengthExceeded,
     EmptyInput,
@@ -35,6 +30,12 @@ from omni_ws.errors import (
 )
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS
 from omni_ws.wire.session_config import SamplingConfig
+
+# What an upstream's refusals and failures are to our own client.
+#
+# A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
+# said of the key of this server, and of failures, is nobody's business but the operator's.
+
 
 logger = logging.getLogger(__name__)
 
@@ -272,3 +273,138 @@ def _is_random(word: str) -> bool:
     digits = sum(map(str.isdigit, word))
     is_uuid = len(word) == 36 and word.count("-") == 4
     return is_uuid or (len(longest) >= 20 and digits > 0)
+
+
+# How servers say that a prompt is too long for the model, and the numbers that they name.
+
+
+#: Codes and types that say it.
+_KINDS: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+#: What messages say where there is no such code: vLLM, OpenAI; llama.cpp; LM Studio; Ollama.
+_MESSAGES: Final = (
+    *("maximum context length", "maximum model length", "model's context length", "max_model_len"),
+    "available context size",
+    *("greater than the context length", "context the overflows"),
+    "exceeds the context length",
+)
+#: Messages are not searched further than this.
+_MOST_READ: Final = 1000
+_LIMIT: Final = re.compile(
+    r"(?:context length (?:is|of)(?: only)?|context size \(|model length(?: of)?|max_model_len(?: of|=)?) ?\(?(\d{1,9})"
+)
+#: The prompt alone, in tokens. "at least" is no count.
+_PROMPT: Final = (
+    re.compile(r"prompt contains (\d{1,9}) input tokens"),
+    re.compile(r"messages resulted in (\d{1,9}) tokens"),
+    re.compile(r"\((\d{1,9}) in the messages"),
+    re.compile(r"passed (\d{1,9}) input tokens"),
+    re.compile(r"request \((\d{1,9}) tokens\)"),
+    re.compile(r"prompt \((\d{1,9}) tokens?\)"),
+)
+
+
+def says_too_long(message: str, *, code: str, kind: str) -> bool:
+    """Whether an error means that the prompt is too long."""
+    if code in _KINDS or kind in _KINDS:
+        return True
+    read = message[:_MOST_READ].lower()
+    return any(phrase in read for phrase in _MESSAGES)
+
+
+def context_limit(message: str, fields: Mapping[str, Any]) -> int | None:
+    """The context in tokens, from llama.cpp's ``n_ctx`` or the message."""
+    return _number(fields.get("n_ctx")) or _first(message, (_LIMIT,))
+
+
+def prompt_tokens(message: str, fields: Mapping[str, Any]) -> int | None:
+    """The tokens of the prompt, from llama.cpp's ``n_prompt_tokens`` or the message."""
+    return _number(fields.get("n_prompt_tokens")) or _first(message, _PROMPT)
+
+
+def _first(message: str, patterns: tuple[re.Pattern[str], ...]) -> int | None:
+    for pattern in patterns:
+        if (found := pattern.search(message[:_MOST_READ])) is not None:
+            return int(found.group(1)) or None
+    return None
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+# ContextWindow: how much of a history goes to an upstream whose context is limited.
+
+
+#: Tokens for each byte of UTF-8 until an upstream has counted some: more than in most texts.
+_FIRST_RATE: Final = 0.3
+#: Prompts of fewer bytes say more about the chat template than about the text.
+_LEAST_COUNTED_BYTES: Final = 200
+#: How far an estimate may be off.
+_MARGIN: Final = 1.05
+#: Tokens that are kept free for an answer without a limit of its own.
+_RESERVE: Final = 256
+#: How often one request may be sent with fewer turns; the last time without any.
+MOST_TRIES: Final = 5
+
+
+class ContextWindow:
+    """What is known of the context of a model: told by its server, or learnt from what that refused.
+
+    The number of tokens in a text is estimated from the upstream's own counts.
+    """
+
+    def __init__(self) -> None:
+        self._told: int | None = None
+        self._learnt: int | None = None
+        self._rate = _FIRST_RATE
+
+    @property
+    def limit(self) -> int | None:
+        """The context in tokens, for prompt and answer together; None while it is not known."""
+        known = [limit for limit in (self._told, self._learnt) if limit is not None]
+        return min(known, default=None)
+
+    def tell(self, limit: int | None) -> None:
+        """Take what the upstreams say now. A change makes what was learnt before void."""
+        if limit != self._told:
+            self._told, self._learnt = limit, None
+
+    def count(self, tokens: int, size: int) -> None:
+        """Take an upstream's count of the tokens in a prompt of text whose ``size`` is in bytes."""
+        cut = self.limit is not None and tokens > 0.9 * self.limit  # Ollama cuts, and counts what is left
+        if size >= _LEAST_COUNTED_BYTES and not cut:
+            self._rate = tokens / size
+
+    def refuse(self, limit: int | None, tokens: int | None, size: int) -> None:
+        """Take a refusal of a prompt of ``size`` bytes, with the numbers that it names."""
+        if limit is not None:
+            self._learnt = limit
+        if tokens is not None and size >= _LEAST_COUNTED_BYTES:
+            self._rate = tokens / size
+
+    def left_out(self, turns: Sequence[int], *, fixed: int, answer: int | None) -> int:
+        """Return how many of the oldest turns have to be left out.
+
+        ``turns`` are the sizes of the turns, ``fixed`` is that of all that has to stay, both in bytes; ``answer`` is
+        the limit of the answer in tokens.
+        """
+        if self.limit is None:
+            return 0
+        room = self.limit - min(answer or _RESERVE, self.limit // 2)
+        size = fixed + sum(turns)
+        for count, turn in enumerate(turns):
+            if size * self._rate * _MARGIN <= room:
+                return count
+            size -= turn
+        return len(turns)
+
+    def left_out_next(self, tried: int, turns: Sequence[int], *, fixed: int, answer: int | None, attempt: int) -> int:
+        """Return how many turns to leave out after ``tried`` were too few.
+
+        ``attempt`` is the number of the try that was refused, counted from 1.
+        """
+        if attempt >= MOST_TRIES - 1:
+            return len(turns)
+        half = tried + max(1, (len(turns) - tried) // 2)
+        estimated = self.left_out(turns, fixed=fixed, answer=answer)
+        return max(tried + 1, estimated) if self.limit is not None and estimated > tried else half

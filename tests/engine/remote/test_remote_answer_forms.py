@@ -19,11 +19,10 @@ from omni_ws.client import connect
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput
-from omni_ws.engine.remote.answer_stream import ChatAnswer
-from omni_ws.engine.remote.dialect import opens_thoughts_in_props
+from omni_ws.engine.remote.answer_stream import ChatAnswer, ThoughtFilter
 from omni_ws.engine.remote.engine import RemoteEngine
-from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
-from omni_ws.engine.remote.thought import ThoughtFilter
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
+from omni_ws.engine.remote.settings import opens_thoughts_in_props
 from omni_ws.errors import EngineFailed, EngineOverloaded, UpstreamInvalid
 
 

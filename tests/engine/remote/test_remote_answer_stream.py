@@ -19,8 +19,7 @@ from support.scripted_upstream import finish
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_stream import ChatAnswer
-from omni_ws.engine.remote.server_sent_events import ServerSentEvent
-from omni_ws.engine.remote.upstream_audio import UpstreamAudio
+from omni_ws.engine.remote.event_stream import ServerSentEvent, UpstreamAudio
 from omni_ws.errors import EngineFailed
 
 TONE = (np.sin(np.arange(24_000) / 9) * 20_000).astype("<i2")

@@ -43,11 +43,9 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote import utterance_listener
-from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
+from omni_ws.engine.remote import asr_engine as utterance_listener
+from omni_ws.engine.remote.asr_engine import RemoteAsrEngine, TranscriptTask, TranscriptText
 from omni_ws.engine.remote.settings import RemoteAsrSettings
-from omni_ws.engine.remote.transcript_task import TranscriptTask
-from omni_ws.engine.remote.transcription import TranscriptText
 from omni_ws.engine.remote.upstream import Timeouts, Upstream
 from omni_ws.errors import (
     EmptyInput,

@@ -14,9 +14,15 @@ from support.scripted_upstream import delta, finish, hang, remote_llm, says, str
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, ToolCallFragment
 from omni_ws.engine.base import EngineOutput, ToolCallOutput
-from omni_ws.engine.remote.dialect import Dialect, context_in_ps, context_in_show, context_listed, listed_models
-from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
-from omni_ws.engine.remote.settings import RemoteLlmSettings
+from omni_ws.engine.remote.engine import RemoteLlmEngine
+from omni_ws.engine.remote.settings import (
+    Dialect,
+    RemoteLlmSettings,
+    context_in_ps,
+    context_in_show,
+    context_listed,
+    listed_models,
+)
 from omni_ws.errors import EngineFailed
 
 pytestmark = pytest.mark.usefixtures("no_task_left")

@@ -31,7 +31,7 @@ from support.scripted_upstream import (
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, ToolCallOutput, TranscriptOutput
-from omni_ws.engine.remote import upstream_engine
+from omni_ws.engine.remote import upstream as upstream_engine
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.remote import server_sent_events
-from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
+from omni_ws.engine.remote import event_stream as server_sent_events
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.errors import EngineFailed
 
 

@@ -17,7 +17,7 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, ToolCall
 from omni_ws.core.history import Message
 from omni_ws.engine.base import StructuredOutput, TextOutput
-from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
+from omni_ws.engine.remote.answer_stream import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine_choice import create_engine
 

@@ -338,7 +338,7 @@ async def test_the_start_waits_for_an_upstream() -> None:
 @pytest.mark.virtual_clock
 async def test_the_start_does_not_wait_for_ever_and_says_once_why_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     began = now()
-    with caplog.at_level(logging.INFO, "omni_ws.engine.remote.pool"):
+    with caplog.at_level(logging.INFO, "omni_ws.engine.remote.upstream"):
         assert "ConnectError" in await start_error(f"http://127.0.0.1:{free_port()}/v1", start_timeout_sec=60)
     assert now() - began == pytest.approx(60, abs=1)
     assert sum("waiting for an upstream" in record.getMessage() for record in caplog.records) == 1

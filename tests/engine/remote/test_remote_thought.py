@@ -9,9 +9,8 @@ import orjson
 import pytest
 
 from omni_ws.engine.base import TextOutput, ThoughtOutput
-from omni_ws.engine.remote.answer_stream import ChatAnswer
-from omni_ws.engine.remote.server_sent_events import ServerSentEvent
-from omni_ws.engine.remote.thought import ThoughtFilter
+from omni_ws.engine.remote.answer_stream import ChatAnswer, ThoughtFilter
+from omni_ws.engine.remote.event_stream import ServerSentEvent
 
 
 def filtered(*pieces: str) -> tuple[str, str]:
