@@ -24,10 +24,9 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.child import return_freed_memory, returning_memory, share_heaps
 from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.advice import advice
-from omni_ws.engine_choice.announcement import part_lines, turn_lines
-from omni_ws.engine_choice.local_servers import suggestions
-from omni_ws.engine_choice.turn_model import turn_model as load_turn_model
+from omni_ws.engine_choice.advice import advice, part_lines, turn_lines
+from omni_ws.engine_choice.available import suggestions
+from omni_ws.engine_choice.available import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
 from omni_ws.service.interrupting import unless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from omni_ws.config.model import ServerConfig
-from omni_ws.engine_choice.wanted_weights import wanted_weights
+from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
 from omni_ws.tools.progress_lines import ProgressLines
 from omni_ws.weights import Fetching, WeightsError, weights_cache

@@ -11,8 +11,8 @@ import pytest
 
 from omni_ws.config import EngineName, ServerConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig
-from omni_ws.engine_choice import local_servers
-from omni_ws.engine_choice.local_servers import LocalServer, suggestions
+from omni_ws.engine_choice import available as local_servers
+from omni_ws.engine_choice.available import LocalServer, suggestions
 
 OLLAMA = b'{"object":"list","data":[{"id":"llama3.2:latest","owned_by":"library"},{"id":"other"}]}'
 OPEN = ServerConfig(port=0)

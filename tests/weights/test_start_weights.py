@@ -12,8 +12,8 @@ from support.file_server import FileServer, file_server
 
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig, load
-from omni_ws.engine_choice import wanted_weights as wanted_module
-from omni_ws.engine_choice.wanted_weights import wanted_weights
+from omni_ws.engine_choice import available as wanted_module
+from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.tools import start_weights
 from omni_ws.tools.progress_lines import ProgressLines
 from omni_ws.weights import Progress, read_lock, weights_cache

