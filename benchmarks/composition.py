@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.client.pacing import paced
+from omni_ws.client.audio import paced
 from omni_ws.core.chunks import AudioFormat, FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     AudioOutput,

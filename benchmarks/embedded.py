@@ -31,8 +31,7 @@ import websockets
 from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
-from omni_ws.client.pacing import paced, pieces
-from omni_ws.client.wav import Pcm16
+from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.engine.threads import cores
 
 SAMPLE_RATE: Final = 16_000

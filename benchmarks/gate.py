@@ -41,7 +41,7 @@ from benchmarks.embedded import (
 from benchmarks.server_process import free_port, running
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
 from omni_ws.client import AudioChunk, SpeechStarted, connect
-from omni_ws.client.pacing import paced, pieces
+from omni_ws.client.audio import paced, pieces
 from omni_ws.profiler.reading import read
 from omni_ws.profiler.report import build_report
 

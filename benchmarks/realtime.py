@@ -22,7 +22,7 @@ import websockets
 
 from benchmarks.embedded import CLIPS, LEAD_SEC, PIECE_SEC, SAMPLE_RATE, Clip, microphone, speak, wait_until_ready
 from benchmarks.server_process import free_port, running, scheduled_seconds
-from omni_ws.client.pacing import paced, pieces
+from omni_ws.client.audio import paced, pieces
 
 RATE: Final = 24_000
 NATIVE: Final = "/v1/streaming_input"

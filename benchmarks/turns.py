@@ -27,8 +27,7 @@ from benchmarks.server_process import free_port, running
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
 from omni_ws.client import Final as LastChunk
-from omni_ws.client.pacing import paced, pieces
-from omni_ws.client.wav import Pcm16
+from omni_ws.client.audio import Pcm16, paced, pieces
 
 SILENCE_MS: Final = 500
 TURNS: Final = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}

@@ -18,8 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Data
 
 from benchmarks.embedded import LEAD_SEC, PIECE_SEC, SAMPLE_RATE, Clip
-from omni_ws.client.pacing import paced, pieces
-from omni_ws.client.wav import Pcm16
+from omni_ws.client.audio import Pcm16, paced, pieces
 
 #: Of the answers, at every server.
 ANSWER_RATE: Final = 24_000

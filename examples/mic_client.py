@@ -36,9 +36,7 @@ from omni_ws.client import (
     ConnectionLost,
     connect,
 )
-from omni_ws.client.pacing import paced, pieces
-from omni_ws.client.standard_input import read_ahead
-from omni_ws.client.wav import Pcm16, UnreadableAudio, read_wav, write_wav
+from omni_ws.client.audio import Pcm16, UnreadableAudio, paced, pieces, read_ahead, read_wav, write_wav
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.wire.session_config import has_field
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import soxr
 
-from omni_ws.client.playback import PlaybackBuffer
+from omni_ws.client.audio import PlaybackBuffer
 
 #: What is played waits at least so long for the piece of the microphone that may have its echo: the length of a piece.
 LEAST_LAG_MS: Final = 20

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mic_echo import EchoCanceller
 
-from omni_ws.client.playback import PlaybackBuffer
+from omni_ws.client.audio import PlaybackBuffer
 
 PIECE_MS: Final = 20
 #: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.

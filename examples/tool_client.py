@@ -21,9 +21,8 @@ from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 from omni_ws.client import DEFAULT_URL, Answer, ClientSession, ConnectionFailed, ConnectionLost, connect
-from omni_ws.client.pacing import pieces as pieces_of
-from omni_ws.client.standard_input import read_ahead
-from omni_ws.client.wav import Pcm16, UnreadableAudio, read_wav, write_wav
+from omni_ws.client.audio import Pcm16, UnreadableAudio, read_ahead, read_wav, write_wav
+from omni_ws.client.audio import pieces as pieces_of
 from omni_ws.core.chunks import ToolCall
 from omni_ws.errors import OmniError
 

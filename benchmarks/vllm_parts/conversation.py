@@ -16,8 +16,7 @@ from support.real_models import smollm2
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes
 
 from benchmarks.vllm_parts.report import Report, Size, milliseconds
-from omni_ws.client.pacing import paced, pieces
-from omni_ws.client.wav import Pcm16
+from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.composed.engine import ComposedEngine

@@ -18,8 +18,8 @@ from omni_ws.bench.report import as_json, as_text
 from omni_ws.bench.talker import bench
 from omni_ws.bench.tally import Tally
 from omni_ws.client import DEFAULT_URL, ConnectionFailed
+from omni_ws.client.audio import read_wav
 from omni_ws.client.connection import websocket_url
-from omni_ws.client.wav import read_wav
 from omni_ws.errors import OmniError
 
 ALL_ANSWERED: Final = 0

@@ -10,8 +10,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
-from omni_ws.client.pacing import pieces
-from omni_ws.client.wav import Pcm16
+from omni_ws.client.audio import Pcm16, pieces
 
 PIECE_MS: Final = 20
 PIECE_SEC: Final = PIECE_MS / 1000

@@ -12,7 +12,7 @@ from omni_ws.bench.answer_watch import AnswerWatch
 from omni_ws.bench.load import PIECE_MS, PIECE_SEC, Load, SpokenQuestion, TypedQuestion
 from omni_ws.bench.tally import Tally
 from omni_ws.client import ClientSession, ConnectionFailed, ConnectionLost, InputAck, connect
-from omni_ws.client.pacing import paced, pieces
+from omni_ws.client.audio import paced, pieces
 from omni_ws.errors import OmniError
 
 #: After a turn that failed, unless the server asks for a longer one.

@@ -4,7 +4,7 @@
 acknowledges output, and can resume a session whose connection is lost.
 """
 
-from omni_ws.client.connection import DEFAULT_URL, Endpoint
+from omni_ws.client.connection import DEFAULT_URL, ConnectionFailed, ConnectionLost, Endpoint, ServerError
 from omni_ws.client.events import (
     Answer,
     AudioChunk,
@@ -24,7 +24,6 @@ from omni_ws.client.events import (
     TranscriptChunk,
     TranscriptView,
 )
-from omni_ws.client.failures import ConnectionFailed, ConnectionLost, ServerError
 from omni_ws.client.link import ClientLimits
 from omni_ws.client.session import ClientSession, connect
 from omni_ws.core.chunks import AnswerWarning

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
+import msgspec
+import orjson
+from msgspec import UnsetType
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 from websockets.typing import Subprotocol
 
-from omni_ws.client.failures import ConnectionFailed, error_from_fields, error_from_response
-from omni_ws.client.frames import encode_config, read_frame
-from omni_ws.errors import InvalidFrame, InvalidValue, ResyncRequired
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.errors import (
+    InvalidFrame,
+    InvalidValue,
+    MethodNotAllowed,
+    OmniError,
+    RateLimited,
+    ResyncRequired,
+    ShuttingDown,
+    leaves,
+)
+from omni_ws.wire.frames import encode_input, loads_object
 from omni_ws.wire.server_frames import (
+    SERVER_FRAMES,
+    ErrorFields,
     ErrorFrame,
+    ServerFrame,
     SessionCreatedFrame,
     SessionResumedFrame,
     SessionUpdatedFrame,
+    decode_server_frame,
 )
 
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"
@@ -211,3 +228,153 @@ def _is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+# Frames as a client writes and reads them.
+
+
+_MAX_U32: Final = 2**32 - 1
+_SERVER_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
+_encode = msgspec.json.Encoder().encode
+
+logger = logging.getLogger(__name__)
+
+
+def read_frame(message: str) -> ServerFrame | None:
+    """Decodes a text frame; returns None if its type is unknown to this version.
+
+    Raises InvalidFrame if it is not a frame.
+    """
+    try:
+        return decode_server_frame(message)
+    except InvalidFrame:
+        kind = loads_object(message.encode()).get("type")
+        if isinstance(kind, str) and kind not in _SERVER_TYPES:
+            logger.debug("ignoring a frame of the unknown type %s", kind)
+            return None
+        raise
+
+
+def encode_config(fields: Mapping[str, Any]) -> bytes:
+    """Encodes a ``session_config`` frame. Raises InvalidValue for a value that JSON cannot express."""
+    try:
+        return _encode({**fields, "type": "session_config"})
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"the configuration cannot be written as JSON: {error}") from None
+
+
+def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]:
+    """Returns a function that encodes a numbered chunk, and tells whether the frame is a text frame."""
+    return _smallest_frame if binary else _text_frame
+
+
+def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
+    """Encodes a binary frame, unless its header has no field for something that the chunk carries."""
+    has_no_field = chunk.format is not None or chunk.tool_call_id is not None or chunk.ref is not None
+    if has_no_field or (chunk.timestamp_ms or 0) > _MAX_U32:
+        return _text_frame(chunk)
+    return encode_input(chunk), False
+
+
+def _text_frame(chunk: InputChunk) -> tuple[bytes, bool]:
+    fields: dict[str, Any] = {"type": "input_chunk", "sequence_id": chunk.sequence_id, "modality": chunk.modality}
+    if chunk.payload:
+        text = _as_text(chunk)
+        if text is None:
+            fields["payload"] = chunk.payload
+        else:
+            fields["text"] = text
+    if chunk.format is not None:
+        fields["format"] = chunk.format
+    if chunk.timestamp_ms is not None:
+        fields["timestamp_ms"] = chunk.timestamp_ms
+    if chunk.tool_call_id is not None:
+        fields["role"], fields["tool_call_id"] = "tool", chunk.tool_call_id
+    if chunk.end_of_input:
+        fields["end_of_input"] = True
+    if chunk.ref is not None:
+        fields["ref"] = chunk.ref
+    return _encode(fields), True
+
+
+def _as_text(chunk: InputChunk) -> str | None:
+    """Decodes a text payload; returns None for another modality, and for text cut within a character."""
+    if chunk.modality is not Modality.TEXT:
+        return None
+    try:
+        return chunk.payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# Errors of a client: those of the server, by their codes, and those of the connection.
+
+
+class ConnectionFailed(ConnectionError):
+    """No session could be opened.
+
+    Nothing listens at the address, it did not answer in time, or it does not speak this protocol.
+    """
+
+
+class ConnectionLost(ConnectionError):
+    """The session ended early, without an error from the server.
+
+    The connection broke and was not re-established, the server is going away, or the session was closed by its owner.
+    """
+
+
+class ServerError(OmniError):
+    """An error from the server whose code is unknown to this version; ``code`` is as received."""
+
+    def __init__(self, message: str, *, code: str, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self._code = code
+
+    @property
+    def code(self) -> str:
+        return self._code
+
+
+_BY_CODE: Final = {error.wire.code: error for error in leaves()}
+#: For responses without an error code, such as those of proxies.
+_BY_STATUS: Final = {
+    error.wire.http_status: error
+    for error in (_BY_CODE[code] for code in ("unauthenticated", "origin_not_allowed", "not_found", "upgrade_required"))
+} | {429: RateLimited, 503: ShuttingDown}
+
+
+def is_retryable(error: OmniError) -> bool:
+    """Returns whether a later attempt may succeed."""
+    return error.retryable if isinstance(error, ServerError) else error.wire.retryable
+
+
+def error_from_fields(fields: ErrorFields) -> OmniError:
+    """Converts the content of an ``error`` frame to an exception."""
+    error = _build(_BY_CODE.get(fields.code), fields.code, fields.message, retryable=fields.retryable)
+    error.param = fields.param
+    error.sequence_id = fields.sequence_id
+    error.request_id = fields.request_id
+    error.ref = None if isinstance(fields.ref, UnsetType) else fields.ref
+    error.retry_after_ms = fields.retry_after_ms
+    return error
+
+
+def error_from_response(status: int, body: bytes) -> OmniError:
+    """Converts an HTTP response that refuses the handshake to an exception."""
+    try:
+        fields = orjson.loads(body)["error"]
+        code, message = str(fields["code"]), str(fields["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        code, message = f"http_{status}", f"the server refused the connection with status {status}"
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    return _build(kind, code, message, retryable=status in (429, 502, 503, 504))
+
+
+def _build(kind: type[OmniError] | None, code: str, message: str, *, retryable: bool) -> OmniError:
+    if kind is None:
+        return ServerError(message, code=code, retryable=retryable)
+    if issubclass(kind, MethodNotAllowed):
+        return kind(message, allow=())
+    return kind(message)

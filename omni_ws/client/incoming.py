@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, replace
 
+from omni_ws.client.connection import error_from_fields, read_frame
 from omni_ws.client.events import (
     AudioChunk,
     Closing,
@@ -20,8 +21,6 @@ from omni_ws.client.events import (
     optional,
     output_event,
 )
-from omni_ws.client.failures import error_from_fields
-from omni_ws.client.frames import read_frame
 from omni_ws.client.outgoing import OutgoingInput
 from omni_ws.core.chunks import StartTrigger
 from omni_ws.errors import EmptyInput, InvalidRequest, OmniError

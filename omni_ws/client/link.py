@@ -15,13 +15,18 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
-from omni_ws.client.connection import Endpoint, OpenedConnection, ResumedConnection, open_session, resume_session
-from omni_ws.client.event_queue import EventQueue
-from omni_ws.client.events import Closing, ErrorEvent, Final, Reconnected, Reconnecting, Resumed
-from omni_ws.client.failures import ConnectionLost, is_retryable
+from omni_ws.client.connection import (
+    ConnectionLost,
+    Endpoint,
+    OpenedConnection,
+    ResumedConnection,
+    is_retryable,
+    open_session,
+    resume_session,
+)
+from omni_ws.client.events import Closing, ErrorEvent, EventQueue, Final, Reconnected, Reconnecting, Resumed
 from omni_ws.client.incoming import IncomingFrames
-from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
-from omni_ws.client.sent_frames import SentFrame, SentFrames, SentKind
+from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest, SentFrame, SentFrames, SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.errors import (
     InvalidFrame,

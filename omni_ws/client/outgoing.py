@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from omni_ws.client.cutting import pieces_of
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import EmptyInput
 from omni_ws.wire.session_config import OutputAudioConfig
 
@@ -358,3 +361,83 @@ class OutgoingInput:
                     self._place(request, numbered)
                     chunks.append(numbered)
         return chunks, over
+
+
+# Cuts what is a stream into pieces that a server takes, and that come through a slow network one after the other.
+
+
+#: Each piece is acknowledged, so a connection that carries one in time has not died, however slow it is.
+PIECE_BYTES: Final = 64 << 10
+
+
+def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
+    """Yields the chunk in pieces of at most ``most`` bytes; the last one has its end.
+
+    Audio, text and files of video are streams. A picture and the result of a tool are one chunk, however large.
+    """
+    payload = chunk.payload
+    if len(payload) <= most or not _is_stream(chunk):
+        yield chunk
+        return
+    size = most - most % 2 or most  # 16-bit samples stay whole
+    for start in range(0, len(payload), size):
+        is_last = start + size >= len(payload)
+        piece = payload[start : start + size]
+        yield replace(chunk, payload=piece, end_of_input=chunk.end_of_input and is_last)
+
+
+def _is_stream(chunk: InputChunk) -> bool:
+    if chunk.modality is Modality.IMAGE or chunk.tool_call_id is not None:
+        return False
+    return chunk.modality is not Modality.VIDEO or sniff_image(chunk.payload[:12]) is None
+
+
+# Frames that may not have arrived, kept to be sent again after a resume. No I/O.
+
+
+class SentKind(Enum):
+    """What a frame is, which decides whether it may be sent twice."""
+
+    CHUNK = "input_chunk"
+    CONFIG = "session_config"
+    FINISH = "finish"
+    CANCEL_BY_ID = "cancel with a request_id"
+    CANCEL = "cancel of the running request"
+    TRUNCATE = "history_truncate"
+
+
+class SentFrame(NamedTuple):
+    """A frame that was sent."""
+
+    #: Number of the chunk; for any other frame, that of the next chunk.
+    place: int
+    kind: SentKind
+    frame: bytes
+    is_text: bool
+
+
+class SentFrames:
+    """Holds the frames after the last acknowledged chunk, in their order."""
+
+    def __init__(self) -> None:
+        self._frames: deque[SentFrame] = deque()
+
+    def add(self, frame: SentFrame) -> None:
+        self._frames.append(frame)
+
+    def accepted(self, next_sequence_id: int) -> None:
+        """Forgets what was sent before the chunk ``next_sequence_id``."""
+        while self._frames and self._frames[0].place < next_sequence_id:
+            self._frames.popleft()
+
+    def to_resend(self, next_sequence_id: int, wanted: Callable[[SentFrame], bool]) -> list[SentFrame]:
+        """Returns the frames from the first chunk on that did not arrive.
+
+        A frame without a number may have arrived: ``wanted`` decides about it.
+        """
+        self.accepted(next_sequence_id)
+        self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame))
+        return list(self._frames)
+
+    def clear(self) -> None:
+        self._frames.clear()

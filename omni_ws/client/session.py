@@ -10,13 +10,18 @@ from typing import Any
 
 import msgspec
 
-from omni_ws.client.connection import DEFAULT_URL, Endpoint, open_session
-from omni_ws.client.cutting import PIECE_BYTES, pieces_of
+from omni_ws.client.connection import (
+    DEFAULT_URL,
+    ConnectionLost,
+    Endpoint,
+    ServerError,
+    chunk_encoder,
+    encode_config,
+    open_session,
+)
 from omni_ws.client.events import Answer, AnswerCollector, ErrorEvent, Event, Final
-from omni_ws.client.failures import ConnectionLost, ServerError
-from omni_ws.client.frames import chunk_encoder, encode_config
 from omni_ws.client.link import ClientLimits, Link, call_is_gone
-from omni_ws.client.sent_frames import SentKind
+from omni_ws.client.outgoing import PIECE_BYTES, SentKind, pieces_of
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (

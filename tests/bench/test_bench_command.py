@@ -20,7 +20,7 @@ from support.tcp_relay import Cut, Direction, tcp_relay
 from support.voices import need
 
 from omni_ws.bench.command import DEFAULT_TEXT, main
-from omni_ws.client.wav import Pcm16, write_wav
+from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.fake import EchoEngine, EchoSettings

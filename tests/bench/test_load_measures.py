@@ -9,7 +9,7 @@ from omni_ws.bench.load import LEAD_PIECES, PIECE_SEC, Load, SpokenQuestion, Typ
 from omni_ws.bench.report import as_json, as_text
 from omni_ws.bench.tally import MeasuredValues, Tally
 from omni_ws.client import AudioChunk, ErrorEvent, Final, ResponseStarted, SpeechStarted, TextChunk
-from omni_ws.client.wav import Pcm16
+from omni_ws.client.audio import Pcm16
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.errors import EngineFailed, PayloadTooLarge
 

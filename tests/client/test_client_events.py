@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from omni_ws.client.event_queue import EventQueue
 from omni_ws.client.events import (
     EVENT_OVERHEAD_BYTES,
     AnswerBuilder,
     AudioChunk,
     Closing,
     Event,
+    EventQueue,
     Reconnected,
     TextChunk,
     ToolCallChunk,

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_ws.client.pacing import paced, pieces
-from omni_ws.client.playback import PlaybackBuffer
-from omni_ws.client.standard_input import read_ahead
-from omni_ws.client.wav import Pcm16, UnreadableAudio, read_wav, write_wav
+from omni_ws.client.audio import Pcm16, PlaybackBuffer, UnreadableAudio, paced, pieces, read_ahead, read_wav, write_wav
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from mic_client import main
 from support.commands import run_here
 
-from omni_ws.client.wav import Pcm16, read_wav, write_wav
+from omni_ws.client.audio import Pcm16, read_wav, write_wav
 from omni_ws.config.keys import configured_keys
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine

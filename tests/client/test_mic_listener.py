@@ -17,7 +17,7 @@ from support.live_server import live_server
 from tool_client import RESULTS
 
 from omni_ws.client import Final, ResponseStarted, SpeechStarted, TranscriptChunk, connect
-from omni_ws.client.playback import PlaybackBuffer
+from omni_ws.client.audio import PlaybackBuffer
 from omni_ws.core.chunks import FinishReason, Usage, Word
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 

@@ -14,7 +14,7 @@ from support.live_server import live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine, WordEngine
 from tool_client import MAX_ROUNDS, local_time, run_tool
 
-from omni_ws.client.wav import Pcm16, read_wav, write_wav
+from omni_ws.client.audio import Pcm16, read_wav, write_wav
 from omni_ws.core.chunks import ToolCall
 from omni_ws.engine.composed.engine import ComposedEngine
 

@@ -1,0 +1,226 @@
+"""Sound at a client: WAVE files, the pace of speech, playing, and standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import wave
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+from typing import Final
+
+# WAV files as 16-bit PCM, which every engine takes.
+
+
+class UnreadableAudio(ValueError):
+    """The file is not a WAV file of integer samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pcm16:
+    """Signed 16-bit little-endian samples, channels interleaved."""
+
+    samples: bytes
+    sample_rate: int
+    channels: int = 1
+
+    @property
+    def duration_ms(self) -> float:
+        return len(self.samples) / (2 * self.channels) * 1000 / self.sample_rate
+
+
+def read_wav(path: str | PathLike[str]) -> Pcm16:
+    """Reads a WAV file with integer samples of 8, 16, 24 or 32 bits.
+
+    Raises UnreadableAudio for any other, and OSError if the file cannot be opened.
+    """
+    try:
+        with open(path, "rb") as file, wave.open(file) as reader:
+            data, width = reader.readframes(reader.getnframes()), reader.getsampwidth()
+            sample_rate, channels = reader.getframerate(), reader.getnchannels()
+    except (wave.Error, EOFError) as error:
+        raise UnreadableAudio(f"not a WAV file with plain samples: {error or 'it ends in its header'}") from None
+    if not 1 <= width <= 4 or sample_rate <= 0:
+        raise UnreadableAudio(f"samples of {width} bytes at {sample_rate} Hz")
+    return Pcm16(_to_16_bit(data, width), sample_rate, channels)
+
+
+def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
+    """Writes a WAV file with 16-bit samples."""
+    with open(path, "wb") as file, wave.open(file, "wb") as writer:
+        writer.setnchannels(audio.channels)
+        writer.setsampwidth(2)
+        writer.setframerate(audio.sample_rate)
+        writer.writeframes(audio.samples)
+
+
+def _to_16_bit(data: bytes, width: int) -> bytes:
+    """Keeps the two most significant bytes of each sample."""
+    data = data[: len(data) // width * width]
+    if width == 2:
+        return data
+    out = bytearray(len(data) // width * 2)
+    if width == 1:
+        # 8-bit samples are unsigned: silence is 128.
+        out[1::2] = data.translate(bytes(value ^ 0x80 for value in range(256)))
+    else:
+        out[0::2], out[1::2] = data[width - 2 :: width], data[width - 1 :: width]
+    return bytes(out)
+
+
+# Recorded audio in real time, as a microphone delivers it.
+
+
+def pieces(audio: Pcm16, *, piece_ms: int = 20) -> Iterator[bytes]:
+    """Splits audio into pieces of ``piece_ms``, on frame boundaries. The last one may be shorter."""
+    size = max(1, audio.sample_rate * piece_ms // 1000) * 2 * audio.channels
+    for start in range(0, len(audio.samples), size):
+        yield audio.samples[start : start + size]
+
+
+async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[bytes, None]:
+    """Yields one item every ``interval`` seconds, the first after one interval, as a microphone records before it
+    delivers.
+
+    Due times count from the start, so delays do not accumulate: after a hold-up, the late items follow at once.
+    """
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    for number, item in enumerate(items, 1):
+        await asyncio.sleep(max(0.0, start + number * interval - loop.time()))
+        yield item
+
+
+# Buffer between the event loop, where audio arrives in bursts, and a sound device, which reads it evenly.
+
+
+class PlaybackBuffer:
+    """Bytes of raw samples. Call ``read`` from the thread of the sound device, everything else on the loop.
+
+    Playback starts once ``prefill_bytes`` are buffered or the answer has ended, which hides gaps between the first
+    chunks. Where a read finds less than it wants, an underrun unless the answer has ended, the buffer fills up again
+    first.
+    """
+
+    def __init__(self, *, prefill_bytes: int, silence: bytes = b"\0") -> None:
+        self.prefill_bytes = prefill_bytes
+        #: Bytes of audio read since ``clear``.
+        self.played_bytes = 0
+        #: Underruns within answers.
+        self.underruns = 0
+        self._silence = silence
+        self._chunks: deque[memoryview] = deque()
+        self._buffered = 0
+        self._filling = True
+        self._ended = True
+        self._lock = threading.Lock()
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._buffered
+
+    @property
+    def idle(self) -> bool:
+        """Whether all audio has been read, and no more is expected."""
+        return self._buffered == 0 and self._ended
+
+    def write(self, audio: bytes) -> None:
+        """Appends audio."""
+        with self._lock:
+            if audio:
+                self._chunks.append(memoryview(audio))
+                self._buffered += len(audio)
+                self._ended = False
+
+    def end(self) -> None:
+        """Marks the end of an answer: what is buffered is played without waiting for more."""
+        with self._lock:
+            self._ended = True
+
+    def clear(self) -> None:
+        """Drops everything that is buffered, for a barge-in."""
+        with self._lock:
+            self._chunks.clear()
+            self._buffered = self.played_bytes = 0
+            self._filling = self._ended = True
+
+    def read(self, size: int) -> bytes:
+        """Returns exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
+        with self._lock:
+            if self._filling and self._buffered and (self._ended or self._buffered >= self.prefill_bytes):
+                self._filling = False
+            audio = b"" if self._filling else self._take(size)
+            if len(audio) < size and not self._filling:
+                self._filling = True
+                self.underruns += not self._ended
+        return audio + self._silence * (size - len(audio))
+
+    def _take(self, size: int) -> bytes:
+        taken: list[memoryview] = []
+        wanted = size
+        while wanted and self._chunks:
+            chunk = self._chunks.popleft()
+            if len(chunk) > wanted:
+                self._chunks.appendleft(chunk[wanted:])
+                chunk = chunk[:wanted]
+            taken.append(chunk)
+            wanted -= len(chunk)
+        self._buffered -= size - wanted
+        self.played_bytes += size - wanted
+        return b"".join(taken)
+
+
+# Reads standard input without blocking the event loop, be it a pipe, a file or a terminal.
+
+
+#: Pieces read ahead of the consumer.
+_QUEUED: Final = 8
+
+
+def read_standard_input() -> bytes:
+    """Reads up to 64 KiB. Bypasses Python's buffer, whose lock a read that never returns would hold forever."""
+    return os.read(0, 1 << 16)
+
+
+async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
+    """Yields what ``read`` returns until that is empty. Raises the OSError of ``read``.
+
+    ``read`` runs in a daemon thread, so that a read that never returns does not keep the process from exiting.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(_QUEUED)
+    gone = threading.Event()
+
+    def hand_over(item: bytes | OSError) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
+    def pump() -> None:
+        while room.acquire() and not gone.is_set():
+            try:
+                data = read()
+            except OSError as error:
+                hand_over(error)
+                return
+            hand_over(data)
+            if not data:
+                return
+
+    threading.Thread(target=pump, name="standard input", daemon=True).start()
+    try:
+        while True:
+            item = await queue.get()
+            room.release()
+            if isinstance(item, OSError):
+                raise item
+            if not item:
+                return
+            yield item
+    finally:
+        gone.set()
+        room.release()
