@@ -29,11 +29,9 @@ from omni_ws.engine_choice.available import suggestions
 from omni_ws.engine_choice.available import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
-from omni_ws.service.interrupting import unless
 from omni_ws.service.listening.turn_judge import TurnModel
-from omni_ws.service.observing.loop_watch import watching_loop
 from omni_ws.service.observing.observer import Observer
-from omni_ws.service.open_files import allow_connections
+from omni_ws.service.process import allow_connections, unless, watching_loop
 from omni_ws.service.sessions.worker_group import WorkerGroup
 from omni_ws.token_service import serve_tokens
 from omni_ws.transport.http.application import HttpLimits

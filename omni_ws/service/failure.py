@@ -1,13 +1,16 @@
-"""Translates exceptions into the errors that clients get, and logs what is behind them."""
+"""Failures as clients and the log see them, and identifiers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.errors import EngineFailed, OmniError
-from omni_ws.service.identifiers import new_id
+
+# Translates exceptions into the errors that clients get, and logs what is behind them.
+
 
 logger = logging.getLogger(__name__)
 
@@ -44,3 +47,11 @@ def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | 
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
         error.fatal = True
     return error
+
+
+# Identifiers that cannot be guessed.
+
+
+def new_id(prefix: str) -> str:
+    """A prefix such as ``req_`` or ``sess_``, followed by 96 random bits in hexadecimal."""
+    return prefix + secrets.token_hex(12)

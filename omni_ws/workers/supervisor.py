@@ -21,8 +21,7 @@ from omni_ws.config import check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.logs import configure_logging
-from omni_ws.service.interrupting import unless
-from omni_ws.service.open_files import allow_connections
+from omni_ws.service.process import allow_connections, unless
 from omni_ws.service.sessions.daily_use_file import DailyUseFile
 from omni_ws.service.sessions.shared_counts import WorkerRow, WorkerState
 from omni_ws.service.sessions.worker_group import KNOW_SECRET, METRICS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from omni_ws.service.wake_up import WakeUp
+from omni_ws.service.conversation.request_queue import WakeUp
 
 
 async def test_a_waiter_wakes_when_it_is_set_even_if_it_is_cleared_at_once() -> None:

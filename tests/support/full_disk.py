@@ -26,7 +26,7 @@ def full_disk(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
     if not mounted:
         with patch.context() as failing:
             failing.setattr(os, "write", _no_space)
-            failing.setattr("omni_ws.service.disk_space.TemporaryFile", _no_space)
+            failing.setattr("omni_ws.service.process.TemporaryFile", _no_space)
             yield folder
         return
     try:

@@ -39,8 +39,7 @@ from omni_ws.service.conversation.messages import (
 )
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, FieldNames, Request, RequestState, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, greeting_configuration, greeting_input
-from omni_ws.service.failure import identified, unexpected
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.turn_listener import TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (

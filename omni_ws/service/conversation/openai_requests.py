@@ -19,7 +19,7 @@ from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, AnswerFields, ConfigurationPatch
 from omni_ws.wire.openai_requests import ChatRequest, HistoryMessage
 from omni_ws.wire.openai_responses import ChatOptions

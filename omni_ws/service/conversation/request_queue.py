@@ -45,7 +45,6 @@ from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC, Outbox
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
-from omni_ws.service.wake_up import WakeUp
 from omni_ws.wire.session_config import SessionConfig
 
 
@@ -654,3 +653,35 @@ class _Text:
 def _name_in_configuration(param: str | None) -> str | None:
     """To the engine the greeting is the text of an input."""
     return "greeting" if param == "text" else param
+
+
+# WakeUp: an event that one task waits for.
+
+
+class WakeUp:
+    """An asyncio.Event for a single waiter, without the deque of 760 bytes that each idle session would hold."""
+
+    __slots__ = ("_set", "_waiter")
+
+    def __init__(self, *, is_set: bool = False) -> None:
+        self._set = is_set
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._set = False
+
+    async def wait(self) -> None:
+        """Return once the event is set, even if it is cleared before this task runs."""
+        if self._set:
+            return
+        assert self._waiter is None
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None

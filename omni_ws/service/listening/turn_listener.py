@@ -80,8 +80,7 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
-from omni_ws.service.failure import unexpected
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.listening.listening_state import ListeningState
 from omni_ws.service.listening.queue import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark
 from omni_ws.service.listening.turn_owner import TurnOwner

@@ -14,9 +14,9 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder, SeveralRecorders
-from omni_ws.service.disk_space import check_space
 from omni_ws.service.observing.observer import Observers
 from omni_ws.service.observing.profile_events import ProfileEvents
+from omni_ws.service.process import check_space
 
 
 class ProfileKind(Enum):

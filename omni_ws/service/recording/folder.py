@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.service.disk_space import check_space
+from omni_ws.service.process import check_space
 
 #: Names of recordings. No other file in the folder is counted or removed.
 _OURS: Final = re.compile(r"\d{8}T\d{6}_[A-Za-z0-9_-]+\.ndjson")

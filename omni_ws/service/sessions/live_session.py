@@ -33,9 +33,9 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationOwner, Outbox
+from omni_ws.service.conversation.request_queue import WakeUp
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, session_too_long
-from omni_ws.service.wake_up import WakeUp
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
 

@@ -25,7 +25,7 @@ from omni_ws.engine.base import (
     TokenStop,
 )
 from omni_ws.errors import InvalidValue, ReadoutsOff, SessionBusy, SessionNotFound
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.service.sessions.factory import SessionFactory
 

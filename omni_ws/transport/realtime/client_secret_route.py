@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.worker_group import KNOW_SECRET
 from omni_ws.transport.http.access import Authenticator

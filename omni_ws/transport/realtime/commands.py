@@ -13,7 +13,7 @@ from omni_ws.core.quota import Share, beyond_ordinary, memory_of
 from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
 from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.realtime.conversation_items import ConversationItems, as_input, as_new, messages_of

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from omni_ws.core.chunks import CONTENT_FILTER, FinalChunk, FinishReason, OutputChunk, OutputModality, ToolCallFragment
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.wire.realtime_events import Item, error_fields, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig

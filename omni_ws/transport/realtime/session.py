@@ -16,8 +16,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.failure import unexpected
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.keep_alive import KeepAliveSettings

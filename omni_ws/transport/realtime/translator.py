@@ -9,7 +9,7 @@ from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputMod
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.transport.realtime.conversation_items import ConversationItems
 from omni_ws.transport.realtime.response import Event, RealtimeResponse
 from omni_ws.transport.realtime.turns import Turn, Turns

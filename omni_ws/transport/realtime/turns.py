@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.wire.realtime_events import Item
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.service.recording.recorder import ConnectionRecording, Recorder, SessionRecording
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest

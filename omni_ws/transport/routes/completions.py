@@ -14,7 +14,7 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import checked_options, ended_on_error
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.routes.generation import GenerationRoutes

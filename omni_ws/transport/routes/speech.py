@@ -6,7 +6,7 @@ from functools import partial
 
 from omni_ws.audio.container import media_type, wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.routes.generation import GenerationRoutes, InputSource, encode_audio_file

@@ -17,7 +17,7 @@ from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidFrame, InvalidValue, SessionNotFound, UnsupportedFormat, WebrtcOff
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
-from omni_ws.service.identifiers import new_id
+from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from omni_ws.service.observing.loop_watch import IDLE_SHARE, INTERVAL_SEC, LONGEST_INTERVAL_SEC, watching_loop
+from omni_ws.service.process import IDLE_SHARE, INTERVAL_SEC, LONGEST_INTERVAL_SEC, watching_loop
 
 
 def busy_for(share: float) -> float:

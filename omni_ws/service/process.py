@@ -1,0 +1,125 @@
+"""The process of the server: its files, its disk, its signals, its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final
+
+# The limit on open files, and so on connections, of this process.
+
+
+logger = logging.getLogger(__name__)
+
+#: Files that the server opens besides the connections of its clients.
+_OWN_FILES: Final = 128
+
+
+def allow_connections(count: int) -> None:
+    """Raise the soft limit to the hard limit, and warn if that is too low for ``count`` connections."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):  # macOS refuses an infinite limit
+            logger.debug("the limit of open files stays at %d", soft)
+    if soft != resource.RLIM_INFINITY and count + _OWN_FILES > soft:
+        logger.warning(
+            "limits.max_connections is %d, but this process can open only %d files: raise the limit (ulimit -Hn, "
+            "LimitNOFILE) to %d, or lower limits.max_connections",
+            count,
+            soft,
+            count + _OWN_FILES,
+        )
+
+
+# Checks for free disk space by writing, since a full disk still opens new files.
+
+
+#: At least the size of a block, so that the probe needs one.
+_PROBE_BYTES: Final = 4096
+
+
+def check_space(folder: Path) -> None:
+    """Raise OSError if no file in ``folder`` can be written."""
+    with TemporaryFile(dir=folder, buffering=0) as probe:
+        probe.write(bytes(_PROBE_BYTES))
+
+
+# Work that an event may cut short.
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: str) -> bool:
+    """Runs ``work`` to its end, or cancels it when ``event`` is set first, and returns False."""
+    working = asyncio.create_task(work, name=name)
+    interrupted = asyncio.create_task(event.wait(), name=f"signal during {name}")
+    try:
+        await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        working.cancel()
+        interrupted.cancel()
+        await asyncio.gather(working, interrupted, return_exceptions=True)
+
+
+# Measures the delay of the event loop, which everything in a real-time server has to wait for.
+
+
+INTERVAL_SEC: Final = 0.1
+#: For an idle loop, which is hardly ever late: ten looks a second cost more than all else that an empty server does.
+LONGEST_INTERVAL_SEC: Final = 1.0
+#: The loop is idle if its thread takes less than this share of a core.
+IDLE_SHARE: Final = 0.02
+
+
+@contextmanager
+def watching_loop(
+    observe: Callable[[float], object], *, cpu_time: Callable[[], float] = time.thread_time
+) -> Iterator[None]:
+    """Within the block, call ``observe`` ten times a second with the seconds by which that call is late.
+
+    While the loop is idle, the time between two calls doubles, up to a second. ``cpu_time`` is that of its thread.
+    """
+    watch = _Watch(observe, cpu_time)
+    try:
+        yield
+    finally:
+        watch.stop()
+
+
+class _Watch:
+    """A timer that measures how late it fires."""
+
+    def __init__(self, observe: Callable[[float], object], cpu_time: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._observe = observe
+        self._cpu_time = cpu_time
+        self._interval = INTERVAL_SEC
+        self._begin()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._cpu_before = self._cpu_time()
+        self._due = self._loop.time() + self._interval
+        self._timer = self._loop.call_at(self._due, self._wake)
+
+    def _wake(self) -> None:
+        late = max(0.0, self._loop.time() - self._due)
+        self._observe(late)
+        is_idle = self._cpu_time() - self._cpu_before < IDLE_SHARE * (self._interval + late)
+        self._interval = min(2 * self._interval, LONGEST_INTERVAL_SEC) if is_idle else INTERVAL_SEC
+        self._begin()
