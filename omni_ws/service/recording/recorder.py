@@ -1,23 +1,27 @@
-"""The recorder: writes what sessions receive and send to files, in a thread of its own.
-
-The event loop puts events into a queue that is bounded in bytes, and never waits for a disk. No failure of a disk
-reaches a session: a recording that cannot continue is cut, with the reason in its last line.
-"""
+"""Recorder: writes sessions to files, and keeps their folder within its limits."""
 
 from __future__ import annotations
 
+import enum
 import logging
+import os
 import queue
 import random
+import re
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from omni_ws import __version__
-from omni_ws.service.recording.folder import RecordingFolder
-from omni_ws.service.recording.writer import Batch, RecordedMessage, RecordingFile
+from omni_ws.config.values import ConfigurationError
+from omni_ws.service.process import check_space
 from omni_ws.wire.recording import (
     FORMAT,
     VERSION,
@@ -29,11 +33,159 @@ from omni_ws.wire.recording import (
     InputEndedLine,
     OpenedLine,
     OutputEndedLine,
+    ReceivedLine,
     RecordedLine,
     RecordingKind,
     RequestedLine,
+    SentLine,
     Side,
+    digest,
+    encode_line,
+    without_content,
+    without_payload,
+    without_secrets,
 )
+
+# The recorder's thread: encodes messages as lines, and writes lines to files.
+
+
+#: Bytes of one recording that are gathered before they are written.
+BUFFER_BYTES: Final = 64 * 1024
+NO_ROOM: Final = "the total size limit of all recordings is reached"
+
+
+class FileState(enum.Enum):
+    """The state of a recording's file: from ABSENT to THERE with its first line, to CUT with a line that ends it."""
+
+    ABSENT = "nothing was written"
+    THERE = "it has a whole number of lines"
+    CUT = "its last line is written"
+
+
+@dataclass(slots=True, eq=False)
+class RecordingFile:
+    """The file of a recording. Only the thread changes it; the event loop reads ``failure``."""
+
+    name: str
+    #: ``time.monotonic()`` at offset 0.
+    began: float = field(default_factory=time.monotonic)
+    #: Why nothing more is written.
+    failure: str | None = None
+    state: FileState = FileState.ABSENT
+
+    def now(self) -> float:
+        """Milliseconds since the beginning of the recording."""
+        return round((time.monotonic() - self.began) * 1000, 3)
+
+
+class RecordedMessage(Struct, frozen=True, gc=False):
+    """A message as it was received or sent, to be encoded by the thread. ``at`` is in milliseconds."""
+
+    at: float
+    connection: int
+    outgoing: bool
+    #: None for a piece of a body.
+    is_text: bool | None
+    data: bytes
+
+
+class Batch:
+    """Gathers the lines of many recordings, to write each file once. ``flush`` writes what is left."""
+
+    def __init__(self, folder: RecordingFolder, *, payloads: bool) -> None:
+        self._folder = folder
+        self._payloads = payloads
+        self._lines: dict[RecordingFile, bytearray] = {}
+
+    def add(self, file: RecordingFile, event: HeaderLine | RecordedLine | RecordedMessage) -> None:
+        lines = self._lines.setdefault(file, bytearray())
+        if isinstance(event, RecordedMessage):
+            event = _content(event) if self._payloads else _outline(event)
+        if isinstance(event, CutLine | EndedLine):
+            self._end(file, lines, event)
+            return
+        line = encode_line(event)
+        if len(lines) + len(line) > BUFFER_BYTES:
+            self._write(file, lines)
+        lines += line
+
+    def flush(self) -> None:
+        for file, lines in self._lines.items():
+            self._write(file, lines)
+
+    def _end(self, file: RecordingFile, lines: bytearray, event: CutLine | EndedLine) -> None:
+        self._write(file, lines)
+        if file.failure is not None:
+            event = CutLine(at=event.at, reason=file.failure)  # which could not be written when it happened
+        lines += encode_line(event)
+        self._write(file, lines, even_beyond=isinstance(event, CutLine))
+        del self._lines[file]
+        if file.state is not FileState.ABSENT:
+            self._folder.finish(file.name)
+        if isinstance(event, CutLine):
+            logger.warning("recording %s truncated: %s", file.name, event.reason)
+
+    def _write(self, file: RecordingFile, lines: bytearray, *, even_beyond: bool = False) -> None:
+        """Write ``lines``, and empty them. When that fails, the recording is cut."""
+        data = bytes(lines)
+        lines.clear()
+        if not data or file.state is FileState.CUT:
+            return
+        if file.failure is not None and not (even_beyond and file.state is FileState.THERE):
+            return
+        try:
+            if file.state is FileState.ABSENT:
+                self._folder.create(file.name, data)
+                file.state = FileState.THERE
+            else:
+                self._folder.append(file.name, data, even_beyond=even_beyond)
+        except NoRoom:
+            self._fail(file, NO_ROOM)
+        except OSError as error:
+            self._fail(file, f"write failed: {error.strerror}")
+
+    def _fail(self, file: RecordingFile, reason: str) -> None:
+        file.failure = reason
+        if file.state is FileState.THERE:
+            try:
+                self._folder.append(file.name, encode_line(CutLine(at=file.now(), reason=reason)), even_beyond=True)
+                file.state = FileState.CUT
+            except OSError as error:
+                logger.warning("failed to mark recording %s as truncated: %s", file.name, error)
+
+
+def _content(message: RecordedMessage) -> RecordedLine:
+    kind = SentLine if message.outgoing else ReceivedLine
+    data = message.data
+    if message.outgoing and message.is_text:
+        data = without_secrets(data)
+    if message.is_text is not False:
+        try:
+            return kind(at=message.at, connection=message.connection, text=data.decode())
+        except UnicodeDecodeError:
+            if message.is_text:
+                return kind(at=message.at, connection=message.connection, bad_text=data)
+    return kind(at=message.at, connection=message.connection, binary=data)
+
+
+def _outline(message: RecordedMessage) -> RecordedLine:
+    """The message as a line with its size and digest in place of its content."""
+    kind = SentLine if message.outgoing else ReceivedLine
+    if message.is_text and (outline := without_content(without_secrets(message.data))) is not None:
+        return kind(at=message.at, connection=message.connection, text=outline.decode())
+    header: bytes | None = None
+    if message.is_text is False:
+        header, size, sha256 = without_payload(message.data)
+    else:
+        size, sha256 = digest(message.data)
+    return kind(at=message.at, connection=message.connection, binary=header, size=size, sha256=sha256)
+
+
+# The recorder: writes what sessions receive and send to files, in a thread of its own.
+#
+# The event loop puts events into a queue that is bounded in bytes, and never waits for a disk. No failure of a disk
+# reaches a session: a recording that cannot continue is cut, with the reason in its last line.
+
 
 logger = logging.getLogger(__name__)
 
@@ -299,3 +451,146 @@ class ConnectionRecording:
             self._closed = True
             self.recording.put(ClosedLine(at=self.recording.now(), connection=self._number, by=by, code=code))
             self.recording.connection_closed()
+
+
+# The folder of recordings: creates and extends its files, and removes old ones. Used by one thread.
+
+
+#: Names of recordings. No other file in the folder is counted or removed.
+_OURS: Final = re.compile(r"\d{8}T\d{6}_[A-Za-z0-9_-]+\.ndjson")
+#: Permissions that the folder may not give to its group or to others.
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class NoRoom(Exception):
+    """The folder is at its limit, and every recording in it is still being written."""
+
+
+@dataclass(slots=True)
+class _File:
+    name: str
+    size: int
+    #: Wall time of the last write.
+    changed: float
+    live: bool = field(default=False)
+
+
+class RecordingFolder:
+    """At most ``max_bytes`` of recordings, none older than ``max_age`` seconds (0: of any age)."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        max_age: float,
+        wall_clock: Callable[[], float] = time.time,
+        owns: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        """``owns`` tells the names of files that this process counts and removes, where several share the folder."""
+        self._owns = owns
+        self._path = path
+        self._max_bytes = max_bytes
+        self._max_age = max_age
+        self._now = wall_clock
+        #: Oldest first.
+        self._files: dict[str, _File] = {}
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all recordings."""
+        return self._total
+
+    def prepare(self) -> None:
+        """Create the folder, or read what it contains.
+
+        Raises ConfigurationError where it is open to other users, or cannot be written.
+        """
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = self._path.stat().st_mode
+            found = sorted(
+                entry.name for entry in self._path.iterdir() if _OURS.fullmatch(entry.name) and self._owns(entry.name)
+            )
+        except OSError as error:
+            raise ConfigurationError([f"record: {self._path}: {error.strerror}"]) from error
+        if mode & _OTHERS:
+            problem = f"record: {self._path} is accessible to other users (mode {stat.S_IMODE(mode):o})"
+            raise ConfigurationError(
+                [f"{problem}; recordings contain private speech: chmod 700, or choose another folder"]
+            )
+        try:
+            check_space(self._path)
+        except OSError as error:
+            raise ConfigurationError([f"record: cannot write to {self._path}: {error.strerror}"]) from error
+        for name in found:
+            status = (self._path / name).lstat()
+            if stat.S_ISREG(status.st_mode):
+                self._files[name] = _File(name, status.st_size, status.st_mtime)
+                self._total += status.st_size
+
+    def create(self, name: str, data: bytes) -> None:
+        """Create a file that begins with ``data``. Raises OSError and NoRoom."""
+        self.remove_old()
+        self._make_room(len(data))
+        self._files[name] = _File(name, 0, self._now(), live=True)
+        try:
+            self._write(self._files[name], data, os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            del self._files[name]
+            raise
+        except OSError:
+            self._remove(self._files[name])  # a full disk has made an empty file
+            raise
+
+    def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:
+        """Append ``data`` to a file; with ``even_beyond``, also beyond the limit of the folder.
+
+        Raises OSError, after which the file is as long as before, and NoRoom.
+        """
+        if not even_beyond:
+            self._make_room(len(data))
+        self._write(self._files[name], data, 0)
+
+    def finish(self, name: str) -> None:
+        """Nothing more is written to this file, which may be removed from now on."""
+        self._files[name].live = False
+
+    def remove_old(self) -> None:
+        """Remove the recordings that are older than ``max_age``."""
+        if self._max_age:
+            oldest = self._now() - self._max_age
+            for file in [one for one in self._files.values() if not one.live and one.changed < oldest]:
+                self._remove(file)
+
+    def _make_room(self, wanted: int) -> None:
+        if self._total + wanted <= self._max_bytes:
+            return
+        for file in [one for one in self._files.values() if not one.live]:
+            self._remove(file)
+            if self._total + wanted <= self._max_bytes:
+                return
+        raise NoRoom
+
+    def _remove(self, file: _File) -> None:
+        (self._path / file.name).unlink(missing_ok=True)
+        del self._files[file.name]
+        self._total -= file.size
+
+    def _write(self, file: _File, data: bytes, flags: int) -> None:
+        # Opened for each write: a thousand sessions that are recorded need no thousand open files.
+        descriptor = os.open(self._path / file.name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o600)
+        try:
+            written = 0
+            try:
+                while written < len(data):
+                    written += os.write(descriptor, data[written:])
+            except OSError:
+                os.ftruncate(descriptor, file.size)  # half a line is worse than none
+                raise
+        finally:
+            os.close(descriptor)
+        file.size += len(data)
+        file.changed = self._now()
+        self._total += len(data)

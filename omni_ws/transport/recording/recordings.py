@@ -6,8 +6,7 @@ import asyncio
 from typing import Self
 
 from omni_ws.config.model import ServerConfig
-from omni_ws.service.recording.folder import RecordingFolder
-from omni_ws.service.recording.recorder import Recorder, RecordingChoice
+from omni_ws.service.recording.recorder import Recorder, RecordingChoice, RecordingFolder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.recording.recorded_exchange import HttpRecordings
 

@@ -13,9 +13,14 @@ import orjson
 import pytest
 from support.recordings import lines, recordings
 
-from omni_ws.service.recording.folder import RecordingFolder
-from omni_ws.service.recording.recorder import TOO_SLOW, Recorder, RecordingChoice
-from omni_ws.service.recording.writer import BUFFER_BYTES, NO_ROOM
+from omni_ws.service.recording.recorder import (
+    BUFFER_BYTES,
+    NO_ROOM,
+    TOO_SLOW,
+    Recorder,
+    RecordingChoice,
+    RecordingFolder,
+)
 
 MESSAGE = b'{"type":"ping","t":"%b"}' % (b"x" * 1000)
 
