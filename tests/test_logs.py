@@ -11,7 +11,7 @@ import pytest
 from omni_ws.config.model import LogFormat, LogLevel
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, RateLimited, ShuttingDown
 from omni_ws.logs import JsonFormatter, TextFormatter, configure_logging
-from omni_ws.service.observing.log_lines import level_of, write_line
+from omni_ws.service.observing.accounts import level_of, write_line
 
 logger = logging.getLogger("omni_ws.test")
 

@@ -48,7 +48,7 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, message_cost
-from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline
+from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 # RequestState: where a request stands.

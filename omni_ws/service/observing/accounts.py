@@ -1,38 +1,42 @@
-"""Accounts: counts sessions and requests for the metrics, and writes their lines in the log."""
+"""Metrics and log lines of sessions, and the traces that they belong to."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from omni_ws.config.startup import is_loopback
 from omni_ws.core.chunks import OutputModality
 from omni_ws.core.reorder import ReorderStatistics
-from omni_ws.errors import EngineFailed
+from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
-    Observation,
-    OutputStalled,
-    SessionEnded,
-    SessionIdentity,
-    SessionOpened,
-    SpeechHeard,
-)
-from omni_ws.service.observing.session_log import SessionLog
-from omni_ws.service.observing.timeline import (
     Milestone,
+    Observation,
+    Origin,
     OutputBegan,
+    OutputStalled,
     PassedStage,
     RequestEnded,
     RequestReached,
     RequestStage,
     RequestTimeline,
+    SessionEnded,
+    SessionIdentity,
+    SessionOpened,
     SessionTimeline,
+    SpeechHeard,
 )
 from omni_ws.wire.server_frames import SpeechStartedFrame
+
+# Accounts: counts sessions and requests for the metrics, and writes their lines in the log.
+
 
 _NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
 
@@ -174,3 +178,125 @@ class Accounts:
         seconds = now - known.timeline.opened
         self._metrics.session_seconds.labels(session.origin).observe(seconds)
         self._log.session_ended(session, known.acknowledged, seconds=seconds, requests=known.timeline.request_count)
+
+
+# SessionLog: one line of the log for each session, and one for each request.
+
+
+logger = logging.getLogger("omni_ws.session")
+
+#: A text that is logged is cut here.
+MAX_CONTENT_CHARACTERS: Final = 2000
+
+
+class SessionLog:
+    """Writes a line for each request and session that ended.
+
+    Only with ``content`` do the lines contain anything that a client or an engine wrote.
+    """
+
+    def __init__(self, *, content: bool = False) -> None:
+        self._content = content
+
+    def request_ended(self, session: SessionIdentity, ended: RequestEnded) -> None:
+        """Write the line of a request; its level is that of its error."""
+        timeline, outcome = ended.timeline, ended.outcome
+        final, error = outcome.final, outcome.error
+        usage = final.usage
+        write_line(
+            logger,
+            logging.INFO if error is None else level_of(error),
+            "request",
+            request_id=timeline.request_id,
+            session_id=session.session_id,
+            key_name=session.owner,
+            origin=session.origin,
+            task=timeline.task,
+            finish_reason=final.finish_reason,
+            code=None if error is None else error.code,
+            chunks=outcome.received_chunks,
+            received_bytes=outcome.received_bytes,
+            input_audio_ms=usage.input_audio_ms,
+            output_audio_ms=usage.output_audio_ms,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            first_output_seconds=_rounded(timeline.first_output_sec(timeline.first_answer_modality)),
+            first_audio_seconds=_rounded(timeline.first_output_sec(OutputModality.AUDIO)),
+            seconds=_rounded(outcome.at - timeline.opened),
+            input_text=ended.content.user_text[:MAX_CONTENT_CHARACTERS] if self._content else None,
+            output_text=ended.content.answer_text[:MAX_CONTENT_CHARACTERS] if self._content else None,
+        )
+
+    def session_ended(
+        self, session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int
+    ) -> None:
+        """Write the line of a session."""
+        write_line(
+            logger,
+            # A session of one request over HTTP has a line as that request, and as an HTTP request.
+            logging.DEBUG if session.origin is Origin.HTTP else logging.INFO,
+            "session",
+            session_id=session.session_id,
+            key_name=session.owner,
+            origin=session.origin,
+            requests=requests,
+            chunks=received.next_sequence_id,
+            received_bytes=received.received_bytes,
+            duplicates=received.duplicates,
+            reordered=received.reordering.items,
+            seconds=_rounded(seconds),
+        )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+# Structured log lines: a message of one word, and named facts.
+
+
+Fact = str | int | float | bool | None
+
+
+def write_line(logger: logging.Logger, level: int, message: str, **facts: Fact) -> None:
+    """Log a message with facts, for the formatter to render. Facts that are None are left out."""
+    if logger.isEnabledFor(level):
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        logger.log(level, message, extra={"facts": known})
+
+
+def level_of(error: OmniError) -> int:
+    """The log level of an error: ERROR for faults of the server, WARNING for lack of capacity, else INFO."""
+    if isinstance(error, EngineError):
+        return logging.ERROR
+    if isinstance(error, EngineOverloaded | ShuttingDown):
+        return logging.WARNING
+    return logging.INFO
+
+
+# What is known of the client of the sessions that a task opens: its trace (W3C Trace Context), and where it is.
+
+
+#: Header fields of the running task, unchecked, as the client sent them.
+incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trace", default=None)
+
+#: Whether the client of the running task is on this machine.
+near_client: ContextVar[bool] = ContextVar("near_client", default=False)
+
+#: Header fields of proxies, behind which a client may be anywhere.
+_FORWARDING: Final = ("forwarded", "x-forwarded-for")
+_FIELDS: Final = ("traceparent", "tracestate")
+
+
+def take_trace(header: Callable[[str], str | None]) -> None:
+    """Let sessions that the running task opens belong to the trace that these headers name, or to none.
+
+    ``header`` returns the value of a header field, or None.
+    """
+    found = {name: value for name in _FIELDS if (value := header(name)) is not None}
+    incoming_trace.set(found if "traceparent" in found else None)
+
+
+def take_place(client: str, header: Callable[[str], str | None]) -> None:
+    """Let sessions that the running task opens know whether the client with this address is on this machine."""
+    near_client.set(is_loopback(client) and all(header(name) is None for name in _FORWARDING))

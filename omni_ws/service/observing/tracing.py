@@ -17,9 +17,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from omni_ws import __version__
 from omni_ws.errors import EngineError
-from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
-from omni_ws.service.observing.timeline import RequestEnded, RequestReached, RequestTimeline
-from omni_ws.service.observing.trace_context import incoming_trace
+from omni_ws.service.observing.accounts import incoming_trace
+from omni_ws.service.observing.observer import (
+    Observation,
+    RequestEnded,
+    RequestReached,
+    RequestTimeline,
+    SessionEnded,
+    SessionIdentity,
+    SessionOpened,
+)
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from omni_ws.service.observing.observer import Observation, SessionIdentity
-from omni_ws.service.observing.timeline import RequestEnded
+from omni_ws.service.observing.observer import Observation, RequestEnded, SessionIdentity
 from omni_ws.service.sessions.admission import Admission
 
 

@@ -37,11 +37,8 @@ from omni_ws.service.conversation.messages import ConversationLimits, Outbox
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.turn_judge import TurnJudge, TurnModel
 from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.service.observing.accounts import Accounts
-from omni_ws.service.observing.log_lines import write_line
+from omni_ws.service.observing.accounts import Accounts, SessionLog, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
-from omni_ws.service.observing.session_log import SessionLog
-from omni_ws.service.observing.trace_context import near_client
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.daily_use_file import DailyUseFile, daily_limits
 from omni_ws.service.sessions.daily_use_observer import DailyUseObserver

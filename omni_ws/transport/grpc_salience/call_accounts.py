@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import grpc
 
 from omni_ws.metrics import Metrics
-from omni_ws.service.observing.log_lines import write_line
+from omni_ws.service.observing.accounts import write_line
 
 logger = logging.getLogger("omni_ws.grpc")
 

@@ -26,8 +26,7 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat, http_status
 from omni_ws.metrics import HTTP_METHODS, Metrics
 from omni_ws.service.failure import unexpected
-from omni_ws.service.observing.log_lines import level_of, write_line
-from omni_ws.service.observing.trace_context import take_place, take_trace
+from omni_ws.service.observing.accounts import level_of, take_place, take_trace, write_line
 from omni_ws.transport.http import access as cors
 from omni_ws.transport.http.hang_up import Connections, PeerGone
 from omni_ws.transport.http.receiving import HttpInput, HttpOutput

@@ -23,8 +23,8 @@ from omni_ws.errors import (
     websocket_close_code,
 )
 from omni_ws.metrics import Metrics
+from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import Origin
-from omni_ws.service.observing.trace_context import take_place, take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession

@@ -12,7 +12,7 @@ import orjson
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import OmniError
-from omni_ws.service.observing.trace_context import take_place, take_trace
+from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_sessions import LiveSessions

@@ -10,10 +10,15 @@ from omni_ws.core.chunks import FinalChunk, FinishReason, InputMode, OutputModal
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
-from omni_ws.service.observing.accounts import Accounts
-from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
-from omni_ws.service.observing.session_log import SessionLog
-from omni_ws.service.observing.timeline import PlayerStatistics, RequestTimeline
+from omni_ws.service.observing.accounts import Accounts, SessionLog
+from omni_ws.service.observing.observer import (
+    ObservedSession,
+    Observers,
+    Origin,
+    PlayerStatistics,
+    RequestTimeline,
+    SessionIdentity,
+)
 
 
 class Words:

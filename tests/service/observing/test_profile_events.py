@@ -18,9 +18,8 @@ from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
 from omni_ws.service.observing import observer
-from omni_ws.service.observing.observer import Observation, SessionIdentity
-from omni_ws.service.observing.profile_events import ProfileEvents
-from omni_ws.service.observing.timeline import RequestReached
+from omni_ws.service.observing.observer import Observation, RequestReached, SessionIdentity
+from omni_ws.service.observing.profiling import ProfileEvents
 
 
 class Recorded:

@@ -20,23 +20,21 @@ from omni_ws.core.chunks import (
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.observing.observer import (
+    CancelCause,
+    Milestone,
     Observation,
     ObservedSession,
     Observers,
     Origin,
-    SessionEnded,
-    SessionIdentity,
-    SessionOpened,
-)
-from omni_ws.service.observing.timeline import (
-    CancelCause,
-    Milestone,
     OutputBegan,
     PlayerStatistics,
     RequestEnded,
     RequestReached,
     RequestStage,
     RequestTimeline,
+    SessionEnded,
+    SessionIdentity,
+    SessionOpened,
 )
 
 CHUNKS = (InputChunk(Modality.TEXT, b"a"), InputChunk(Modality.TEXT, b"b"))
