@@ -15,7 +15,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, Unauthenticated
-from omni_ws.service.listening.turn_judge import TurnModel
+from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry

@@ -29,7 +29,7 @@ from omni_ws.engine_choice.available import suggestions
 from omni_ws.engine_choice.available import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
-from omni_ws.service.listening.turn_judge import TurnModel
+from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.observer import Observer
 from omni_ws.service.process import allow_connections, unless, watching_loop
 from omni_ws.service.sessions.worker_group import WorkerGroup

@@ -24,7 +24,7 @@ from omni_ws.client import AudioChunk, Final, SpeechStarted, SpeechStopped, Text
 from omni_ws.core.chunks import FinishReason, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.service.listening.turn_judge import TurnJudge
+from omni_ws.service.listening.workers import TurnJudge
 
 ROOT = Path(__file__).parents[2]
 

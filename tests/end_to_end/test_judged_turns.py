@@ -9,7 +9,7 @@ from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, clip_bytes, silence
 
 from omni_ws.audio.vad import SmartTurn
-from omni_ws.service.listening.turn_judge import TurnJudge
+from omni_ws.service.listening.workers import TurnJudge
 
 pytestmark = [pytest.mark.slow]
 

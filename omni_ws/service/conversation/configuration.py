@@ -22,7 +22,7 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
-from omni_ws.service.listening.queue import ListeningSettings
+from omni_ws.service.listening.workers import ListeningSettings
 from omni_ws.wire.openai_fields import check_tools
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,

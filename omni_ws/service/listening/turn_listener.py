@@ -62,9 +62,10 @@ listener is ``full`` and the socket is not read.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -77,15 +78,68 @@ from omni_ws.audio.speech_watch import SLICE_SAMPLES, SpeechWatch, StreamPiece, 
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
+from omni_ws.core.reorder import StreamEvent
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
 from omni_ws.service.failure import new_id, unexpected
-from omni_ws.service.listening.listening_state import ListeningState
-from omni_ws.service.listening.queue import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark
-from omni_ws.service.listening.turn_owner import TurnOwner
-from omni_ws.service.listening.workers import SpeechWorkers
+from omni_ws.service.listening.workers import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark, SpeechWorkers
 from omni_ws.wire.session_config import TurnDetectionConfig
+
+# TurnOwner: what a turn listener asks of its conversation.
+
+
+class TurnOwner(Protocol):
+    """Asked always from the event loop."""
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether an answer is being played, so that speech would interrupt it."""
+
+    def engine_is_behind(self) -> bool:
+        """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
+
+    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+        """Handle what the input means for requests, in order."""
+
+    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
+
+    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        """The speech that began last has ended."""
+
+    def report_turn(self, error: OmniError) -> None:
+        """Send an error about the audio itself to the client."""
+
+    def turn_listener_progressed(self) -> None:
+        """A piece of audio was processed: a listener that was full may have room."""
+
+
+# ListeningState: where the speech of a session stands.
+
+
+class ListeningState(enum.Enum):
+    """``TurnListener`` documents the transitions."""
+
+    OFF = "turn detection is off, or not configured yet"
+    SILENCE = "no speech"
+    SPEECH = "speech is in progress"
+    PAUSE = "speech is in progress, but the last window was silent"
+    DEAF = "the audio cannot be judged"
+
+    def check(self, after: ListeningState) -> None:
+        """Raise RuntimeError where ``after`` may not follow this state."""
+        if after is not self and after not in _TRANSITIONS[self]:
+            raise RuntimeError(f"illegal transition from {self.name} to {after.name}")
+
+
+_TRANSITIONS: Final = {
+    ListeningState.OFF: frozenset({ListeningState.SILENCE}),
+    ListeningState.SILENCE: frozenset({ListeningState.OFF, ListeningState.SPEECH, ListeningState.DEAF}),
+    ListeningState.SPEECH: frozenset({ListeningState.SILENCE, ListeningState.PAUSE}),
+    ListeningState.PAUSE: frozenset({ListeningState.SILENCE, ListeningState.SPEECH}),
+    ListeningState.DEAF: frozenset({ListeningState.OFF, ListeningState.SILENCE}),
+}
 
 #: How much audio is worth a thread: in silence, in a turn, and where a turn may end or an answer be interrupted.
 PIECE_MS: Final = 10 * vad.WINDOW_MS

@@ -35,8 +35,7 @@ from omni_ws.service.conversation.configuration import (
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationLimits, Outbox
 from omni_ws.service.failure import new_id
-from omni_ws.service.listening.turn_judge import TurnJudge, TurnModel
-from omni_ws.service.listening.workers import SpeechWorkers
+from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
 from omni_ws.service.observing.accounts import Accounts, SessionLog, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission

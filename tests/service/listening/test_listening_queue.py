@@ -9,16 +9,16 @@ import pytest
 from support.inline_workers import MS, InlineWorkers, quiet
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality
-from omni_ws.service.listening.queue import (
+from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
     MIN_WAIT_SEC,
+    ROUND_SEC,
     Item,
     ListeningQueue,
     ListeningSettings,
     Mark,
 )
-from omni_ws.service.listening.workers import ROUND_SEC
 
 pytestmark = pytest.mark.virtual_clock
 

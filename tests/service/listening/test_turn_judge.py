@@ -10,7 +10,7 @@ import pytest
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.metrics import Metrics
-from omni_ws.service.listening.turn_judge import MAX_WAITING, TurnJudge
+from omni_ws.service.listening.workers import MAX_WAITING, TurnJudge
 
 TURN = np.zeros(16_000, np.float32)
 

@@ -30,9 +30,15 @@ from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener
-from omni_ws.service.listening.queue import ITEM_OVERHEAD_BYTES, MAX_PIECE_BYTES, ListeningSettings
 from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
-from omni_ws.service.listening.workers import ROUND_SEC, Done, SpeechWorkers
+from omni_ws.service.listening.workers import (
+    ITEM_OVERHEAD_BYTES,
+    MAX_PIECE_BYTES,
+    ROUND_SEC,
+    Done,
+    ListeningSettings,
+    SpeechWorkers,
+)
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 pytestmark = [pytest.mark.virtual_clock]
