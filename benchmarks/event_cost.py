@@ -21,7 +21,7 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSessions
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import WebSocketSession
 

@@ -18,8 +18,8 @@ from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
-from omni_ws.service.sessions.worker_group import WorkerGroup
+from omni_ws.service.sessions.mode_b_session import ModeBRegistry
+from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http import access as cors
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection, UpgradeDecision

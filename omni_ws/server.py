@@ -32,7 +32,7 @@ from omni_ws.logs import configure_logging
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.observer import Observer
 from omni_ws.service.process import allow_connections, unless, watching_loop
-from omni_ws.service.sessions.worker_group import WorkerGroup
+from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.token_service import serve_tokens
 from omni_ws.transport.http.application import HttpLimits
 from omni_ws.transport.http.exchange import AccessLog

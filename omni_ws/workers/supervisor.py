@@ -22,9 +22,8 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.logs import configure_logging
 from omni_ws.service.process import allow_connections, unless
-from omni_ws.service.sessions.daily_use_file import DailyUseFile
-from omni_ws.service.sessions.shared_counts import WorkerRow, WorkerState
-from omni_ws.service.sessions.worker_group import KNOW_SECRET, METRICS
+from omni_ws.service.sessions.admission import DailyUseFile
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET, METRICS, WorkerRow, WorkerState
 from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY, notice_dead_networks
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart, shared_counts
 from omni_ws.workers.metrics_sum import Family, growing, summed

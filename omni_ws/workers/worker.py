@@ -21,8 +21,7 @@ from websockets.server import ServerProtocol
 from omni_ws.app import App
 from omni_ws.engine.base import EngineState
 from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.shared_counts import SharedCounts, WorkerState
-from omni_ws.service.sessions.worker_group import METRICS, WorkerGroup
+from omni_ws.service.sessions.shared_counts import METRICS, SharedCounts, WorkerGroup, WorkerState
 from omni_ws.transport.http.front_door import FrontDoor
 from omni_ws.transport.http.hang_up import Connections
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart

@@ -1,21 +1,34 @@
-"""Admission: limits the sessions of the server and of each key, and the rates of each key."""
+"""Admission: who may open sessions, how many, and what a key uses in a day."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import os
+import sys
+import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+import msgspec
 
 from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import ServerConfig
+from omni_ws.config.values import ConfigurationError, user_cache_folder
 from omni_ws.core.addresses import Addresses
-from omni_ws.core.quota import DailyUse, TokenBucket
+from omni_ws.core.quota import DailyLimits, DailyUse, TokenBucket, UsedToday
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
 from omni_ws.metrics import Metrics
-from omni_ws.service.sessions.slot_counts import OwnSlotCounts, SlotCounts
+from omni_ws.service.observing.observer import Observation, RequestEnded, SessionIdentity
+
+# Admission: limits the sessions of the server and of each key, and the rates of each key.
+
 
 #: Advised to a client that waits for a slot, since nobody can predict when one becomes free.
 SLOT_RETRY_MS: Final = 1000
@@ -381,3 +394,220 @@ def _unix_time() -> float:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+# Counts of the slots that sessions have taken, by holder: of one process.
+
+
+class SlotCounts(Protocol):
+    """What admission counts for the server as a whole. ``None`` is the holder of what counts against nobody else."""
+
+    @property
+    def total(self) -> int:
+        """How many slots are taken."""
+        ...
+
+    def held(self, holder: str) -> int:
+        """How many of them ``holder`` has."""
+        ...
+
+    def holders(self, beside: str) -> int:
+        """How many holders have a slot, with ``beside`` as one of them."""
+        ...
+
+    def add(self, holder: str | None) -> None:
+        """Count a slot that this process has given."""
+
+    def remove(self, holder: str | None) -> None:
+        """Count it no more."""
+
+    def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
+        """The rate of a key, of the kind ``requests`` or ``input``; called once for each."""
+        ...
+
+
+class OwnSlotCounts:
+    """The counts of a server of one process."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._held: Counter[str] = Counter()
+
+    def held(self, holder: str) -> int:
+        return self._held[holder]
+
+    def holders(self, beside: str) -> int:
+        return len(self._held.keys() | {beside})
+
+    def add(self, holder: str | None) -> None:
+        self.total += 1
+        if holder is not None:
+            self._held[holder] += 1
+
+    def remove(self, holder: str | None) -> None:
+        self.total -= 1
+        if holder is not None:
+            self._held[holder] -= 1
+            if not self._held[holder]:
+                del self._held[holder]
+
+    def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
+        return TokenBucket(rate=rate, capacity=capacity, now=now)
+
+
+# The file that keeps the daily use of keys over restarts.
+
+
+logger = logging.getLogger(__name__)
+
+#: Changes of so many seconds are written together; a server that is killed loses them.
+WRITE_INTERVAL_SEC: Final = 1.0
+#: After a failure it waits twice as long each time, and so long at most.
+LONGEST_INTERVAL_SEC: Final = 60.0
+
+
+class _Content(msgspec.Struct):
+    day: int
+    keys: dict[str, UsedToday]
+
+
+class DailyUseFile:
+    """Reads the counts at the start, and writes them, as a whole and off the event loop, when they have changed.
+
+    The file belongs to one server at a time: a second one is refused, as it would overwrite what the first counts.
+    """
+
+    def __init__(self, path: Path, use: DailyUse) -> None:
+        """Raises ConfigurationError if the file cannot be read or belongs to a running server."""
+        self.use = use
+        self._path = path
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._changed = False
+        self._interval = WRITE_INTERVAL_SEC
+        self._closing = False
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _locked(path.with_name(path.name + ".lock"))
+            self._read()
+        except BlockingIOError:
+            raise ConfigurationError(
+                [f"auth.usage_file: {path} belongs to another server that is running; name another file"]
+            ) from None
+        except OSError as error:
+            raise ConfigurationError([f"auth.usage_file: cannot use {path}: {error.strerror}"]) from None
+        use.changed = self._note_change
+
+    @classmethod
+    def configured(cls, config: ServerConfig, keys: Iterable[ApiKey]) -> Self | None:
+        """The file of a server with these keys; None if none of them has a limit of the day."""
+        limits = daily_limits(keys)
+        if not limits:
+            return None
+        return cls(config.auth.usage_file or user_cache_folder() / "usage.json", DailyUse(limits))
+
+    def _read(self) -> None:
+        try:
+            content = msgspec.json.decode(self._path.read_bytes(), type=_Content)
+        except FileNotFoundError:
+            return
+        except msgspec.DecodeError as error:
+            os.close(self._lock)
+            raise ConfigurationError(
+                [f"auth.usage_file: {self._path} holds no counts of keys ({error}); remove it to begin at 0"]
+            ) from None
+        self.use.day, self.use.used = content.day, content.keys
+
+    def _note_change(self) -> None:
+        self._changed = True
+        if self._timer is None and self._writing is None and not self._closing:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._begin_to_write)
+
+    def _begin_to_write(self) -> None:
+        self._timer = None
+        self._writing = asyncio.create_task(self._write(), name="daily use of keys")
+
+    async def _write(self) -> None:
+        self._changed = False
+        content = msgspec.json.encode(_Content(self.use.day, self.use.used))
+        try:
+            await run_work(Work.FILES, _replace, self._path, content)
+            self._interval = WRITE_INTERVAL_SEC
+        except OSError as error:
+            if self._interval == WRITE_INTERVAL_SEC:
+                logger.warning("cannot write the daily use of keys to %s: %s", self._path, error.strerror)
+            self._interval = min(2 * self._interval, LONGEST_INTERVAL_SEC)
+            self._changed = True
+        finally:
+            self._writing = None
+        if self._changed:
+            self._note_change()
+
+    async def close(self) -> None:
+        """Writes what has changed, and gives the file up."""
+        self._closing = True
+        if self._writing is not None:
+            await self._writing
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._changed:
+            await self._write()
+        os.close(self._lock)
+
+
+def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
+    """The limits of those keys that have any, by their names."""
+    return {
+        key.name: DailyLimits(key.tokens_per_day, key.audio_seconds_per_day)
+        for key in keys
+        if key.tokens_per_day is not None or key.audio_seconds_per_day is not None
+    }
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of a lock file, which is free again when its process ends. Raises BlockingIOError if taken."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def _replace(path: Path, content: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+# Counts what requests use against the daily limits of their keys.
+
+
+class DailyUseObserver:
+    """Tells admission what each request has used. Register it without ``every_chunk`` and ``every_output``."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Count a request that has ended, however it ended."""
+        if isinstance(observation, RequestEnded):
+            usage = observation.outcome.final.usage
+            self._admission.spent(
+                session.owner,
+                tokens=usage.input_tokens + usage.output_tokens,
+                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
+                reserved=observation.timeline.admitted,
+            )

@@ -38,11 +38,8 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
 from omni_ws.service.observing.accounts import Accounts, SessionLog, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
-from omni_ws.service.sessions.admission import Admission
-from omni_ws.service.sessions.daily_use_file import DailyUseFile, daily_limits
-from omni_ws.service.sessions.daily_use_observer import DailyUseObserver
-from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts
-from omni_ws.service.sessions.worker_group import WorkerGroup
+from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
+from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
 
 logger = logging.getLogger("omni_ws.model")
 

@@ -10,7 +10,7 @@ from websockets.asyncio.server import ServerConnection
 
 from omni_ws.errors import MethodNotAllowed, NotFound, OmniError, UpgradeRequired
 from omni_ws.metrics import Metrics
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSessions
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 

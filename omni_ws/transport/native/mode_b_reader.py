@@ -23,8 +23,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
-from omni_ws.service.sessions.mode_b_session import ModeBSession
+from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession
 from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision

@@ -11,7 +11,7 @@ import orjson
 
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
-from omni_ws.service.sessions.worker_group import KNOW_SECRET
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object

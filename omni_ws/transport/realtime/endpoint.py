@@ -15,7 +15,7 @@ from omni_ws.errors import OmniError
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSessions
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest

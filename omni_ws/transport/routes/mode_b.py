@@ -29,8 +29,7 @@ from omni_ws.service.conversation.openai_requests import (
 )
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
-from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
+from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large

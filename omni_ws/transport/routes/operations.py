@@ -14,7 +14,7 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import ModelNotFound
 from omni_ws.metrics import rendered
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.worker_group import WorkerGroup
+from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange

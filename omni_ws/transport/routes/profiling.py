@@ -16,7 +16,7 @@ from typing import Any, Final
 from omni_ws.config.startup import is_loopback
 from omni_ws.errors import InvalidValue, Unauthenticated
 from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
-from omni_ws.service.sessions.worker_group import START_PROFILE, STOP_PROFILE, WorkerGroup
+from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_ws.service.sessions.worker_group import SPOKEN_ANSWERS, WorkerGroup
+from omni_ws.service.sessions.shared_counts import SPOKEN_ANSWERS, WorkerGroup
 
 #: How long an answer is known, in seconds.
 KNOWN_SEC: Final = 3600

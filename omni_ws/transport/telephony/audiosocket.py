@@ -11,8 +11,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import OmniError, ShuttingDown
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import LiveFrontEnd
 from omni_ws.transport.http.hang_up import notice_dead_networks

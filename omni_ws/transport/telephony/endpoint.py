@@ -12,8 +12,7 @@ from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import OmniError, ShuttingDown, Unauthenticated
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
 from omni_ws.transport.http.access import KEY_SUBPROTOCOLS, Authenticator
 from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest

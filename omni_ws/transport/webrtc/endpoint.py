@@ -19,8 +19,7 @@ from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import LiveFrontEnd, Router
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form

@@ -16,8 +16,7 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.messages import Nobody, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveState
-from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.service.sessions.live_session import LiveSession, LiveSessions, LiveState
 from omni_ws.wire.server_frames import SessionClosingFrame
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]

@@ -25,7 +25,7 @@ from omni_ws.core.quota import RESERVED_TOKENS, DailyLimits, DailyUse
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.server import create_app
-from omni_ws.service.sessions.daily_use_file import DailyUseFile
+from omni_ws.service.sessions.admission import DailyUseFile
 
 pytestmark = pytest.mark.virtual_clock
 
