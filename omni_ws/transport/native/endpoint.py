@@ -37,7 +37,7 @@ from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.peer_rounds import PeerRounds
 from omni_ws.transport.native.session import WebSocketSession
-from omni_ws.transport.recording.recorded_connection import recorded
+from omni_ws.transport.recording.recordings import recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.server_frames import (
     Capabilities,

@@ -31,8 +31,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
 from omni_ws.transport.native.frames import encode_message
-from omni_ws.transport.recording.recorded_connection import recorded
-from omni_ws.transport.recording.recorded_exchange import HttpRecordings
+from omni_ws.transport.recording.recordings import HttpRecordings, recorded
 from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame, decode_input
 from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_frame, error_frame
 

@@ -24,7 +24,7 @@ from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
-from omni_ws.transport.recording.recorded_connection import recorded
+from omni_ws.transport.recording.recordings import recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import error_fields
 

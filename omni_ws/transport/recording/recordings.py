@@ -1,14 +1,32 @@
-"""The recordings of a server, as configured."""
+"""Recordings of connections and exchanges, as they are sent and received."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Self
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, Self, TypeVar, cast
+from urllib.parse import parse_qsl, urlencode
 
+from websockets.frames import CloseCode
+from websockets.http11 import Request
+from websockets.protocol import Protocol as WebSocketProtocol
+
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.config.model import ServerConfig
-from omni_ws.service.recording.recorder import Recorder, RecordingChoice, RecordingFolder
+from omni_ws.core.quota import ByteBudget
+from omni_ws.service.failure import new_id
+from omni_ws.service.recording.recorder import (
+    ConnectionRecording,
+    Recorder,
+    RecordingChoice,
+    RecordingFolder,
+    SessionRecording,
+)
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.transport.recording.recorded_exchange import HttpRecordings
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import HttpRequest
+
+# The recordings of a server, as configured.
 
 
 class Recordings:
@@ -43,3 +61,267 @@ class Recordings:
         """End all recordings, and write what waits. Called when nothing is served any more."""
         self.http.close()
         await asyncio.to_thread(self.recorder.close)
+
+
+# Recording of HTTP requests, each by itself or with the others of its session.
+
+
+#: The headers that are recorded: those that the answer depends on. Never a key, a cookie, or an address.
+_HEADERS: Final = (
+    "accept",
+    "content-type",
+    "content-length",
+    "transfer-encoding",
+    "x-streaming-input",
+    "last-event-id",
+)
+_SINGLE: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    }
+)
+
+
+class HttpRecordings:
+    """Begins the recordings of HTTP requests, and keeps those of sessions that last over several requests.
+
+    Such sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last request.
+    """
+
+    def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float, worker: str | None = None) -> None:
+        """``worker`` is the name of this process, where several share the folder."""
+        self._names = "http_" if worker is None else f"{worker}_http_"
+        self._recorder = recorder
+        self._sessions_path = sessions_path
+        self._idle_sec = idle_sec
+        self._sessions: dict[str, _Session] = {}
+
+    def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
+        """Record this exchange, if it is to be recorded."""
+        request = exchange.request
+        name = key_name(key)
+        session: _Session | None = None
+        recording: SessionRecording | None = None
+        if request.method == "POST" and request.path in _SINGLE:
+            recording = self._recorder.begin("http", key=name, name=new_id(self._names))
+        elif request.method == "POST" and request.path == self._sessions_path:
+            recording = self._recorder.begin("session", key=name, name=new_id(self._names))
+        elif request.path.startswith(self._sessions_path + "/"):
+            session = self._find(request.segments[3], name)
+            recording = None if session is None else session.recording
+        if recording is None:
+            return
+        connection = recording.connection()
+        connection.requested(request.method, _target(request), _headers(request))
+        exchange.recording = RecordedExchange(self, connection, session)
+
+    def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
+        """The recording of a session, for a WebSocket that reads its answer; None where there is none."""
+        session = self._find(session_id, key_name(key))
+        return None if session is None else session.recording
+
+    def answer_read(self, session_id: str) -> None:
+        """A WebSocket has read the answer of this session to its end: the recording ends."""
+        if session_id in self._sessions:
+            self._sessions[session_id].end()
+
+    def open_session(self, session_id: str, recording: SessionRecording) -> _Session:
+        session = _Session(recording, self._idle_sec, forget=lambda: self._sessions.pop(session_id, None))
+        self._sessions[session_id] = session
+        return session
+
+    def close(self) -> None:
+        for session in tuple(self._sessions.values()):
+            session.end()
+
+    def _find(self, session_id: str, key_name: str | None) -> _Session | None:
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.recording.key == key_name else None
+
+
+class _Session:
+    """The recording of a session, until its answer was read, it was deleted, or no request arrives any more."""
+
+    def __init__(self, recording: SessionRecording, idle_sec: float, *, forget: Callable[[], object]) -> None:
+        self.recording = recording
+        self._idle_sec = idle_sec
+        self._forget = forget
+        self._timer: asyncio.TimerHandle | None = None
+        self.touch()
+
+    def touch(self) -> None:
+        self._stop()
+        self._timer = asyncio.get_running_loop().call_later(self._idle_sec, self.end)
+
+    def end(self) -> None:
+        self._stop()
+        self._forget()
+        self.recording.finish()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class RecordedExchange:
+    """Records one exchange. See ExchangeRecording."""
+
+    def __init__(self, recordings: HttpRecordings, connection: ConnectionRecording, session: _Session | None) -> None:
+        self._recordings = recordings
+        self._connection = connection
+        self._session = session
+        self._is_whole = False
+
+    def read(self, data: bytes) -> None:
+        if data:
+            self._connection.received(data)
+        else:
+            self._connection.input_ended()
+
+    def begun(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self._connection.answered(status, headers)
+
+    def written(self, data: bytes) -> None:
+        if data:
+            self._connection.sent(data)
+
+    def ended(self) -> None:
+        self._is_whole = True
+        self._connection.output_ended()
+
+    def opens_session(self, session_id: str) -> None:
+        self._session = self._recordings.open_session(session_id, self._connection.recording)
+
+    def ends_session(self) -> None:
+        if self._session is not None:
+            self._session.end()
+            self._session = None
+
+    def over(self) -> None:
+        self._connection.closed("server" if self._is_whole else "lost")
+        if self._session is not None:
+            self._session.touch()
+        else:  # one request, one that opened no session, or the last of its session
+            self._connection.recording.finish()
+
+
+def _target(request: HttpRequest) -> str:
+    return request.target if request.target.startswith("/") else request.path
+
+
+def _headers(request: HttpRequest) -> dict[str, str]:
+    return {name: value for name in _HEADERS if (value := request.headers.get(name)) is not None}
+
+
+# A WebSocket connection whose messages are recorded.
+#
+# ``recorded`` wraps a connection for the session behind it. Messages are recorded as they arrive, before the session
+# receives them, and as they are sent. Where nothing is recorded, nothing is wrapped, and nothing costs anything.
+
+
+class MessageReceiver(Protocol):
+    """What a connection calls with its messages."""
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
+
+
+class MessageConnection(Protocol):
+    """A connection that can be recorded, once its handshake is done."""
+
+    request: Request | None
+    #: Done when the connection is lost.
+    connection_lost_waiter: asyncio.Future[None]
+
+    @property
+    def protocol(self) -> WebSocketProtocol: ...
+
+    @property
+    def subprotocol(self) -> str | None: ...
+
+    def attach(self, receiver: Any, account: ByteBudget | None = None) -> None: ...
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None: ...
+
+    async def send(self, message: Any, *, text: bool | None = None) -> None: ...
+
+
+_Connection = TypeVar("_Connection", bound=MessageConnection)
+
+
+def recorded(
+    connection: _Connection, recording: SessionRecording | None, *, last_output: int | None = None
+) -> _Connection:
+    """The connection as its session is to use it; itself where ``recording`` is None.
+
+    ``last_output`` is the one with which a client resumes its session.
+    """
+    if recording is None:
+        return connection
+    assert connection.request is not None
+    written = recording.connection()
+    written.opened(
+        _recorded_connection_target(connection.request.path),
+        subprotocol=connection.subprotocol,
+        last_output=last_output,
+    )
+    return cast("_Connection", _RecordedConnection(connection, written))
+
+
+class _RecordedConnection:
+    """Stands in for a connection: whatever is not a message goes through to it."""
+
+    def __init__(self, connection: MessageConnection, recording: ConnectionRecording) -> None:
+        self._connection = connection
+        self._recording = recording
+        connection.connection_lost_waiter.add_done_callback(self._lost)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def attach(self, receiver: MessageReceiver, account: ByteBudget | None = None) -> None:
+        self._connection.attach(_RecordedReceiver(receiver, self._recording), account)
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None:
+        self._recording.sent(data, is_text=is_text)
+        self._connection.write_message(data, is_text=is_text)
+
+    async def send(self, message: bytes, *, text: bool) -> None:
+        self._recording.sent(message, is_text=text)
+        await self._connection.send(message, text=text)
+
+    def _lost(self, _: object) -> None:
+        protocol = self._connection.protocol
+        received, sent = protocol.close_rcvd, protocol.close_sent
+        if received is not None and (sent is None or protocol.close_rcvd_then_sent):
+            self._recording.closed("client", received.code)
+        elif sent is not None:
+            self._recording.closed("server", sent.code)
+        else:
+            self._recording.closed("lost", CloseCode.ABNORMAL_CLOSURE)
+
+
+class _RecordedReceiver:
+    """Stands in for a receiver: whatever is not a message goes through to it."""
+
+    def __init__(self, receiver: MessageReceiver, recording: ConnectionRecording) -> None:
+        self._receiver = receiver
+        self._receive_message = receiver.receive_message
+        self._recording = recording
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        self._recording.received(bytes(data), is_text=is_text)
+        self._receive_message(data, is_text=is_text)
+
+
+def _recorded_connection_target(target: str) -> str:
+    """The target of a handshake, without the token and the other fields by which a client resumes its session."""
+    path, _, query = target.partition("?")
+    fields = [(name, value) for name, value in parse_qsl(query) if name == "session_id"]
+    return f"{path}?{urlencode(fields)}" if fields and "resume_token" not in query else path

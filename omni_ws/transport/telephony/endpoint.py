@@ -18,7 +18,7 @@ from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDeci
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.recording.recorded_connection import recorded
+from omni_ws.transport.recording.recordings import recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, call_configuration
 from omni_ws.transport.telephony.messages import SAMPLE_RATE, StreamStart
 from omni_ws.transport.telephony.opening import StreamOpening

@@ -11,7 +11,7 @@ from websockets.frames import Close
 from websockets.http11 import Request
 
 from omni_ws.service.recording.recorder import SessionRecording
-from omni_ws.transport.recording.recorded_connection import recorded
+from omni_ws.transport.recording.recordings import recorded
 
 
 class Notes:
