@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.reorder import ReceivedInput
-from omni_ws.transport.native.acknowledgements import Acknowledgements, Waiting
+from omni_ws.transport.native.keep_alive import Acknowledgements, Waiting
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -30,7 +30,7 @@ from omni_ws.errors import (
     SessionConflict,
     SessionTimeout,
 )
-from omni_ws.transport.native.acknowledgements import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
+from omni_ws.transport.native.keep_alive import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
 
 MIN_BYTES = 5
 LIMITS = StreamLimits(reorder_window=8, reorder_timeout=10, session_timeout=30, max_chunk_bytes=12, max_held_bytes=40)

@@ -32,10 +32,8 @@ from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.acknowledgements import AcknowledgementClock
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.peer_rounds import PeerRounds
+from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession
 from omni_ws.transport.recording.recordings import recorded
 from omni_ws.wire.frames import max_frame_bytes

@@ -1,11 +1,19 @@
-"""Keep-alive of a WebSocket: when to ping a silent peer, and when to consider it gone. Without clock or socket."""
+"""Whether a peer is there, how long a round to it takes, and what it is told to have arrived."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final, Protocol
 
 from omni_ws.config.model import StreamingInputConfig
+from omni_ws.core.input_stream import InputStream
+
+# Keep-alive of a WebSocket: when to ping a silent peer, and when to consider it gone. Without clock or socket.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +71,202 @@ class KeepAlive:
     @property
     def _unanswered(self) -> bool:
         return self._silent_since == self.last_sign_of_life
+
+
+# PeerRounds: looks after the silent peers of all connections of a server, many at a time.
+
+
+#: A peer is looked at late by up to this share of the time that it was given.
+_LATE_SHARE: Final = 1 / 20
+#: Peers that are looked at in one pass of the event loop.
+_PEERS_PER_PASS: Final = 32
+
+
+class Peer(Protocol):
+    """One connection's peer."""
+
+    def check_peer(self, now: float) -> float | None:
+        """Ping the peer or give it up, as its silence demands; returns when to look again, None for never.
+
+        It may not raise.
+        """
+        ...
+
+
+class PeerRounds:
+    """Calls each peer at its time, rounded up so that many have the same.
+
+    A timer for each connection would wake the process for each ping, and to find that a pong has come. With hundreds of
+    silent connections these wake-ups cost more than the pings.
+    """
+
+    def __init__(self, settings: KeepAliveSettings) -> None:
+        times = (settings.ping_interval, settings.ping_timeout)
+        self._period = min((time for time in times if time is not None), default=math.inf) * _LATE_SHARE
+        #: The peers of each round that is to come, by its number; and the number of each peer's.
+        self._rounds: dict[int, dict[Peer, None]] = {}
+        self._number_of: dict[Peer, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        #: The time of the timer.
+        self._next = math.inf
+
+    def watch(self, peer: Peer, when: float | None) -> None:
+        """Look at ``peer`` at ``when``, or a little later; None for never. Replaces what was said before."""
+        self.forget(peer)
+        if when is None:
+            return
+        number = math.ceil(when / self._period)
+        self._rounds.setdefault(number, {})[peer] = None
+        self._number_of[peer] = number
+        self._arm(number * self._period)
+
+    def forget(self, peer: Peer) -> None:
+        """Look at it no more. Idempotent. The timer runs out by itself."""
+        number = self._number_of.pop(peer, None)
+        if number is not None:
+            of_the_round = self._rounds[number]
+            del of_the_round[peer]
+            if not of_the_round:
+                del self._rounds[number]
+
+    def _arm(self, when: float) -> None:
+        if when < self._next:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._next = when
+            self._timer = asyncio.get_running_loop().call_at(when, self._go_round)
+
+    def _go_round(self) -> None:
+        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+        now = max(asyncio.get_running_loop().time(), self._next)
+        self._timer, self._next = None, math.inf
+        looked_at = 0
+        for number in sorted(self._rounds):
+            if number * self._period > now:
+                break
+            for peer in tuple(self._rounds.get(number, ())):
+                if peer not in self._number_of:
+                    continue  # it has gone since
+                looked_at += 1
+                if looked_at > _PEERS_PER_PASS:
+                    self._arm(now)  # the rest in the next pass: other connections get their share
+                    return
+                self.watch(peer, peer.check_peer(now))
+        if self._rounds:
+            self._arm(min(self._rounds) * self._period)
+
+
+# When a connection acknowledges its input: delayed and grouped, as those of RFC 9000, 13.2.
+#
+# An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them, whichever
+# is first. What a client should know at once is acknowledged at once: a duplicate, a filled gap, an end of its input,
+# and chunks that were discarded. HTTP has no acknowledgements: an InputStream only counts what happens.
+
+
+ACK_EVERY_CHUNKS: Final = 16
+ACK_DELAY_SEC: Final = 0.1
+#: Where chunks arrive steadily, the acknowledgement is sent this long before its time, together with a chunk: waking up
+#: for it alone costs as much as a chunk does.
+ACK_EARLY_SEC: Final = 0.025
+
+
+class Waiting(Protocol):
+    """Has an acknowledgement that is due at some time."""
+
+    #: On the loop's clock; infinite where none is due.
+    due_at: float
+
+    def acknowledge(self) -> None:
+        """Called at ``due_at``. May not raise."""
+
+
+class Clock(Protocol):
+    def wait(self, when: float, waiting: Waiting) -> None:
+        """Call ``waiting.acknowledge`` at ``when``, if its ``due_at`` is still that."""
+
+
+class AcknowledgementClock:
+    """The Clock of all connections of a server, with one timer.
+
+    The delay is the same for all connections, so that the first to wait is the first to be due. Nearly every
+    acknowledgement is sent earlier, with a chunk, and then no timer is cancelled or armed: an entry whose time has
+    changed is skipped.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[float, Waiting]] = deque()
+        self._armed = False
+
+    def wait(self, when: float, waiting: Waiting) -> None:
+        self._waiting.append((when, waiting))
+        if not self._armed:
+            self._arm(when)
+
+    def _arm(self, when: float) -> None:
+        self._armed = True
+        asyncio.get_running_loop().call_at(when, self._on_timer, when)
+
+    def _on_timer(self, due: float) -> None:
+        self._armed = False
+        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+        now = max(asyncio.get_running_loop().time(), due)
+        while self._waiting:
+            when, waiting = self._waiting[0]
+            if waiting.due_at == when:
+                if when > now:
+                    self._arm(when)
+                    return
+                waiting.acknowledge()
+            self._waiting.popleft()
+
+
+class Acknowledgements:
+    """The acknowledgements of one connection.
+
+    ``send`` is called when one is due. Whoever sends one, for this or for any other reason, calls ``sent``.
+    """
+
+    __slots__ = ("_acknowledged", "_clock", "_reorder", "_reported", "_send", "_stream", "due_at")
+
+    def __init__(self, stream: InputStream, clock: Clock, send: Callable[[], None]) -> None:
+        self._stream = stream
+        self._reorder = stream.reorder
+        self._clock = clock
+        self._send = send
+        self.due_at = math.inf
+        #: What ``next_sequence_id`` and ``notable_events`` of the stream were in the last acknowledgement.
+        self._acknowledged = self._reorder.next_sequence_id
+        self._reported = stream.notable_events
+
+    def received(self, now: float) -> None:
+        """A frame was received at ``now``, and the stream has processed it."""
+        chunks = self._reorder.next_sequence_id - self._acknowledged
+        if (
+            chunks >= ACK_EVERY_CHUNKS
+            or self._stream.notable_events != self._reported
+            or now + ACK_EARLY_SEC >= self.due_at
+        ):
+            self.acknowledge()
+        elif chunks and self.due_at == math.inf:
+            self.due_at = now + ACK_DELAY_SEC
+            self._clock.wait(self.due_at, self)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything to acknowledge."""
+        return self._reorder.next_sequence_id != self._acknowledged or self._stream.notable_events != self._reported
+
+    def acknowledge(self) -> None:
+        """Send now, if there is anything to acknowledge."""
+        self.due_at = math.inf
+        if self.pending:
+            self._send()
+
+    def sent(self) -> None:
+        """The client knows all that the stream has received."""
+        self._acknowledged = self._reorder.next_sequence_id
+        self._reported = self._stream.notable_events
+
+    def stop(self) -> None:
+        """The connection is over: the clock calls no more."""
+        self.due_at = math.inf

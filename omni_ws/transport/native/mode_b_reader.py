@@ -30,7 +30,7 @@ from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
-from omni_ws.transport.native.frames import encode_message
+from omni_ws.transport.native.session import encode_message
 from omni_ws.transport.recording.recordings import HttpRecordings, recorded
 from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame, decode_input
 from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_frame, error_frame

@@ -19,8 +19,8 @@ from omni_ws.errors import (
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.native.connection import SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.sole_connection import SoleConnection, SoleLink
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect

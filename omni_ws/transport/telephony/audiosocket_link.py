@@ -17,8 +17,7 @@ from websockets.frames import CloseCode
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
-from omni_ws.transport.native.frame_receiver import FrameReceiver
-from omni_ws.transport.native.pause import RESTS, Pause
+from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 
 HANG_UP: Final = 0x00
 IDENTIFIER: Final = 0x01

@@ -14,9 +14,8 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import ORDERLY_ENDS, OmniError
 from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.pause import Pause
-from omni_ws.transport.native.sole_connection import SoleConnection, SoleLink
 from omni_ws.transport.telephony.pressed_keys import PressedKeys
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from omni_ws.errors import InvalidValue, OmniError, SessionTimeout
-from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.telephony.messages import (
     ConnectedMessage,
     StartMessage,

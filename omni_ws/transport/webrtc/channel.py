@@ -14,8 +14,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
-from omni_ws.transport.native.frame_receiver import FrameReceiver
-from omni_ws.transport.native.pause import RESTS, Pause
+from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 
 #: The channel of OpenAI's clients.
 LABEL: Final = "oai-events"

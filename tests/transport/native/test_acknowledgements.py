@@ -15,7 +15,7 @@ from omni_ws.core.reorder import ReceivedInput
 from omni_ws.core.request_input import InputSettings
 from omni_ws.core.start_policy import OnFirstChunk
 from omni_ws.errors import OutOfOrder
-from omni_ws.transport.native.acknowledgements import (
+from omni_ws.transport.native.keep_alive import (
     ACK_DELAY_SEC,
     ACK_EARLY_SEC,
     ACK_EVERY_CHUNKS,

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.peer_rounds import PeerRounds
+from omni_ws.transport.native.keep_alive import KeepAliveSettings, PeerRounds
 
 #: A twentieth of the interval is a second.
 SETTINGS = KeepAliveSettings(ping_interval=20, ping_timeout=40)

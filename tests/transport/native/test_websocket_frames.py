@@ -18,8 +18,7 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.connection import Pause, StreamConnection
 
 HEAD = (
     b"GET /v1/streaming_input HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -23,8 +23,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.engine.threads import Work
-from omni_ws.transport.native.frame_receiver import FrameReceiver
-from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.connection import FrameReceiver, Pause
 from omni_ws.transport.webrtc.channel import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
