@@ -26,9 +26,8 @@ from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.native.mode_b_reader import ModeBReaders
-from omni_ws.transport.realtime.client_secret_route import ClientSecretRoutes
-from omni_ws.transport.realtime.client_secrets import ClientSecrets
-from omni_ws.transport.realtime.endpoint import Realtime
+from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes, ClientSecrets
+from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.recording.recordings import Recordings
 from omni_ws.transport.routes.chat import ChatRoutes
 from omni_ws.transport.routes.completions import CompletionRoutes

@@ -16,11 +16,8 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.transport.realtime.conversation_items import ConversationItems, as_input, as_new, messages_of
-from omni_ws.transport.realtime.response import Event
-from omni_ws.transport.realtime.translator import Translator
-from omni_ws.transport.realtime.turns import Turn
-from omni_ws.transport.realtime.vllm_dialect import created_fields
+from omni_ws.transport.realtime.response import Event, Turn, created_fields
+from omni_ws.transport.realtime.translator import ConversationItems, Translator, as_input, as_new, messages_of
 from omni_ws.wire.realtime_events import (
     Item,
     RealtimeRefusal,

@@ -1,19 +1,34 @@
-"""RealtimeResponse: renders one answer of the conversation as the events of a response."""
+"""Responses of the Realtime API: what they are made of, their turns, and vLLM's dialect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Final, TypeAlias
 
-from omni_ws.core.chunks import CONTENT_FILTER, FinalChunk, FinishReason, OutputChunk, OutputModality, ToolCallFragment
+from omni_ws.core.chunks import (
+    CONTENT_FILTER,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    ToolCallFragment,
+)
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.errors import OmniError
+from omni_ws.errors import OmniError, UnknownType
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
-from omni_ws.wire.realtime_events import Item, error_fields, usage_fields
+from omni_ws.wire.realtime_events import Item, base64_field, error_fields, text_field, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
+
+# RealtimeResponse: renders one answer of the conversation as the events of a response.
+
 
 #: A server event, without its id.
 Event: TypeAlias = dict[str, Any]
@@ -257,3 +272,170 @@ class RealtimeResponse:
             "usage": None,
             "metadata": self._metadata,
         }
+
+
+# The spoken turns of a session: each is an item, and the request that its audio became.
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """What was spoken between ``speech_started`` and ``speech_stopped``, or committed by the client."""
+
+    item: Item
+    #: Whether the request is answered. Otherwise it is transcribed, and the item waits for a response.
+    answered: bool
+    start_ms: int = 0
+    end_ms: int = 0
+    #: Whether it is an item of the conversation.
+    committed: bool = False
+    #: Whether the client took back what was spoken.
+    cleared: bool = False
+    #: Whether the engine works on it.
+    started: bool = False
+    #: Whether its transcript is complete, or failed.
+    transcribed: bool = False
+    #: Its settled pieces, each with the white space before it.
+    transcript: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.transcript)
+
+
+class Turns:
+    """The turns of requests that have not ended."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[str, Turn] = {}
+        #: The turn that is being spoken.
+        self.speaking: Turn | None = None
+
+    def begin(self, *, answered: bool, start_ms: int, request_id: str | None) -> Turn:
+        """Speech has begun, and is the input of this request, or of none."""
+        item = Item(item_id=new_id("item_"), role="user", content=[{"type": "input_audio", "transcript": None}])
+        turn = self.speaking = Turn(item, answered, start_ms)
+        if request_id is not None:
+            self.bind(turn, request_id)
+        return turn
+
+    def bind(self, turn: Turn, request_id: str) -> None:
+        """This turn is the input of this request."""
+        self._by_request[request_id] = turn
+        turn.item.request_id = request_id
+
+    def find(self, request_id: str) -> Turn | None:
+        """The turn of a request; None where it has none."""
+        return self._by_request.get(request_id)
+
+    def end(self, request_id: str) -> None:
+        """The request has ended."""
+        self._by_request.pop(request_id, None)
+
+    @property
+    def transcribing(self) -> bool:
+        """Whether a turn that waits for a response is still being transcribed."""
+        return any(turn.committed and not turn.answered for turn in self._by_request.values())
+
+
+# VllmDialect: the events of vLLM's ``/v1/realtime``, which transcribes one utterance after the other.
+
+
+#: The one format of its audio.
+SAMPLE_RATE: Final = 16_000
+_CONFIGURATION: Final = {
+    "task": "transcribe",
+    "modalities": ["text"],
+    "input_audio": {"format": "pcm16", "sample_rate": SAMPLE_RATE},
+    "turn_detection": None,
+    "history": False,
+}
+#: The codes of vLLM where they differ.
+_CODES: Final = {"unknown_type": "unknown_event", "invalid_frame": "invalid_json", "invalid_value": "invalid_event"}
+
+
+def begins_vllm_dialect(event: Mapping[str, Any]) -> bool:
+    """Whether a client whose first event this is speaks the dialect. OpenAI's API refuses each of these events."""
+    if event["type"] == "session.update":
+        return "session" not in event and "model" in event
+    return event["type"] == "input_audio_buffer.commit" and ("final" in event or event.keys() == {"type"})
+
+
+def created_fields(session_id: str) -> dict[str, Any]:
+    """What vLLM's clients read from ``session.created``, which is sent before a client has said anything."""
+    return {"id": session_id, "created": int(time.time())}
+
+
+class VllmDialect:
+    """Takes the place of Commands where a client speaks the dialect.
+
+    An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
+    because audio is transcribed as it arrives.
+    """
+
+    def __init__(self, conversation: Conversation, send: Callable[[Iterable[Event]], None]) -> None:
+        self.send = send
+        self._conversation = conversation
+        self._transcribes = False
+        self._hears = False
+        self._text: list[str] = []
+        self._reported: OmniError | None = None
+
+    def receive(self, event: Mapping[str, Any], *, now: float) -> None:
+        """One event of the client, which arrived at the time ``now``. Raises OmniError."""
+        if not self._transcribes:  # an engine that cannot refuses each event
+            self._conversation.configure(_CONFIGURATION)
+            self._transcribes = True
+        match event["type"]:
+            case "session.update":
+                self._conversation.configure({"model": text_field(event, "model")})
+            case "input_audio_buffer.append":
+                chunk = InputChunk(Modality.AUDIO, base64_field(event, "audio"))
+                self._conversation.receive_chunk(chunk, now=now)
+                self._hears = True
+            case "input_audio_buffer.commit":
+                if event.get("final") is True:
+                    self._end_utterance(now)
+            case unknown:
+                raise UnknownType(f"unknown event type {str(unknown)[:64]!r}", param="type")
+
+    def _end_utterance(self, now: float) -> None:
+        if not self._hears:
+            self.send([_done("", 0, 0)])
+            return
+        self._hears = False
+        self._conversation.receive_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True), now=now)
+
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """The events of what the conversation sends: none for what the dialect does not have."""
+        match message:
+            case OutputChunk(modality=OutputModality.TEXT, text=text):
+                self._text.append(text)
+                yield {"type": "transcription.delta", "delta": text}
+            case FinalChunk(finish_reason=reason, usage=usage):
+                text, self._text = "".join(self._text), []
+                if reason is not FinishReason.ERROR:
+                    yield _done(text, usage.input_tokens, usage.output_tokens)
+            case OmniError():
+                self._reported = message
+                yield self.error(message)
+
+    def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
+        """vLLM's error event, whose ``error`` is a text."""
+        code = "invalid_audio" if error.param == "audio" else _CODES.get(error.code, error.code)
+        return {"type": "error", "error": error.message, "code": code}
+
+    def reported(self, error: OmniError) -> bool:
+        """Whether the client has been sent this error."""
+        return self._reported is error
+
+    def close(self) -> None:
+        """Release what is held, which is nothing."""
+
+
+def _done(text: str, prompt_tokens: int, completion_tokens: int) -> Event:
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    }
+    return {"type": "transcription.done", "text": text, "usage": usage}

@@ -25,7 +25,7 @@ from omni_ws.transport.http.application import LiveFrontEnd, Router
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.commands import Commands
-from omni_ws.transport.realtime.endpoint import REALTIME_PATH, RealtimeCaller, identify
+from omni_ws.transport.realtime.session import REALTIME_PATH, RealtimeCaller, identify
 from omni_ws.wire.frames import loads_object
 from omni_ws.wire.realtime_session import merged_session
 from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS

@@ -25,7 +25,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.native.endpoint import NATIVE_PATH
-from omni_ws.transport.realtime.endpoint import REALTIME_PATH
+from omni_ws.transport.realtime.session import REALTIME_PATH
 
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
