@@ -158,7 +158,7 @@ async def by_webrtc(server: str, ear: Ear) -> AsyncIterator[Mouth]:
     from av import AudioFrame
 
     from omni_ws.metrics import Metrics
-    from omni_ws.transport.webrtc.microphone import CallMicrophone
+    from omni_ws.transport.webrtc.call import CallMicrophone
 
     mouth = Mouth(48_000)  # of other rates aiortc keeps a packet back
 

@@ -105,7 +105,7 @@ async def test_the_server_has_a_turn_server(tmp_path: Path) -> None:
 
 async def test_a_turn_server_that_ends_holds_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library asks it for a minute to release the address of a call that was hung up."""
-    monkeypatch.setattr("omni_ws.transport.webrtc.channel.CLOSE_TIMEOUT_SEC", 0.1)
+    monkeypatch.setattr("omni_ws.transport.webrtc.call.CLOSE_TIMEOUT_SEC", 0.1)
     async with turn_relay(tmp_path, address=RELAY_BY_CALLER) as coturn, live_server(engine(), webrtc=WEBRTC) as server:
         here = asyncio.get_running_loop()
 

@@ -1,22 +1,60 @@
-"""RealtimeCall: a session of the Realtime API whose speech goes by tracks, and whose events by a data channel."""
+"""Calls over WebRTC: negotiation, data channel, microphone and speaker."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Final
 
-from omni_ws.core.reorder import PacketOutcome
-from omni_ws.errors import InvalidRequest, OmniError
+from aiortc import (
+    InvalidStateError,
+    RTCConfiguration,
+    RTCDataChannel,
+    RTCIceServer,
+    RTCPeerConnection,
+    RTCRtpReceiver,
+    RTCRtpSender,
+    RTCSessionDescription,
+)
+from aiortc.exceptions import OperationError
+from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
+from aiortc.rtcsctptransport import LOCAL_MAX_MESSAGE_SIZE, SCTP_DATA_LAST_FRAG, DataChunk, tsn_plus_one
+from aiortc.sdp import SessionDescription
+from av import Packet
+from websockets.frames import CloseCode
+
+from omni_ws.audio.compressed import PACKET_BYTES, SAMPLE_RATE, OpusPacketDecoder, OpusPacketEncoder
+from omni_ws.config.model import WebrtcConfig
+from omni_ws.core.quota import ByteBudget, Share
+from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
+from omni_ws.engine.threads import Work, run_work
+from omni_ws.errors import (
+    EngineOverloaded,
+    InvalidFrame,
+    InvalidRequest,
+    InvalidValue,
+    OmniError,
+    PayloadTooLarge,
+    SlowConsumer,
+    UnsupportedFormat,
+)
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.session import RealtimeConnection
-from omni_ws.transport.webrtc.channel import CallChannel
-from omni_ws.transport.webrtc.microphone import CallMicrophone
-from omni_ws.transport.webrtc.speaker import CallSpeaker
+
+# RealtimeCall: a session of the Realtime API whose speech goes by tracks, and whose events by a data channel.
+
 
 #: How long a caller may take from the answer to its offer to the open data channel.
 SETUP_TIMEOUT_SEC: Final = 30.0
@@ -108,3 +146,655 @@ class RealtimeCall(RealtimeConnection):
 
     def _audio_stopped(self, response_id: str) -> None:
         self._send([{"type": "output_audio_buffer.stopped", "response_id": response_id}])
+
+
+# Offers and answers: the SDP of a call (RFC 9429), by aiortc.
+
+
+logger = logging.getLogger(__name__)
+
+#: Addresses that an offer may name: the server sends packets to each of them, which hold the fragment.
+MAX_CANDIDATES: Final = 16
+#: RFC 8839, 5.4, in characters.
+MAX_UFRAG: Final = 256
+_CANDIDATE: Final = "a=candidate:"
+#: The kind of address that a server gives, by the scheme of its URL (RFC 8839, 5.1).
+_GIVEN: Final = {"stun": "srflx", "turn": "relay", "turns": "relay"}
+
+
+def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
+    """A connection that asks the configured ICE servers alone, and none without any."""
+    credential = config.ice_credential
+    servers = [
+        RTCIceServer(
+            urls=url,
+            username=config.ice_username,
+            credential=None if credential is None else credential.get_secret_value(),
+        )
+        for url in config.ice_servers
+    ]
+    return RTCPeerConnection(RTCConfiguration(iceServers=servers))
+
+
+def check_offer(offer: str) -> str:
+    """The offer as the library is to see it. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
+
+    Candidates with names, such as those of the local network (RFC 8828), are left out, since to resolve them takes
+    seconds and a multicast socket; the caller's own packets show where it is. So is the end of candidates, behind which
+    the library would not wait for those packets.
+    """
+    lines = [line for line in offer.splitlines() if line and line != "a=end-of-candidates"]
+    lines = [line for line in lines if not line.startswith(_CANDIDATE) or _is_address(_address(line))]
+    if sum(line.startswith(_CANDIDATE) for line in lines) > MAX_CANDIDATES:
+        raise InvalidValue(f"an offer may have at most {MAX_CANDIDATES} candidates", param="sdp")
+    offer = "\r\n".join([*lines, ""])
+    try:
+        media = SessionDescription.parse(offer).media
+    except Exception:  # the library raises whatever its parser meets
+        raise InvalidFrame("the offer is not valid SDP", param="sdp") from None
+    kinds = [one.kind for one in media]
+    if kinds.count("audio") != 1 or kinds.count("application") != 1 or len(kinds) != 2:
+        raise UnsupportedFormat(f"an offer has one audio track and the data channel {LABEL}", param="sdp")
+    for one in media:
+        if one.dtls is None or not one.dtls.fingerprints or one.dtls.role is None:
+            raise InvalidFrame("an offer must have a=fingerprint and a=setup", param="sdp")
+        if one.ice is not None and len(one.ice.usernameFragment or "") > MAX_UFRAG:
+            raise InvalidValue(f"a=ice-ufrag has at most {MAX_UFRAG} characters", param="sdp")
+    return offer
+
+
+async def answer_offer(
+    peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, config: WebrtcConfig
+) -> str:
+    """The answer to an offer that was checked. Raises InvalidFrame or UnsupportedFormat."""
+    peer.addTrack(speaker)
+    (transceiver,) = peer.getTransceivers()
+    codecs = RTCRtpSender.getCapabilities("audio").codecs
+    transceiver.setCodecPreferences([codec for codec in codecs if codec.mimeType == "audio/opus"])
+    microphone.connect(transceiver.receiver)
+    try:
+        await peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+        await peer.setLocalDescription()
+    except OperationError:
+        raise UnsupportedFormat("the offer has no Opus", param="sdp") from None
+    except ValueError as error:
+        raise InvalidFrame(f"the offer is not acceptable: {str(error)[:100]}", param="sdp") from None
+    answer: str = peer.localDescription.sdp
+    for url in config.ice_servers:
+        if f" typ {_GIVEN[url.partition(':')[0]]} " not in answer:  # the library does not say why
+            logger.warning("%s of webrtc.ice_servers gave no address for a call", url)
+    return announced(answer, config.announce)
+
+
+def announced(answer: str, address: str | None) -> str:
+    """The answer with ``address`` in place of the machine's own of the same family; those of another are left out."""
+    if address is None:
+        return answer
+    version = ipaddress.ip_address(address).version
+    lines = []
+    for line in answer.splitlines():
+        if line.startswith(_CANDIDATE) and " typ host" in line:
+            if ipaddress.ip_address(_address(line)).version != version:
+                continue
+            line = line.replace(f" {_address(line)} ", f" {address} ", 1)
+        lines.append(line)
+    return "\r\n".join([*lines, ""])
+
+
+def _address(candidate: str) -> str:
+    """The address of a candidate line (RFC 8839, 5.1), as the library finds it: between any white space."""
+    return (candidate.split(maxsplit=5) + [""] * 5)[4]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+# CallChannel: the data channel of a call, in the place of a WebSocket.
+
+
+#: The channel of OpenAI's clients.
+LABEL: Final = "oai-events"
+#: The longest message, which the answer to an offer announces as ``max-message-size``. The library does not hold a peer
+#: to it.
+MAX_MESSAGE_BYTES: Final = LOCAL_MAX_MESSAGE_SIZE
+#: Fragments that may wait for the rest of their messages, or for those before them. The library searches them all for
+#: each that comes.
+MAX_FRAGMENTS: Final = 2048
+#: How many come between two looks at how long the messages are that they belong to.
+_FRAGMENTS_PER_LOOK: Final = 32
+#: Unsent events from which on no more are written, and below which they are again.
+MAX_UNSENT_BYTES: Final = 1 << 20
+_LOW_WATER_BYTES: Final = MAX_UNSENT_BYTES // 4
+#: Events that may wait while the session takes none: SCTP cannot be told to wait for a reader here.
+MAX_UNREAD_BYTES: Final = 1 << 20
+#: Of an event that waits, besides its text.
+MESSAGE_OVERHEAD_BYTES: Final = 128
+#: How long the last events may take to be sent, and the library to close.
+CLOSE_TIMEOUT_SEC: Final = 5.0
+#: Where aioice keeps the task in which a TURN server is asked to release an address. It asks a minute long.
+_RELEASE: Final = "_TurnTransport__close_task"
+
+
+class CallChannel:
+    """Gives the messages of a data channel to its receiver, and closes the connection under it. See SoleLink.
+
+    ICE itself asks every few seconds whether the peer is there (RFC 7675), so there is nothing to ping.
+    """
+
+    def __init__(
+        self,
+        peer: RTCPeerConnection,
+        *,
+        budget: ByteBudget,
+        input_pace: Callable[[int], float] | None,
+        write_timeout: float,
+    ) -> None:
+        """``budget`` is charged for events that wait, on their way in or out. ``write_timeout`` is in seconds."""
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._channel: RTCDataChannel | None = None
+        self._receiver: FrameReceiver | None = None
+        self._pauses = Pause.EARLY
+        #: Messages that wait, with whether each is text.
+        self._unread: deque[tuple[bytes, bool]] = deque()
+        self._unread_share = Share(budget)
+        self._unsent_share = Share(budget)
+        self._write_timeout = write_timeout
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._input_pace = input_pace
+        self._pace_timer: asyncio.TimerHandle | None = None
+        #: Done when the channel is open, or the peer is gone.
+        self.opened: asyncio.Future[bool] = self._loop.create_future()
+        #: Set when nothing waits to be sent, or nothing can be.
+        self._sent = asyncio.Event()
+        self.heard_at = self._loop.time()
+        #: Whether nothing more is taken: the peer does not end its messages.
+        self._endless = False
+        peer.on("datachannel", self._on_channel)
+        peer.on("connectionstatechange", self._on_state)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written now is sent."""
+        return not self._endless and self._channel is not None and self._channel.readyState == "open"
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the silence of the peer is its own."""
+        return not self._pauses & ~Pause.TURN
+
+    @property
+    def held_to_pace(self) -> bool:
+        """Whether the client sent more than its key allows."""
+        return Pause.PACE in self._pauses
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer has yet to take what was written."""
+        return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
+
+    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
+        """From now on messages go to ``receiver``; ``account`` is that of its session, which is charged."""
+        if account is not None:
+            self._unread_share.move(account)
+            self._unsent_share.move(account)
+        self._receiver = receiver
+        self.resume_reading(Pause.EARLY)
+        if not self.is_open:
+            receiver.connection_closing()
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None:
+        """Send a whole message without waiting."""
+        if self._channel is not None:
+            with suppress(InvalidStateError):
+                self._channel.send(data.decode() if is_text else data)
+                self._sent.clear()
+                self._count_unsent(self._channel)
+
+    def _count_unsent(self, channel: RTCDataChannel) -> None:
+        """Charge what waits to be sent, and do not read a peer that leaves too much of it."""
+        unsent = channel.bufferedAmount
+        if unsent <= _LOW_WATER_BYTES:  # below which nobody says when it is gone
+            return
+        self._unsent_share.force(unsent)
+        if unsent > MAX_UNSENT_BYTES:
+            self.pause_reading(Pause.UNWRITTEN)
+            if self._stall_timer is None:
+                self._stall_timer = self._loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
+
+    def _check_stall(self, channel: RTCDataChannel, before: int) -> None:
+        unsent = channel.bufferedAmount
+        if before - unsent >= _LOW_WATER_BYTES:
+            self._stall_timer = self._loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
+        else:
+            self._refuse(SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds"))
+
+    def _all_sent(self) -> None:
+        self._unsent_share.force(0)
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def end_pass(self) -> None:
+        """What the last message asked for may have been much work: others have their turn before the next message."""
+        self.pause_reading(Pause.TURN)
+        self._loop.call_soon(self.resume_reading, Pause.TURN)
+
+    def write_ping(self) -> None:
+        """Nothing: see the class."""
+
+    def touch(self) -> float:
+        """Count the silence of the peer from now on. Returns the time."""
+        self.heard_at = self._loop.time()
+        return self.heard_at
+
+    def heard(self, size: int) -> bool:
+        """The peer has sent ``size`` bytes of media. Returns whether to take them: media cannot wait."""
+        self.touch()
+        if not self.held_to_pace:  # what is dropped does not count
+            self._keep_pace(size)
+        return self.is_reading
+
+    # reading
+
+    def pause_reading(self, reason: Pause) -> None:
+        rested = self._pauses & RESTS
+        self._pauses |= reason
+        if reason & RESTS and not rested and self._receiver is not None:
+            self._receiver.reading_changed()
+
+    def resume_reading(self, reason: Pause) -> None:
+        rested = self._pauses & RESTS
+        self._pauses &= ~reason
+        if rested and not self._pauses & RESTS and self._receiver is not None:
+            self._receiver.reading_changed()
+        while self._unread and not self._pauses:
+            data, is_text = self._unread.popleft()
+            self._unread_share.resize(self._unread_share.size - len(data) - MESSAGE_OVERHEAD_BYTES)
+            self._give(data, is_text)
+
+    def bound_fragments(self) -> None:
+        """End the call where the fragments of a message become too many, whatever stream they are on.
+
+        The library bounds neither one message nor all of them. To be called once the peer's offer is known.
+        """
+        sctp = self._peer.sctp
+        if sctp is None:
+            return
+        take, come = sctp._receive_data_chunk, 0
+
+        async def receive(chunk: DataChunk) -> None:
+            nonlocal come
+            if self._endless:
+                return
+            await take(chunk)
+            come += 1
+            if come % _FRAGMENTS_PER_LOOK == 0:
+                waiting = [stream.reassembly for stream in sctp._inbound_streams.values() if stream.reassembly]
+                if sum(map(len, waiting)) > MAX_FRAGMENTS or any(map(_too_long, waiting)):
+                    self._end_input()
+
+        sctp._receive_data_chunk = receive  # type: ignore[method-assign]
+
+    def _end_input(self) -> None:
+        self._endless = True
+        if self._receiver is None:
+            self._gone()
+        else:
+            self._refuse(PayloadTooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes"))
+
+    def _on_channel(self, channel: RTCDataChannel) -> None:
+        if channel.label != LABEL or self._channel is not None:
+            channel.close()
+            return
+        self._channel = channel
+        channel.bufferedAmountLowThreshold = _LOW_WATER_BYTES
+        channel.on("message", self._on_message)
+        channel.on("bufferedamountlow", self._on_room)
+        channel.on("close", self._gone)
+        if not self.opened.done():
+            self.opened.set_result(True)
+
+    def _on_message(self, message: str | bytes) -> None:
+        self.touch()
+        data = message.encode() if isinstance(message, str) else message
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._refuse(PayloadTooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes"))
+            return
+        self._keep_pace(len(data))
+        if not self._pauses and not self._unread:
+            self._give(data, isinstance(message, str))
+            return
+        size = self._unread_share.size + len(data) + MESSAGE_OVERHEAD_BYTES
+        try:
+            if size > MAX_UNREAD_BYTES:
+                raise EngineOverloaded("too many events wait for the session")
+            self._unread_share.resize(size)
+        except (EngineOverloaded, PayloadTooLarge) as error:
+            self._refuse(error)
+            return
+        self._unread.append((data, isinstance(message, str)))
+
+    def _give(self, data: bytes, is_text: bool) -> None:
+        if self._receiver is not None:
+            self._receiver.receive_message(data, is_text=is_text)
+
+    def _refuse(self, error: OmniError) -> None:
+        if self._receiver is not None:
+            self._receiver.input_refused(error)
+
+    def _keep_pace(self, size: int) -> None:
+        if self._input_pace is not None and (seconds := self._input_pace(size)) and not self.held_to_pace:
+            self.pause_reading(Pause.PACE)
+            self._pace_timer = self._loop.call_later(seconds, self._resume_pace)
+
+    def _resume_pace(self) -> None:
+        self._pace_timer = None
+        self.resume_reading(Pause.PACE)
+
+    def _on_room(self) -> None:
+        self._sent.set()
+        self._all_sent()
+        self.resume_reading(Pause.UNWRITTEN)
+        if self._receiver is not None:
+            self._receiver.resume_output()
+
+    # the end
+
+    def _on_state(self) -> None:
+        if self._peer.connectionState in ("failed", "closed"):
+            self._gone()
+
+    def _gone(self) -> None:
+        self._sent.set()
+        if not self.opened.done():
+            self.opened.set_result(False)
+        if self._receiver is not None:
+            self._receiver.connection_closing()
+
+    def fail(self, code: CloseCode, reason: str) -> None:
+        """Nothing: ICE says when the peer is gone."""
+
+    async def close_in_time(self, code: int, reason: str) -> None:
+        """Send what is left, then close and release everything. A data channel has no codes to close with."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
+                if self._channel is not None and self.is_open and self._channel.bufferedAmount:
+                    self._channel.bufferedAmountLowThreshold = 0
+                    self._sent.clear()
+                    await self._sent.wait()
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+        self._all_sent()
+        self._unread.clear()
+        self._unread_share.resize(0)
+        closing = asyncio.create_task(self._peer.close())
+        try:
+            while not (await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_SEC))[0]:
+                self._give_up_relays()
+            await closing
+        finally:
+            closing.cancel()
+
+    def _give_up_relays(self) -> None:
+        """Wait no longer for TURN servers, which forget the addresses that they gave in time."""
+        transports = [transceiver.sender.transport for transceiver in self._peer.getTransceivers()]
+        if self._peer.sctp is not None:
+            transports.append(self._peer.sctp.transport)
+        for protocol in {one for each in transports for one in each.transport._connection._protocols}:
+            if (release := getattr(protocol.transport, _RELEASE, None)) is not None:
+                release.cancel()
+
+
+def _too_long(fragments: Sequence[DataChunk]) -> bool:
+    """Whether a message whose fragments wait is longer than any may be."""
+    size, expected = 0, None
+    for fragment in fragments:
+        size = size + len(fragment.user_data) if fragment.tsn == expected else len(fragment.user_data)
+        if size > MAX_MESSAGE_BYTES:
+            return True
+        expected = None if fragment.flags & SCTP_DATA_LAST_FRAG else tsn_plus_one(fragment.tsn)
+    return False
+
+
+# CallMicrophone: the packets of a caller's track as an unbroken stream of audio.
+
+
+#: How much of a gap is concealed. Behind that libopus has faded out what was heard before it.
+CONCEALED_SEC: Final = 0.1
+#: A longer gap is not filled: the caller's clock has jumped.
+MAX_GAP_SEC: Final = 10.0
+#: Audio that comes faster than it is spoken is taken up to so much: the longest gap, and what was held up on its way.
+MAX_AHEAD_SEC: Final = 12.0
+#: The longest packet of Opus (RFC 6716, 3.2.5).
+_MAX_PACKET_SEC: Final = 0.12
+#: Where aiortc keeps its own buffer. That waits for 320 ms at the first loss, and keeps the delay to the call's end.
+_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
+#: What its decoder's thread reads. None ends the thread, which has nothing to do here.
+_DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
+
+
+class CallMicrophone:
+    """Orders the packets, decodes them, fills what is missing, and calls ``hear`` with pcm16 of SAMPLE_RATE.
+
+    Everything happens on the event loop: to decode a packet of 20 ms takes 0.04 ms. So no call gets more than the time
+    that it lasts: what would be more than ``MAX_AHEAD_SEC`` ahead of the clock is dropped before it is decoded.
+    """
+
+    def __init__(self, hear: Callable[[bytes], None], metrics: Metrics) -> None:
+        self._hear = hear
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._buffer = JitterBuffer()
+        self._decoder = OpusPacketDecoder()
+        #: The time stamp that follows what was decoded; None before the first packet.
+        self._expected: int | None = None
+        #: How much audio there was beyond the time that has passed, and when that was so.
+        self._ahead = 0.0
+        self._ahead_at = self._loop.time()
+        #: Whether packets behind that were lost.
+        self._lost = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def connect(self, receiver: RTCRtpReceiver) -> None:
+        """Take the packets of ``receiver`` before it buffers and decodes them itself."""
+        if not hasattr(receiver, _BUFFER):
+            raise RuntimeError("this version of aiortc keeps its jitter buffer elsewhere")
+        setattr(receiver, _BUFFER, self)
+        getattr(receiver, _DECODER_QUEUE).put(None)
+
+    def add(self, packet: Any) -> tuple[bool, None]:
+        """What aiortc calls with each packet of the track. Returns that it has nothing more to do."""
+        if not self._closed:
+            now = self._loop.time()
+            # A packet of padding alone, with which senders measure the network, has a number like all others.
+            passed = self._buffer.receive(
+                packet.sequence_number, packet.timestamp, bytes(packet.payload), now=now, source=packet.ssrc
+            )
+            self._pass_on(passed)
+            self._arm()
+        return False, None
+
+    def close(self) -> None:
+        self._closed = True
+        self._disarm()
+
+    def _arm(self) -> None:
+        self._disarm()
+        if (due := self._buffer.get_timer()) is not None:
+            self._timer = self._loop.call_at(due, self._on_timer, due)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        self._pass_on(self._buffer.pass_over(max(self._loop.time(), due)))  # a timer may fire a little early
+        if not self._closed:
+            self._arm()
+
+    def _pass_on(self, packets: Iterable[MediaPacket]) -> None:
+        counts, self._buffer.counts = self._buffer.counts, {}
+        for packet in packets:
+            if packet.begins and self._expected is not None:
+                self._decoder, self._expected, self._lost = OpusPacketDecoder(), None, False
+            self._lost = self._lost or packet.lost > 0
+            if not packet.payload:
+                continue
+            gap = self._gap(packet)
+            try:
+                if not self._keeps_pace(gap / CLOCK_RATE):
+                    raise InvalidFrame("the audio of a call comes faster than it is spoken")
+                audio = self._fill(gap) + self._decoder.decode(packet.payload)
+            except InvalidFrame:
+                counts[PacketOutcome.DROPPED] = counts.get(PacketOutcome.DROPPED, 0) + 1
+                continue
+            self._ahead += self._decoder.seconds + gap / CLOCK_RATE
+            self._lost = False
+            self._expected = (packet.timestamp + round(self._decoder.seconds * CLOCK_RATE)) % (1 << 32)
+            if not self._closed:
+                self._hear(audio)
+        for outcome, number in counts.items():
+            self._metrics.webrtc_packets.labels(outcome.value).inc(number)
+
+    def _keeps_pace(self, gap_sec: float) -> bool:
+        """Whether there is time for a gap and a packet."""
+        now = self._loop.time()
+        self._ahead = max(0.0, self._ahead - (now - self._ahead_at))
+        self._ahead_at = now
+        return self._ahead + gap_sec + _MAX_PACKET_SEC <= MAX_AHEAD_SEC
+
+    def _gap(self, packet: MediaPacket) -> int:
+        """The ticks between what was decoded and this packet; 0 where it is no gap to be filled."""
+        if self._expected is None:
+            return 0
+        ticks = (packet.timestamp - self._expected) % (1 << 32)
+        return 0 if ticks > MAX_GAP_SEC * CLOCK_RATE else ticks  # or it overlaps with what was decoded
+
+    def _fill(self, ticks: int) -> bytes:
+        """The audio of a gap: concealed where it was lost, else left out as silence."""
+        size = 2 * (ticks * SAMPLE_RATE // CLOCK_RATE)
+        filled = bytearray()
+        if self._lost:
+            self._metrics.webrtc_concealed_seconds.inc(ticks / CLOCK_RATE)
+            wanted = min(size, int(2 * SAMPLE_RATE * CONCEALED_SEC))
+            while len(filled) < wanted and (made := self._decoder.conceal()):
+                filled += made
+        return bytes(filled[:size].ljust(size, b"\0"))
+
+
+# CallSpeaker: the answers of a call as a track of Opus packets, sent at the pace at which they are heard.
+
+
+PACKET_SEC: Final = 0.02
+#: A track this far behind the clock goes on from now, instead of catching up with all of it.
+MAX_LATE_SEC: Final = 0.1
+#: Sent at once after a pause, ahead of the clock: a player waits for more than one packet before it begins.
+HEAD_START_SEC: Final = 2 * PACKET_SEC
+_CLOCK_RATE: Final = 48_000
+
+
+@dataclass(slots=True)
+class _Spoken:
+    """The audio of a response that was not sent yet."""
+
+    response_id: str
+    audio: bytearray = field(default_factory=bytearray)
+    started: bool = False
+    ended: bool = False
+
+
+class CallSpeaker(MediaStreamTrack):
+    """A track that sends what there is to say, and nothing in between: a player takes pauses for silence.
+
+    ``on_started`` and ``on_stopped`` are called with the id of a response when its audio begins and has been sent.
+    """
+
+    kind = "audio"
+
+    def __init__(self, on_started: Callable[[str], None], on_stopped: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_started = on_started
+        self._on_stopped = on_stopped
+        self._now = asyncio.get_running_loop().time
+        self._encoder = OpusPacketEncoder()
+        self._spoken: deque[_Spoken] = deque()
+        self._changed = asyncio.Event()
+        self._due = self._origin = self._now()
+
+    def say(self, response_id: str, audio: bytes) -> None:
+        """Audio of a response, behind what was said before. pcm16 of 24 kHz."""
+        if not self._spoken or self._spoken[-1].response_id != response_id:
+            if self._spoken:
+                self._spoken[-1].ended = True
+            self._spoken.append(_Spoken(response_id))
+        self._spoken[-1].audio += audio
+        self._changed.set()
+
+    def finish(self, response_id: str) -> None:
+        """There is no more audio of this response."""
+        for spoken in self._spoken:
+            if spoken.response_id == response_id:
+                spoken.ended = True
+        self._changed.set()
+
+    def clear(self) -> list[str]:
+        """Drop what was not sent. Returns the ids of the responses that were being heard."""
+        heard = [spoken.response_id for spoken in self._spoken if spoken.started]
+        self._spoken.clear()
+        return heard
+
+    def stop(self) -> None:
+        self._spoken.clear()
+        self._changed.set()
+        super().stop()
+
+    async def recv(self) -> Packet[Any]:
+        """The next packet, when it is due. Raises MediaStreamError at the end of the track."""
+        while True:
+            while not self._sayable and self.readyState == "live":
+                self._changed.clear()
+                await self._changed.wait()
+            if self.readyState != "live":
+                raise MediaStreamError
+            now = self._now()
+            if now < self._due:
+                await asyncio.sleep(self._due - now)
+            elif now - self._due > MAX_LATE_SEC:
+                self._due = now - HEAD_START_SEC
+            if (audio := self._take()) is None:  # it was cleared meanwhile
+                continue
+            packet = Packet(await run_work(Work.CALLS, self._encoder.encode, audio))
+            packet.pts = round((self._due - self._origin) * _CLOCK_RATE)
+            packet.time_base = Fraction(1, _CLOCK_RATE)
+            self._due += PACKET_SEC
+            return packet
+
+    @property
+    def _sayable(self) -> bool:
+        """Whether there is a packet to send, or an end to tell of."""
+        return bool(self._spoken) and (self._spoken[0].ended or len(self._spoken[0].audio) >= PACKET_BYTES)
+
+    def _take(self) -> bytes | None:
+        """The next 20 ms; None where there are none."""
+        while self._sayable:
+            spoken = self._spoken[0]
+            if spoken.audio:
+                if not spoken.started:
+                    spoken.started = True
+                    self._on_started(spoken.response_id)
+                audio = bytes(spoken.audio[:PACKET_BYTES].ljust(PACKET_BYTES, b"\0"))
+                del spoken.audio[:PACKET_BYTES]
+                return audio
+            self._spoken.popleft()
+            if spoken.started:
+                self._on_stopped(spoken.response_id)
+        return None

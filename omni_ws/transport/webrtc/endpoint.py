@@ -43,7 +43,7 @@ MAX_BODY_BYTES: Final = 256 * 1024
 #: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
 _MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": DEFAULT_MAX_LEAD_MS}
-_NEGOTIATION: Final = "omni_ws.transport.webrtc.negotiation"
+_NEGOTIATION: Final = "omni_ws.transport.webrtc.call"
 #: The packages that a first call loads.
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
@@ -113,8 +113,7 @@ class WebrtcCalls(LiveFrontEnd):
         offer: str,
     ) -> tuple[RealtimeCall, str]:
         """The call of a session, which is attached to it, and the answer for its caller."""
-        from omni_ws.transport.webrtc.call import RealtimeCall
-        from omni_ws.transport.webrtc.channel import CallChannel
+        from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall
 
         commands = Commands(session, self._sessions, bound, media=_MEDIA)
         peer = negotiation.new_peer(self._config)

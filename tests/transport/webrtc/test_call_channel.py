@@ -10,7 +10,7 @@ import pytest
 
 from omni_ws.core.quota import ByteBudget, SessionAccount
 from omni_ws.errors import OmniError, SlowConsumer
-from omni_ws.transport.webrtc.channel import LABEL, MAX_UNSENT_BYTES, CallChannel
+from omni_ws.transport.webrtc.call import LABEL, MAX_UNSENT_BYTES, CallChannel
 
 pytestmark = pytest.mark.virtual_clock
 TIMEOUT_SEC = 30

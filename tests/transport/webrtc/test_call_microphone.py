@@ -11,7 +11,7 @@ pytest.importorskip("aiortc")
 
 from omni_ws.audio.compressed import PACKET_BYTES, SAMPLE_RATE, OpusPacketEncoder
 from omni_ws.metrics import Metrics
-from omni_ws.transport.webrtc.microphone import MAX_AHEAD_SEC, CallMicrophone
+from omni_ws.transport.webrtc.call import MAX_AHEAD_SEC, CallMicrophone
 
 pytestmark = pytest.mark.virtual_clock
 

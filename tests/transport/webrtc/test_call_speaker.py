@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from omni_ws.audio.compressed import PACKET_BYTES
-from omni_ws.transport.webrtc.speaker import CallSpeaker
+from omni_ws.transport.webrtc.call import CallSpeaker
 
 
 @pytest.mark.virtual_clock

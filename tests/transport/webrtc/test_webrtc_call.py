@@ -24,7 +24,7 @@ from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.engine.threads import Work
 from omni_ws.transport.native.connection import FrameReceiver, Pause
-from omni_ws.transport.webrtc.channel import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
+from omni_ws.transport.webrtc.call import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)

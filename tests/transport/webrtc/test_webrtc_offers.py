@@ -17,8 +17,8 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.loading import load
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import InvalidFrame, InvalidValue
+from omni_ws.transport.webrtc.call import MAX_CANDIDATES, announced, check_offer
 from omni_ws.transport.webrtc.endpoint import MAX_OFFER_BYTES
-from omni_ws.transport.webrtc.negotiation import MAX_CANDIDATES, announced, check_offer
 
 HOST = "a=candidate:1 1 udp 2130706431 {address} 40000 typ host"
 ANSWER = "\r\n".join([HOST.format(address="10.0.0.5"), HOST.format(address="fd00::5"), "a=mid:0", ""])
