@@ -25,7 +25,7 @@ from omni_ws.core.ledger import MAX_KEPT_TEXT
 from omni_ws.engine.base import EngineOutput, GenerationRequest
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
-from omni_ws.transport.telephony.messages import MAX_STREAM_SID, StreamStart
+from omni_ws.transport.telephony.endpoint import MAX_STREAM_SID, StreamStart
 from omni_ws.wire.server_frames import PongFrame
 
 #: What one read of the server, or one event, may add before it notices that it is too much.

@@ -1,23 +1,36 @@
-"""Telephone calls from Asterisk, over its AudioSocket: a TCP port of its own."""
+"""AudioSocket: calls of Asterisk over TCP."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, cast
 from uuid import UUID
 
+from websockets.frames import CloseCode
+
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import AudioEncoding
-from omni_ws.errors import OmniError, ShuttingDown
+from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, OutputModality
+from omni_ws.core.quota import ByteBudget
+from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout, ShuttingDown
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import LiveFrontEnd
-from omni_ws.transport.http.hang_up import notice_dead_networks
-from omni_ws.transport.telephony.audiosocket_call import AudioSocketCall
-from omni_ws.transport.telephony.audiosocket_link import AudioSocketLink
-from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, call_configuration
+from omni_ws.transport.http.hang_up import HangUp, HangUpWatch, notice_dead_networks
+from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
+from omni_ws.wire.server_frames import SpeechStartedFrame
+
+# Telephone calls from Asterisk, over its AudioSocket: a TCP port of its own.
+
 
 logger = logging.getLogger(__name__)
 
@@ -128,3 +141,477 @@ class AudioSocketCalls(LiveFrontEnd):
     def _refuse_openings(self, error: OmniError) -> None:
         for link in self._openings:
             link.refuse(error)
+
+
+# AudioSocketCall: a call from Asterisk over AudioSocket.
+
+
+_NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
+
+
+class AudioSocketCall(PhoneCall):
+    """Frames of audio and keys in, frames of audio out, in real time. The call ends with a hang-up, too."""
+
+    def __init__(self, link: AudioSocketLink, session: LiveSession) -> None:
+        super().__init__(link, session, keep_alive=_NO_PINGS)
+        self._link = link
+        link.refused = session.end
+        self._playout = PacedPlayout(self._send, self._report, self.output_ready)
+
+    async def serve(self) -> None:
+        """Serves the call to its end, and hangs up."""
+        try:
+            await self.run()
+        finally:
+            self._playout.close()
+
+    def _close_code(self, error: OmniError) -> int:
+        return CloseCode.NORMAL_CLOSURE  # a hang-up has none
+
+    @property
+    def _unplayed(self) -> bool:
+        return self._playout.unplayed
+
+    # input
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        if not self._listening:
+            return
+        kind, payload = data[0], bytes(data[HEADER_BYTES:])
+        try:
+            if kind == AUDIO:
+                self._hear(payload)
+            elif kind == KEY:
+                self._press(payload.decode("latin-1"))
+            elif kind in (HANG_UP, FAILURE):
+                self._session.end(None)
+        except OmniError as error:
+            self._session.end(error)
+        except Exception as error:
+            self._session.end(unexpected(error, where="the input of a call"))
+
+    # output
+
+    def resume_output(self) -> None:
+        self._playout.resume()
+        self.output_ready()
+
+    def _send(self, audio: bytes) -> bool:
+        self._link.write_message(encode_frame(AUDIO, audio), is_text=False)
+        return not self._link.paused
+
+    def _clear(self) -> None:
+        self._playout.clear()
+
+    def _flush(self) -> None:
+        """Have the playout say what the outbox holds, for as long as it has room."""
+        self._flush_scheduled = False
+        while self._link.is_open and not self._playout.full and (message := self._outbox.take()) is not None:
+            self._playout.take(message)
+        self._check_silent()
+
+
+# AudioSocketLink: the TCP connection of a call from Asterisk, in the place of a WebSocket.
+#
+# A message is a frame of AudioSocket: a byte for its kind, two for the length of its payload, the high one first, and
+# the payload. The first frame holds the UUID that the dialplan gave the call.
+
+
+HANG_UP: Final = 0x00
+IDENTIFIER: Final = 0x01
+KEY: Final = 0x03
+#: Signed linear, 16 bits, the low byte first, mono, 8 kHz.
+AUDIO: Final = 0x10
+FAILURE: Final = 0xFF
+#: Audio at 12 to 192 kHz, one kind for each rate.
+OTHER_AUDIO: Final = range(0x11, 0x19)
+HEADER_BYTES: Final = 3
+#: A frame of audio has 20 ms as a rule, and a second at most.
+MAX_AUDIO_BYTES: Final = 16_000
+_LENGTHS: Final = {IDENTIFIER: 16, KEY: 1}
+_FRAMES_PER_PASS: Final = 64
+#: Unsent bytes from which on no more are written: a quarter of a second.
+MAX_UNSENT_BYTES: Final = 4096
+CLOSE_TIMEOUT_SEC: Final = 5.0
+
+
+def encode_frame(kind: int, payload: bytes = b"") -> bytes:
+    """Encode one frame."""
+    return bytes((kind, *len(payload).to_bytes(2, "big"))) + payload
+
+
+class AudioSocketLink(asyncio.Protocol):
+    """Gives whole frames to its receiver; see SoleLink. Frames of unknown kinds are passed over.
+
+    ``accepted`` is called once it is connected. There is nothing to ping: the kernel notices dead networks.
+    """
+
+    def __init__(self, accepted: Callable[[AudioSocketLink], None]) -> None:
+        self._accepted = accepted
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._receiver: FrameReceiver | None = None
+        self._received = bytearray()
+        #: What is still to come of a frame that is passed over.
+        self._passed_over = 0
+        self._pauses = Pause.NONE
+        self._pass_scheduled = False
+        self._failed = False
+        self._first: asyncio.Future[UUID | None] = self._loop.create_future()
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._watch = HangUpWatch(self._loop, self._check_hang_up)
+        self._pace_timer: asyncio.TimerHandle | None = None
+        #: Of each number of bytes received, the seconds for which to pause reading.
+        self.input_pace: Callable[[int], float] = lambda size: 0
+        #: Called with what is wrong with a frame. After that nothing more is taken.
+        self.refused: Callable[[OmniError], None] = self.refuse
+        #: Whether the peer has yet to take what was written.
+        self.paused = False
+        self.heard_at = self._loop.time()
+
+    @property
+    def client(self) -> str:
+        """The address of the peer."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return peer[0] if peer else ""
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_reading(self) -> bool:
+        return not self._pauses & ~Pause.PASS
+
+    async def identified(self, timeout: float) -> UUID | None:
+        """Waits for the first frame; None when the peer disconnects first.
+
+        Raises what is wrong with the frame, and SessionTimeout after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._first
+        except TimeoutError:
+            raise SessionTimeout(f"no UUID within {timeout:g} seconds") from None
+
+    def refuse(self, error: OmniError) -> None:
+        """Make ``identified`` raise ``error``."""
+        if not self._first.done():
+            self._first.set_exception(error)
+
+    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
+        """From now on frames go to ``receiver``."""
+        self._receiver = receiver
+        self.heard_at = self._loop.time()
+        if not self.is_open:
+            receiver.connection_closing()
+        self.resume_reading(Pause.EARLY)
+
+    # writing
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None:
+        """Send a whole frame without waiting."""
+        if self._transport is not None and self.is_open:
+            self._transport.write(data)
+
+    def end_pass(self) -> None:
+        """Nothing: audio and keys are little work."""
+
+    def write_ping(self) -> None:
+        """Nothing: see the class."""
+
+    def touch(self) -> float:
+        self.heard_at = self._loop.time()
+        return self.heard_at
+
+    def fail(self, code: CloseCode, reason: str) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close_in_time(self, code: int, reason: str) -> None:
+        """Hang up, and abort when that takes longer than CLOSE_TIMEOUT_SEC. A hang-up has neither code nor reason."""
+        self._failed = True  # nothing more is taken
+        if self._transport is None:
+            return
+        self.write_message(encode_frame(HANG_UP), is_text=False)
+        self._transport.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
+                await asyncio.shield(self._lost)
+        if not self._lost.done():
+            self._transport.abort()
+            await self._lost
+
+    # what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        self._accepted(self)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self._receiver is not None:
+            self._receiver.resume_output()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.stop()
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+        self._received.clear()
+        if not self._first.done():
+            self._first.set_result(None)
+        if not self._lost.done():
+            self._lost.set_result(None)
+        if self._receiver is not None:
+            self._receiver.connection_closing()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self._loop.time()
+        if self._failed:
+            return
+        self._received += data
+        if (seconds := self.input_pace(len(data))) > 0:
+            self.pause_reading(Pause.PACE)
+            if self._pace_timer is not None:
+                self._pace_timer.cancel()
+            self._pace_timer = self._loop.call_later(seconds, self._pace_kept)
+        if not self._pauses:
+            self._take_frames()
+
+    # reading
+
+    def pause_reading(self, reason: Pause) -> None:
+        if not self._pauses and self._transport is not None and self.is_open:
+            self._transport.pause_reading()
+        rested = self._pauses & RESTS
+        self._pauses |= reason
+        if reason & RESTS and self._transport is not None:
+            self._watch.begin(self._transport)
+        if reason & RESTS and not rested and self._receiver is not None:
+            self._receiver.reading_changed()
+
+    def resume_reading(self, reason: Pause) -> None:
+        if not self._pauses & reason:
+            return
+        self._pauses &= ~reason
+        if not self._pauses & RESTS:
+            self._watch.end()
+            if reason & RESTS and self._receiver is not None:
+                self._receiver.reading_changed()
+        if self._pauses == Pause.PASS or (self._received and not self._pauses):
+            self._schedule_pass()
+        elif not self._pauses and self._transport is not None and self.is_open:
+            self._transport.resume_reading()
+
+    def _pace_kept(self) -> None:
+        self._pace_timer = None
+        self.resume_reading(Pause.PACE)
+
+    def _check_hang_up(self, found: HangUp) -> None:
+        """A peer that has closed its sending side has hung up."""
+        if found is not HangUp.UNKNOWN and self._transport is not None:
+            self._transport.abort()
+
+    def _schedule_pass(self) -> None:
+        self.pause_reading(Pause.PASS)
+        if not self._pass_scheduled:
+            self._pass_scheduled = True
+            self._loop.call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        self._pass_scheduled = False
+        if self._pauses == Pause.PASS:
+            self._pauses = Pause.NONE
+            self._take_frames()
+            if not self._pauses and self._transport is not None and self.is_open:
+                self._transport.resume_reading()
+
+    # frames
+
+    def _take_frames(self) -> None:
+        """Hands over whole frames, at most so many in a pass that other connections get their share."""
+        received, start = self._received, 0
+        try:
+            for _ in range(_FRAMES_PER_PASS):
+                skipped = min(self._passed_over, len(received) - start)
+                self._passed_over -= skipped
+                start += skipped
+                if self._failed or self._pauses or len(received) - start < HEADER_BYTES:
+                    return
+                kind, size = received[start], int.from_bytes(received[start + 1 : start + HEADER_BYTES], "big")
+                if not self._checked(kind, size):
+                    start += HEADER_BYTES
+                    self._passed_over = size
+                    continue
+                end = start + HEADER_BYTES + size
+                if end > len(received):
+                    return
+                frame, start = bytes(received[start:end]), end
+                self._give(frame)
+            self._schedule_pass()
+        except OmniError as error:
+            self._failed = True
+            self.refused(error)
+        finally:
+            del received[:start]
+
+    def _checked(self, kind: int, size: int) -> bool:
+        """Whether a frame is wanted, by its header alone. Raises InvalidFrame or PayloadTooLarge."""
+        if not self._first.done() and kind != IDENTIFIER:
+            raise InvalidFrame("the first frame must hold the UUID of the call")
+        if kind in OTHER_AUDIO:
+            raise InvalidFrame("audio must be signed linear at 8 kHz (kind 0x10)")
+        if kind == AUDIO and size > MAX_AUDIO_BYTES:
+            raise PayloadTooLarge(f"a frame of audio may have {MAX_AUDIO_BYTES} bytes, not {size}")
+        if kind == AUDIO and size % 2:
+            raise InvalidFrame("a sample of audio has two bytes")
+        if size != _LENGTHS.get(kind, size):
+            raise InvalidFrame(f"a frame of kind {kind:#04x} must have {_LENGTHS[kind]} bytes, not {size}")
+        return kind in (HANG_UP, IDENTIFIER, KEY, AUDIO, FAILURE)
+
+    def _give(self, frame: bytes) -> None:
+        if not self._first.done():
+            self.pause_reading(Pause.EARLY)
+            self._first.set_result(UUID(bytes=frame[HEADER_BYTES:]))
+        elif self._receiver is not None:
+            self._receiver.receive_message(frame, is_text=False)
+
+
+# PacedPlayout: the answers of a call, 20 ms at a time, as fast as they are heard.
+
+
+#: pcm16 at 8 kHz has 16 bytes a millisecond.
+BYTES_PER_MS: Final = 16
+FRAME_SEC: Final = 0.02
+#: 20 ms.
+FRAME_BYTES: Final = 20 * BYTES_PER_MS
+#: With more audio than this in it, a playout takes no more: 2 s. One output may go beyond.
+ROOM_BYTES: Final = 2000 * BYTES_PER_MS
+#: Playback this far behind the clock goes on from now, instead of catching up.
+MAX_LATE_SEC: Final = 0.1
+
+
+@dataclass(slots=True)
+class _WaitingAnswer:
+    """An answer until its last frame was heard, with the audio that was not sent yet."""
+
+    request_id: str
+    audio: bytearray = field(default_factory=bytearray)
+    #: Bytes that were sent.
+    sent: int = 0
+    ended: bool = False
+
+
+class PacedPlayout:
+    """Sends what there is to say, and nothing in between: the other side takes pauses for silence.
+
+    ``send`` is called with each frame of pcm16, and returns whether more may be sent; if not, ``resume`` goes on.
+    ``report`` is called with what was played: the request, and milliseconds on its time line.
+    ``progressed`` is called when a frame, or an answer, is over.
+    """
+
+    def __init__(
+        self, send: Callable[[bytes], bool], report: Callable[[str, float], None], progressed: Callable[[], None]
+    ) -> None:
+        self._send = send
+        self._report = report
+        self._progressed = progressed
+        self._loop = asyncio.get_running_loop()
+        self._answers: deque[_WaitingAnswer] = deque()
+        self._waiting = 0
+        self._held = False
+        #: When the next frame is due. It is never before the last one was heard.
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unplayed(self) -> bool:
+        """Whether the caller may still be hearing something."""
+        return bool(self._answers)
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes no more for now."""
+        return self._waiting >= ROOM_BYTES
+
+    def take(self, message: ServerMessage) -> None:
+        """One of the session's messages: text, transcripts and errors are not heard."""
+        match message:
+            case OutputChunk(modality=OutputModality.AUDIO):
+                self._say(message)
+            case FinalChunk(finish_reason=FinishReason.CANCELLED):
+                if any(answer.request_id == message.request_id for answer in self._answers):
+                    self.clear()
+            case FinalChunk():
+                for answer in self._answers:
+                    if answer.request_id == message.request_id:
+                        answer.ended = True
+                self._arm()
+            case SpeechStartedFrame():  # the caller interrupts
+                self.clear()
+
+    def clear(self) -> None:
+        """What was not sent is not to be heard any more."""
+        self._answers.clear()
+        self._waiting = 0
+
+    def resume(self) -> None:
+        """More may be sent again."""
+        self._held = False
+        self._arm()
+
+    def close(self) -> None:
+        self.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _say(self, chunk: OutputChunk) -> None:
+        if not self._answers or self._answers[-1].request_id != chunk.request_id:
+            if self._answers:
+                self._answers[-1].ended = True
+            self._answers.append(_WaitingAnswer(chunk.request_id))
+        self._answers[-1].audio += chunk.payload
+        self._waiting += len(chunk.payload)
+        self._arm()
+
+    @property
+    def _ready(self) -> bool:
+        """Whether there is a frame to send, or an end to pass."""
+        return bool(self._answers) and (self._answers[0].ended or len(self._answers[0].audio) >= FRAME_BYTES)
+
+    def _arm(self) -> None:
+        if self._timer is not None or self._held or not self._ready:
+            return
+        now = self._loop.time()
+        if now - self._due > MAX_LATE_SEC:
+            self._due = now
+        self._timer = self._loop.call_at(self._due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._ready:
+            answer = self._answers[0]
+            self._report(answer.request_id, answer.sent / BYTES_PER_MS)
+            if answer.audio:
+                self._send_frame(answer)
+            else:
+                self._answers.popleft()
+        self._arm()
+        self._progressed()
+
+    def _send_frame(self, answer: _WaitingAnswer) -> None:
+        frame = bytes(answer.audio[:FRAME_BYTES])
+        del answer.audio[:FRAME_BYTES]
+        self._waiting -= len(frame)
+        answer.sent += len(frame)
+        self._due += FRAME_SEC
+        self._held = not self._send(frame.ljust(FRAME_BYTES, b"\0"))

@@ -20,7 +20,7 @@ from omni_ws.core.chunks import Word
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.transport.telephony.audiosocket_link import MAX_AUDIO_BYTES
+from omni_ws.transport.telephony.audiosocket import MAX_AUDIO_BYTES
 
 ON: dict[str, Any] = {"telephony": {"audiosocket_port": 0}}
 OTHER = UUID("0b1e8e6c-3c1f-4b7c-9a55-7d3c3a5e6f01")
