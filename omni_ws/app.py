@@ -29,14 +29,9 @@ from omni_ws.transport.native.mode_b_reader import ModeBReaders
 from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes, ClientSecrets
 from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.recording.recordings import Recordings
-from omni_ws.transport.routes.chat import ChatRoutes
-from omni_ws.transport.routes.completions import CompletionRoutes
-from omni_ws.transport.routes.demo import DemoRoutes
 from omni_ws.transport.routes.mode_b import SESSIONS_PATH, ModeBRoutes
-from omni_ws.transport.routes.operations import OperationsRoutes
-from omni_ws.transport.routes.profiling import ProfilingRoutes
-from omni_ws.transport.routes.speech import SpeechRoutes
-from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
+from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
+from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 from omni_ws.transport.telephony.endpoint import TelephonyStreams
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls

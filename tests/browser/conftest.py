@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from support.chromium import TAP_PROCESSOR, shared_chromium
 
-from omni_ws.transport.routes import demo
+from omni_ws.transport.routes import operations as demo
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

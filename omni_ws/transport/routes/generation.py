@@ -1,36 +1,62 @@
-"""Base class of the routes that generate answers: admission, request bodies, sessions and responses."""
+"""What routes that generate share: the request body, complete or streamed (Mode A), and the answer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
 from omni_ws.audio.codec import encode_file
+from omni_ws.audio.container import media_type, parse_audio_mime
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
+from omni_ws.core.file_heads import ENCODINGS, WINDOW_BYTES, FileKind, Look, kind_of_head
 from omni_ws.core.quota import Share
 from omni_ws.engine.threads import Work, run_work
-from omni_ws.errors import OmniError
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, SessionTimeout, UnsupportedFormat
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
-from omni_ws.service.sessions.admission import session_too_long
+from omni_ws.service.sessions.admission import WHY_EVICTED, Admission, Slot, session_too_long
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd
-from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
+from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object, to_thread_if_large
 from omni_ws.transport.native.endpoint import check_enabled
-from omni_ws.transport.routes.body_slot import slot_for_body
-from omni_ws.transport.routes.http_session import HttpSession, feed_all
-from omni_ws.transport.routes.mode_a import HEADER, StreamingBody, is_streaming_input
-from omni_ws.transport.routes.response_stream import AnswerSource, EventEncoder, respond_error_event, write_events
+from omni_ws.transport.routes.http_session import (
+    AnswerSource,
+    EventEncoder,
+    HttpSession,
+    feed_all,
+    respond_error_event,
+    write_events,
+)
+from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.openai_fields import ConfigurationPatch
+from omni_ws.wire.session_config import effective
+from omni_ws.wire.streaming_body import (
+    CONTENT_TYPE,
+    FORM_TYPE,
+    NDJSON_TYPE,
+    BodyItem,
+    BodyReader,
+    LoneObject,
+    NdjsonBody,
+    Parameters,
+    RawAudioBody,
+    body_reader,
+    placed,
+    query_parameters,
+)
+
+# Base class of the routes that generate answers: admission, request bodies, sessions and responses.
+
 
 #: Feeds a session with its input, to the end.
 InputSource = Callable[[HttpSession], Awaitable[None]]
@@ -210,3 +236,263 @@ async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
         return encode_file(samples_from_bytes(pcm, SampleLayout.S16), source_rate=target.sample_rate, target=target)
 
     return await run_work(Work.ENCODING, encode)
+
+
+# Mode A: one request whose body is a stream of input, answered while it is still arriving.
+
+
+#: What selects Mode A whatever the type of the body is.
+HEADER: Final = "X-Streaming-Input: true"
+#: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
+ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
+#: White space of JSON.
+_BLANKS: Final = b" \t\r\n"
+#: Bytes that are parsed at a stretch: a few milliseconds if all lines or frames in them are as short as possible.
+PIECE_BYTES: Final = 16 * 1024
+
+
+def is_streaming_input(request: HttpRequest) -> bool:
+    """Whether the headers of a request say that its body is a stream of input."""
+    if (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1"):
+        return True
+    return request.content_type == CONTENT_TYPE
+
+
+async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """Whether the body of ``exchange`` is a stream of input, by its headers or by how it begins.
+
+    A chunked body without the header is one if its type is NDJSON. A body that claims to be a form, as curl sends by
+    default, is one if it begins as an audio file does. In chunks it may also be NDJSON or one ordinary JSON object: its
+    beginning is read to tell, and pushed back.
+
+    Raises UnsupportedFormat for a chunked body of a type that may be either.
+    """
+    request = exchange.request
+    if is_streaming_input(request):
+        return True
+    if not request.has_body:
+        return False
+    if request.content_type == FORM_TYPE and await is_file(exchange):
+        return True
+    if request.content_length is not None:
+        return False
+    match request.content_type:
+        case "" | "application/json":
+            return False
+        case kind if kind == NDJSON_TYPE:
+            return True
+        case kind if kind == FORM_TYPE:
+            return not await _is_ordinary(exchange, config)
+        case kind:
+            message = f"a chunked body must be JSON or NDJSON, got {kind[:64]!r}; streaming input requires {HEADER}"
+            raise UnsupportedFormat(message, param="Content-Type")
+
+
+async def is_file(exchange: HttpExchange) -> bool:
+    """Whether the body begins as an audio file does. Reads as much of it as that takes, and pushes it back."""
+    return isinstance(await _head(exchange), FileKind)
+
+
+async def _head(exchange: HttpExchange) -> FileKind | bytes:
+    """The kind of the file that a body begins as, or the first byte of it that is no white space (of JSON)."""
+    data, ended = bytearray(), False
+    while True:
+        kind = kind_of_head(bytes(data), final=ended)
+        blank = len(data) - len(data.lstrip(_BLANKS))
+        if ended or (kind is not Look.MORE and blank < len(data)):
+            break
+        piece = await exchange.read()
+        data += piece
+        ended = not piece
+        exchange.charge(len(data))
+        if blank > WINDOW_BYTES:
+            break
+    first = bytes(data[blank : blank + 1])
+    exchange.push_back(data, ended=ended)
+    return kind if isinstance(kind, FileKind) else first
+
+
+async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """Whether the body is one ordinary object. Reads as much of it as that takes, and pushes it back.
+
+    Raises PayloadTooLarge beyond the limit of ordinary bodies.
+    """
+    streaming, limit = config.streaming_input, config.http.max_body_bytes
+    exchange.body_timeout = streaming.session_timeout_sec
+    body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_frame_bytes(streaming.max_chunk_bytes))
+    ordinary: bool | None = None
+    while ordinary is None and (data := await exchange.read()):
+        ordinary = body.feed(data)
+        if ordinary is None and len(body.data) > limit:
+            raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
+        exchange.charge(len(body.data))
+    ended = ordinary is None
+    if ordinary is None:
+        ordinary = await to_thread_if_large(len(body.data), body.finish)
+    exchange.push_back(body.data, ended=ended)
+    return ordinary
+
+
+class StreamingBody:
+    """The body of a Mode A request: its parameters, then its chunks.
+
+    ``max_chunk_bytes`` limits one chunk; ``session_timeout_sec`` is the longest pause in the upload.
+    """
+
+    def __init__(self, exchange: HttpExchange, *, max_chunk_bytes: int, session_timeout_sec: float) -> None:
+        self._exchange = exchange
+        exchange.body_is_live(session_timeout_sec)
+        self._max_chunk_bytes = max_chunk_bytes
+        #: Chosen by ``parameters``.
+        self._reader: BodyReader = NdjsonBody(max_chunk_bytes=max_chunk_bytes)
+        self._items: Iterator[BodyItem] = iter(())
+        #: Bytes read and not parsed yet.
+        self._unread = b""
+        self._ended = False
+        self._first: InputChunk | None = None
+        #: Set by ``feed``; from then on the session's clock times out a silent client, not the body's deadline.
+        self._session: HttpSession | None = None
+
+    async def parameters(self) -> dict[str, Any]:
+        """Read the parameters, from the query for raw audio, otherwise from the first object of the body.
+
+        Where the type of the body does not say that it is framed, the bytes decide: it is raw audio if it begins as a
+        file does, and lines of JSON if the type is missing or wrong and they begin with an object.
+        """
+        self._reader = await self._chosen_reader()
+        if isinstance(self._reader, RawAudioBody):
+            first = await self._next()
+            assert not isinstance(first, Parameters), "raw audio has its parameters in the query"
+            self._first = first
+            fields = query_parameters(self._exchange.request.query.items())
+            return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
+        item = await self._next()
+        if isinstance(item, Parameters):
+            return item.fields
+        self._first = item
+        return {}
+
+    async def _chosen_reader(self) -> BodyReader:
+        content_type = self._exchange.request.headers.get("content-type") or ""
+        if self._exchange.request.content_type == CONTENT_TYPE:
+            return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
+        head = await _head(self._exchange)
+        if isinstance(head, FileKind):
+            kind = media_type(AudioFormat(ENCODINGS[head]))
+            return RawAudioBody(media_type=kind, max_chunk_bytes=self._max_chunk_bytes)
+        if head == b"{" and not self._exchange.request.content_type.startswith("audio/"):
+            return NdjsonBody(max_chunk_bytes=self._max_chunk_bytes)
+        if head and not content_type.strip():
+            message = "a streamed body without a Content-Type must be a known audio file or lines of JSON"
+            raise UnsupportedFormat(message, param="Content-Type")
+        return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
+
+    async def feed(self, session: HttpSession) -> None:
+        """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""
+        self._session = session
+        self._exchange.on_throttled = session.hold_clocks
+        self._exchange.body_timeout = None
+        chunk = self._first or await self._next()
+        while chunk is not None:
+            assert isinstance(chunk, InputChunk), "only the first object of a body can be its parameters"
+            try:
+                await session.feed(chunk)
+            except OmniError as error:
+                raise placed(error, self._reader.place) from None
+            chunk = await self._next()
+        session.end_input()
+
+    async def _next(self) -> BodyItem | None:
+        """Read the next item; return None at the end of the body."""
+        while (item := next(self._items, None)) is None:
+            if self._unread:
+                await asyncio.sleep(0)  # one read may hold thousands of items
+                self._items = self._reader.feed(self._next_piece())
+                continue
+            self._exchange.charge(self._reader.unfinished_bytes)
+            if self._ended:
+                break
+            self._unread = await self._exchange.read()
+            self._exchange.charge(0)  # charged again once it is known how much of it is an incomplete item
+            if self._session is not None:
+                self._session.touch()
+            self._ended = not self._unread
+            self._items = self._reader.finish() if self._ended else self._reader.feed(self._next_piece())
+        if isinstance(item, InputChunk) and item.payload:
+            self._exchange.has_content = True
+        return item
+
+    def _next_piece(self) -> bytes:
+        size = len(self._unread) if isinstance(self._reader, RawAudioBody) else PIECE_BYTES
+        piece, self._unread = self._unread[:size], self._unread[size:]
+        return piece
+
+
+def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
+    """The ``input_audio`` of raw audio: from the content type, and from the query what that leaves open."""
+    if from_query is not None and not isinstance(from_query, dict):
+        raise InvalidValue("input_audio must be an object", param="input_audio")
+    defaults = effective({"input_audio": {**(from_query or {}), "format": "pcm16"}}).input_audio
+    default = AudioFormat(defaults.format, defaults.sample_rate, defaults.channels)
+    try:
+        audio = parse_audio_mime(content_type, default=default)
+    except (InvalidValue, UnsupportedFormat) as error:
+        error.param = "Content-Type"
+        raise
+    return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
+
+
+# Admission of a session whose first input is the body of a request.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LiveBody:
+    """A body that is a session's live input; an EmptySession."""
+
+    exchange: HttpExchange
+    slot: Slot
+
+    @property
+    def has_content(self) -> bool:
+        return self.exchange.has_content
+
+    def evict(self) -> None:
+        self.exchange.end_body(SessionTimeout(WHY_EVICTED))
+        self.slot.release()
+
+
+@asynccontextmanager
+async def slot_for_body(
+    exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
+) -> AsyncIterator[ExitStack]:
+    """Take a session's slot when the body of ``exchange`` begins to arrive; a head alone takes none.
+
+    The slot is released with the yielded stack, at the end of the block unless the caller has moved it elsewhere.
+
+    Until an ordinary body is complete its slot is lent: another session may take it, so that slow uploads block
+    nobody. ``live`` bodies keep theirs from the start, since they are slow by nature; without content they may be
+    evicted as other sessions. Waits as ``Admission.room``. Raises as ``Admission.session`` does, here and in
+    ``exchange.read``.
+    """
+    slot: Slot | None = None
+    client = exchange.request.client
+    await admission.room(key, client=client)
+    with ExitStack() as held:
+
+        def body_received(data: bytes) -> None:
+            nonlocal slot
+            if slot is None:
+                slot = held.enter_context(admission.session(key, client=client, lent=not live))
+                if live and data:
+                    body = _LiveBody(exchange, slot)
+                    admission.opened_empty(body)
+                    held.callback(admission.ended, body)
+            if not data:
+                exchange.has_content = True
+                slot.keep()
+
+        if exchange.request.has_body:
+            exchange.on_body = body_received
+        else:
+            body_received(b"")
+        yield held

@@ -17,7 +17,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.engine.base import TextOutput, TranscriptOutput
-from omni_ws.transport.routes.spoken_answers import KNOWN_SEC, MAX_ANSWERS, MAX_CHARACTERS, SpokenAnswers
+from omni_ws.transport.routes.openai import KNOWN_SEC, MAX_ANSWERS, MAX_CHARACTERS, SpokenAnswers
 
 CHAT = "/v1/chat/completions"
 GIF = b"GIF89a" + bytes(20)

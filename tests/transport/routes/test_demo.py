@@ -11,7 +11,7 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, raw_client, request
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.transport.routes.demo import MEDIA_TYPES
+from omni_ws.transport.routes.operations import MEDIA_TYPES
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "browser"

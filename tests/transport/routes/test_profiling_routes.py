@@ -19,7 +19,7 @@ from omni_ws.errors import EngineFailed, Unauthenticated
 from omni_ws.profiler import events
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.request import read_request
-from omni_ws.transport.routes.profiling import check_may_profile
+from omni_ws.transport.routes.operations import check_may_profile
 
 EVENTS_ONLY = {"enable_torch": False}
 

@@ -1,0 +1,528 @@
+"""OpenAI-compatible routes: chat, completions, speech, transcriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import orjson
+
+from omni_ws.audio.container import media_type, wav_header
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, Modality, OutputModality, Task
+from omni_ws.core.history import WORDS_UNKNOWN, Message
+from omni_ws.core.json_values import language_name
+from omni_ws.engine.base import AnswerOptions
+from omni_ws.errors import InvalidValue, UnsupportedModality, UnsupportedParameter
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.openai_requests import (
+    chat_options,
+    checked_options,
+    earlier_message,
+    ended_on_error,
+    prepare_answer,
+)
+from omni_ws.service.failure import new_id
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.shared_counts import SPOKEN_ANSWERS, WorkerGroup
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import Router
+from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
+from omni_ws.transport.routes.generation import (
+    GenerationRoutes,
+    InputSource,
+    encode_audio_file,
+    has_streaming_input,
+    is_file,
+    is_streaming_input,
+)
+from omni_ws.transport.routes.http_session import (
+    AnswerSource,
+    HttpSession,
+    MergedAnswers,
+    charging,
+    collect_answer,
+    write_raw_audio,
+)
+from omni_ws.transport.routes.media_fetch import MediaReader
+from omni_ws.wire.openai_fields import ConfigurationPatch
+from omni_ws.wire.openai_requests import (
+    TIMED_FORMATS,
+    ChatRequest,
+    CompletionRequest,
+    SpeechDialect,
+    SpeechRequest,
+    TranscriptionRequest,
+    audio_file,
+    chat_wants_events,
+    form_fields,
+    read_chat,
+    read_completion,
+    read_speech,
+    read_transcription,
+    speech_wants_events,
+)
+from omni_ws.wire.openai_responses import (
+    ChatCompletion,
+    ChatStream,
+    Completion,
+    CompletionOptions,
+    CompletionStream,
+    SpeechChunks,
+    SpeechEvents,
+    Transcription,
+    TranscriptionEvents,
+    audio_id,
+)
+from omni_ws.wire.streaming_body import FORM_TYPE
+
+# ``/v1/chat/completions``: a chat request in a JSON body, or with input that is still arriving (Mode A).
+
+
+class ChatRoutes(GenerationRoutes):
+    """The handler of ``/v1/chat/completions``."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+        super().__init__(sessions, authenticator)
+        self._media = MediaReader(sessions.config.http)
+        self._spoken = SpokenAnswers(sessions.group, lambda: asyncio.get_running_loop().time())
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/chat/completions", self.chat_completions)
+
+    async def chat_completions(self, exchange: HttpExchange) -> None:
+        """Respond with a chat completion, or with its chunks as events.
+
+        Streaming input is answered with events unless its parameters say ``"stream": false``.
+        """
+        async with self.admitted(exchange) as owner:
+            if await has_streaming_input(exchange, self.config):
+                stream = self.streaming_body(exchange)
+                request = read_chat(await stream.parameters(), input_follows=True)
+                history, _ = await self._content(exchange, request, 0, owner)
+                await self._respond(exchange, request, stream.feed, history, owner=owner, streaming_input=True)
+                return
+            async with self.json_body(exchange, chat_wants_events) as body:
+                request = await body.read(partial(read_chat, input_follows=False))
+                history, chunks = await self._content(exchange, request, body.size, owner)
+                await self._respond(exchange, request, self.source_of(chunks), history, owner=owner)
+
+    async def _content(
+        self, exchange: HttpExchange, request: ChatRequest, size: int, owner: str | None
+    ) -> tuple[list[Message], list[InputChunk]]:
+        """The earlier messages and the input, with the media that they refer to. ``size`` is that of the body."""
+        named = [part for message in request.history for part in message.parts]
+        read = await self._media.read([*named, *request.input], lambda more: exchange.charge(size + more))
+        earlier = iter(read[: len(named)])
+        spoken = await self._spoken.find((one.audio_id for one in request.history if one.audio_id), key=owner)
+        history: list[Message] = []
+        for message in request.history:
+            if message.audio_id is not None:
+                if message.audio_id not in spoken:
+                    raise InvalidValue("there is no audio of this id", param=f"{message.place}.audio.id")
+                message = replace(message, text=spoken[message.audio_id])
+            parts = islice(earlier, len(message.parts))
+            chunks = [await self._usable(exchange, chunk, message.place, owner) for chunk in parts]
+            history.append(earlier_message(message, chunks))
+        return history, read[len(named) :]
+
+    async def _usable(self, exchange: HttpExchange, chunk: InputChunk, place: str, owner: str | None) -> InputChunk:
+        """A part of an earlier message as the engine takes it: speech is written down where the model does not hear.
+
+        Raises UnsupportedParameter or UnsupportedModality, naming the message.
+        """
+        able = self.sessions.engine.capabilities
+        if chunk.modality is Modality.TEXT:
+            return chunk
+        if chunk.modality not in able.input_modalities:
+            raise UnsupportedModality(f"{chunk.modality} input is not supported by this engine", param=place)
+        if chunk.modality is Modality.AUDIO:
+            if able.speech_in_history:
+                return chunk
+            if Task.TRANSCRIBE in able.tasks:
+                return InputChunk(Modality.TEXT, (await self._words(exchange, chunk, owner)).encode())
+        elif chunk.modality in able.pictures_in_history:
+            return chunk
+        raise UnsupportedParameter(f"{chunk.modality} in earlier messages is not supported by this engine", param=place)
+
+    async def _words(self, exchange: HttpExchange, chunk: InputChunk, owner: str | None) -> str:
+        """What is said in an earlier message."""
+        patch = ConfigurationPatch({"task": "transcribe", "modalities": ["text"]})
+        session, _ = self.open_session(exchange, patch, owner=owner, samples=False, streaming_input=False)
+        with charging(self.sessions.budget) as charge:
+            async with session.running(partial(self.source_of([chunk]), session)):
+                outputs, _ = await collect_answer(session, charge)
+        text = "".join(output.text for output in outputs if output.modality is OutputModality.TEXT)
+        return text.strip() or WORDS_UNKNOWN
+
+    async def _respond(
+        self,
+        exchange: HttpExchange,
+        request: ChatRequest,
+        source: InputSource,
+        history: list[Message],
+        *,
+        owner: str | None,
+        streaming_input: bool = False,
+    ) -> None:
+        streamed = streaming_input if request.stream is None else request.stream
+        session, target = self.open_session(
+            exchange,
+            request.patch,
+            owner=owner,
+            samples=not streamed,
+            streaming_input=streaming_input,
+            prepare=partial(prepare_answer, request=request, history=history, read_whole=not streamed),
+        )
+        options = chat_options(request, model=self.sessions.model.names[0])
+        if streamed:
+            async with session.running(partial(source, session)):
+                stream = ChatStream(options)
+                await self.stream_events(exchange, session, stream, head_at_start=streaming_input)
+            if request.wants_audio:
+                self._spoken.keep(audio_id(options), stream.spoken, key=owner)
+            return
+        with charging(self.sessions.budget) as charge:
+            async with session.running(partial(source, session)):
+                outputs, final = await collect_answer(session, charge)
+            completion = ChatCompletion(options)
+            for output in outputs:
+                completion.output(output)
+            audio = await encode_audio_file(completion.audio, target) if request.wants_audio else b""
+            if request.wants_audio:
+                self._spoken.keep(audio_id(options), completion.spoken, key=owner)
+            await exchange.respond_json(200, completion.final(final, audio=audio))
+
+
+# ``/v1/completions``: raw prompts, as texts or token ids, without a chat template.
+
+
+class CompletionRoutes(GenerationRoutes):
+    """The handler of ``/v1/completions``."""
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/completions", self.completions)
+
+    async def completions(self, exchange: HttpExchange) -> None:
+        """Respond with the completions of all prompts of one request, each of which is a session of its own."""
+        async with (
+            self.admitted(exchange) as owner,
+            self.json_body(exchange, chat_wants_events) as body,
+        ):
+            request = await body.read(read_completion)
+            sessions: list[HttpSession] = []
+            with ExitStack() as opening:  # where one cannot be opened, none of them ever runs
+                for one in range(len(request.prompts)):
+                    sessions.append(self._prompt_session(exchange, request, one, owner=owner))
+                    opening.enter_context(ended_on_error(sessions[-1].conversation))
+            async with self._running(request, sessions) as source:
+                await self._respond(exchange, request, source)
+
+    def _prompt_session(
+        self, exchange: HttpExchange, request: CompletionRequest, index: int, *, owner: str | None
+    ) -> HttpSession:
+        """Open the session of one prompt; its errors name the prompt's place in the body."""
+        place = request.places[index]
+        patch = replace(request.patch, names={**request.patch.names, "prompt": place}, input=place)
+        asked = AnswerOptions(
+            raw_prompt=True,
+            token_prompt=not isinstance(request.prompts[index], str),
+            echo=request.echo,
+            only_echo=request.only_echo,
+        )
+
+        def prepare(conversation: Conversation) -> None:
+            conversation.options = checked_options(conversation, request.answer, asked)
+
+        session, _ = self.open_session(
+            exchange, patch, owner=owner, samples=False, streaming_input=False, prepare=prepare
+        )
+        return session
+
+    @asynccontextmanager
+    async def _running(self, request: CompletionRequest, sessions: list[HttpSession]) -> AsyncIterator[AnswerSource]:
+        """Run all sessions at the same time, until the block ends. Yields the source of the merged answer."""
+        async with AsyncExitStack() as running:
+            for prompt, session in zip(request.prompts, sessions, strict=True):
+                text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
+                feed = self.source_of([InputChunk(Modality.TEXT, text)])
+                await running.enter_async_context(session.running(partial(feed, session)))
+            if len(sessions) == 1:
+                yield sessions[0]
+                return
+            merged = MergedAnswers(sessions, choices=request.answer.choices)
+            await running.enter_async_context(merged.receiving())
+            yield merged
+
+    async def _respond(self, exchange: HttpExchange, request: CompletionRequest, source: AnswerSource) -> None:
+        options = CompletionOptions(
+            completion_id="cmpl-" + (request.request_id or new_id("")),
+            created=int(time.time()),
+            model=self.sessions.model.names[0],
+            choices=len(request.prompts) * request.answer.choices,
+            logprobs=request.answer.logprobs is not None,
+            include_usage=request.include_usage,
+            usage_on_final_chunk=request.usage_on_final_chunk,
+        )
+        if request.stream:
+            await self.stream_events(exchange, source, CompletionStream(options), head_at_start=False)
+            return
+        with charging(self.sessions.budget) as charge:
+            outputs, final = await collect_answer(source, charge)
+            completion = Completion(options)
+            for output in outputs:
+                completion.output(output)
+            await exchange.respond_json(200, completion.final(final))
+
+
+# ``/v1/audio/speech``: text read aloud, from a JSON body or from text that is still arriving.
+
+
+class SpeechRoutes(GenerationRoutes):
+    """The handler of ``/v1/audio/speech``."""
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/audio/speech", self.audio_speech)
+
+    async def audio_speech(self, exchange: HttpExchange) -> None:
+        """Respond with audio, whole or streamed, in the dialect that the request asks for."""
+        async with self.admitted(exchange) as owner:
+            if await has_streaming_input(exchange, self.config):
+                stream = self.streaming_body(exchange)
+                request = read_speech(await stream.parameters(), input_follows=True)
+                await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
+                return
+            async with self.json_body(exchange, speech_wants_events) as body:
+                request = await body.read(partial(read_speech, input_follows=False))
+                text = InputChunk(Modality.TEXT, (request.text or "").encode())
+                await self._respond(exchange, request, self.source_of([text]), owner=owner)
+
+    async def _respond(
+        self,
+        exchange: HttpExchange,
+        request: SpeechRequest,
+        source: InputSource,
+        *,
+        owner: str | None,
+        streaming_input: bool = False,
+    ) -> None:
+        whole = request.dialect is SpeechDialect.WHOLE
+        wav_pieces = request.dialect is SpeechDialect.CHUNKS and request.response_format == AudioEncoding.WAV
+        session, target = self.open_session(
+            exchange, request.patch, owner=owner, samples=whole or wav_pieces, streaming_input=streaming_input
+        )
+        kind = media_type(target)
+        if whole:
+            with charging(self.sessions.budget) as charge:
+                async with session.running(partial(source, session)):
+                    outputs, _ = await collect_answer(session, charge)
+                pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
+                await exchange.respond(200, [("Content-Type", kind)], await encode_audio_file(pcm, target))
+            return
+        async with session.running(partial(source, session)):
+            match request.dialect:
+                case SpeechDialect.RAW:
+                    await write_raw_audio(exchange, session, kind, head_at_start=streaming_input)
+                case SpeechDialect.EVENTS:
+                    await self.stream_events(
+                        exchange, session, SpeechEvents(), head_at_start=streaming_input, done=False
+                    )
+                case SpeechDialect.CHUNKS:
+                    speech_id = "speech-" + (request.request_id or new_id(""))
+                    piece = partial(_wav_file, target) if wav_pieces else bytes
+                    chunks = SpeechChunks(speech_id, request.response_format, kind, target.sample_rate, piece=piece)
+                    await self.stream_events(exchange, session, chunks, head_at_start=streaming_input)
+
+
+def _wav_file(target: AudioFormat, pcm: bytes) -> bytes:
+    """One piece of pcm16 as a WAV file of its own, which clients can play without the other pieces."""
+    return wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=len(pcm)) + pcm
+
+
+# ``/v1/audio/transcriptions``, ``/v1/audio/translations``: a file in a form, or audio that is still arriving.
+
+
+_SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt; charset=utf-8"}
+
+
+class TranscriptionRoutes(GenerationRoutes):
+    """The handlers of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/audio/transcriptions", self.transcriptions)
+        router.add("POST", "/v1/audio/translations", self.translations)
+
+    async def transcriptions(self, exchange: HttpExchange) -> None:
+        """Respond with a transcript, in the format that the request asks for, or with events as it is recognised."""
+        await self._transcribe(exchange, AnswerOptions())
+
+    async def translations(self, exchange: HttpExchange) -> None:
+        """Respond with a transcript in English. Raises UnsupportedParameter."""
+        if not self.sessions.engine.capabilities.translates:
+            raise UnsupportedParameter("translation is not supported by this engine", param="model")
+        await self._transcribe(exchange, AnswerOptions(translate=True))
+
+    async def _transcribe(self, exchange: HttpExchange, options: AnswerOptions) -> None:
+        async with self.admitted(exchange) as owner:
+            request_type = exchange.request.content_type
+            if is_streaming_input(exchange.request) or (request_type == FORM_TYPE and await is_file(exchange)):
+                stream = self.streaming_body(exchange)
+                request = read_transcription(await stream.parameters())
+                await self._respond(exchange, request, stream.feed, options=options, owner=owner, streaming_input=True)
+                return
+            parts = await read_form(exchange, self.config.http.max_body_bytes)
+            fields = form_fields(_texts(parts))
+            streams = str(fields.get("stream")).lower() in ("true", "1")
+            async with self.errors_as_events(exchange, wanted=streams):
+                request = read_transcription(fields, input_field="file")
+                file = _file(parts)
+                chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
+                await self._respond(exchange, request, self.source_of([chunk]), options=options, owner=owner)
+
+    async def _respond(
+        self,
+        exchange: HttpExchange,
+        request: TranscriptionRequest,
+        source: InputSource,
+        *,
+        options: AnswerOptions,
+        owner: str | None,
+        streaming_input: bool = False,
+    ) -> None:
+        language = self._language(request)
+        session, _ = self.open_session(
+            exchange, request.patch, owner=owner, samples=False, streaming_input=streaming_input
+        )
+        session.conversation.options = options
+        streamed = streaming_input if request.stream is None else request.stream
+        if streamed and request.response_format not in TIMED_FORMATS:
+            async with session.running(partial(source, session)):
+                await self.stream_events(
+                    exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False
+                )
+            return
+        with charging(self.sessions.budget) as charge:
+            async with session.running(partial(source, session)):
+                outputs, final = await collect_answer(session, charge)
+            transcription = Transcription(request, language=language, translates=options.translate)
+            for output in outputs:
+                transcription.output(output)
+            match request.response_format:
+                case "text":
+                    kind, text = "text/plain; charset=utf-8", transcription.text() + "\n"
+                case "srt" | "vtt" as subtitles:
+                    kind, text = _SUBTITLE_TYPES[subtitles], transcription.subtitles()
+                case _:
+                    await exchange.respond_json(200, transcription.json(final))
+                    return
+            await exchange.respond(200, [("Content-Type", kind)], text.encode())
+
+    def _language(self, request: TranscriptionRequest) -> str | None:
+        """The name of the language that is recognised, None where nobody says.
+
+        Raises UnsupportedParameter where words have no times.
+        """
+        capabilities = self.sessions.engine.capabilities
+        if request.response_format in TIMED_FORMATS and not capabilities.word_times:
+            raise UnsupportedParameter("timestamps are not supported by this engine", param="response_format")
+        languages = capabilities.languages
+        code = next(iter(languages)) if request.language is None and len(languages) == 1 else request.language
+        return None if code is None else language_name(code)
+
+
+def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
+    """Names and values of the parts that are no files. Raises InvalidValue for a value that is not UTF-8."""
+    for part in parts:
+        if part.filename is None:
+            try:
+                yield part.name, part.data.decode()
+            except UnicodeDecodeError:
+                raise InvalidValue(
+                    "a form field must be valid UTF-8; a file must have a filename", param=part.name[:64]
+                ) from None
+
+
+def _file(parts: list[FormPart]) -> FormPart:
+    """The part that is the recording. Raises InvalidValue unless it is the only file."""
+    files = [part for part in parts if part.filename is not None]
+    if len(files) != 1 or files[0].name != "file":
+        raise InvalidValue("exactly one file is required, in the field file", param="file")
+    return files[0]
+
+
+# SpokenAnswers: what was said in answers with audio, so that clients can refer to them by ``audio.id``.
+
+
+#: How long an answer is known, in seconds.
+KNOWN_SEC: Final = 3600
+#: What is kept for each key, in answers and in characters; the oldest go first.
+MAX_ANSWERS: Final = 1024
+MAX_CHARACTERS: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class _OfKey:
+    """The answers of one key by their ids, with the times at which they are forgotten, oldest first."""
+
+    answers: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
+    characters: int = 0
+
+    def drop(self, audio_id: str) -> None:
+        _, text = self.answers.pop(audio_id, (0.0, ""))
+        self.characters -= len(text)
+
+    def drop_old(self, now: float) -> None:
+        while self.answers:
+            oldest, (until, _) = next(iter(self.answers.items()))
+            if until > now and len(self.answers) <= MAX_ANSWERS and self.characters <= MAX_CHARACTERS:
+                return
+            self.drop(oldest)
+
+
+class SpokenAnswers:
+    """The transcripts of spoken answers by key and id.
+
+    Each worker of a server keeps those of its own answers, and asks the others for an id that it does not know. ``now``
+    returns a monotonic time in seconds.
+    """
+
+    def __init__(self, group: WorkerGroup | None, now: Callable[[], float]) -> None:
+        self._group = group
+        self._now = now
+        self._by_key: dict[str | None, _OfKey] = {}
+        if group is not None:
+            group.on(SPOKEN_ANSWERS, self._tell)
+
+    def keep(self, audio_id: str, text: str, *, key: str | None) -> None:
+        """Know what was said in an answer to this key."""
+        own = self._by_key.setdefault(key, _OfKey())
+        own.drop(audio_id)
+        own.answers[audio_id] = (self._now() + KNOWN_SEC, text)
+        own.characters += len(text)
+        own.drop_old(self._now())
+
+    async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:
+        """The texts of those that this server has given to this key within the last hour."""
+        wanted = set(audio_ids)
+        found = self._own(wanted, key)
+        if (missing := wanted - found.keys()) and self._group is not None:
+            for told in await self._group.ask_others(SPOKEN_ANSWERS, (key, tuple(missing))):
+                found |= told
+        return found
+
+    async def _tell(self, asked: tuple[str | None, tuple[str, ...]]) -> dict[str, str]:
+        key, audio_ids = asked
+        return self._own(audio_ids, key)
+
+    def _own(self, audio_ids: Iterable[str], key: str | None) -> dict[str, str]:
+        own = self._by_key.get(key)
+        if own is None:
+            return {}
+        own.drop_old(self._now())
+        return {one: own.answers[one][1] for one in audio_ids if one in own.answers}
