@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from omni_ws.config.model import GrpcConfig
 from omni_ws.core.quota import ByteBudget
 from omni_ws.generated import salience_pb2, salience_pb2_grpc
 from omni_ws.metrics import Metrics
-from omni_ws.transport.grpc_salience.call_accounts import CallAccounts
-from omni_ws.transport.grpc_salience.health import SERVICE_NAME as HEALTH_SERVICE
-from omni_ws.transport.grpc_salience.health import Health
-from omni_ws.transport.grpc_salience.message_intake import MessageIntake
-from omni_ws.transport.grpc_salience.servicer import Salience
+from omni_ws.service.observing.accounts import write_line
+from omni_ws.transport.grpc_salience.servicer import MessageIntake, Salience
+
+HEALTH_SERVICE = SERVICE_NAME
 
 SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
 #: Grace period of running calls when the server closes.
@@ -148,3 +148,111 @@ def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:
     """Load credentials from PEM files. Without ``key``, the certificate's file holds the private key too."""
     chain = certificate.read_bytes()
     return grpc.ssl_server_credentials([(chain if key is None else key.read_bytes(), chain)])
+
+
+# CallAccounts: counts and logs each call of the token service.
+
+
+logger = logging.getLogger("omni_ws.grpc")
+
+#: Statuses that are faults of the server, and logged as errors.
+_SERVER_FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+
+
+class CallAccounts(grpc.aio.ServerInterceptor):
+    """Counts calls of the methods of ``service``. Clients can make up other names, so those are not counted.
+
+    Install it before ``MessageIntake``, so that it also counts the calls refused there.
+    """
+
+    def __init__(self, metrics: Metrics, *, service: str) -> None:
+        self._metrics = metrics
+        self._prefix = f"/{service}/"
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        path = handler_call_details.method
+        if handler is None or not path.startswith(self._prefix):
+            return cast("grpc.RpcMethodHandler[Any, Any] | None", handler)
+        method = path.removeprefix(self._prefix)
+        if handler.response_streaming:
+
+            async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
+                with self._counted(method, context):
+                    async with aclosing(handler.stream_stream(requests, context)) as events:
+                        async for event in events:
+                            yield event
+
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+
+        async def answer(requests: Any, context: Any) -> Any:
+            with self._counted(method, context):
+                return await handler.stream_unary(requests, context)
+
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
+
+    @contextmanager
+    def _counted(self, method: str, context: Any) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        outcome = "UNKNOWN"
+        try:
+            yield
+            outcome = "OK"
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = "CANCELLED"
+            raise
+        finally:
+            code = context.code()  # 0 where the servicer has set none
+            status = code.name if isinstance(code, grpc.StatusCode) else outcome
+            seconds = loop.time() - begun
+            self._metrics.grpc_calls.labels(method, status).inc()
+            self._metrics.grpc_call_seconds.labels(method).observe(seconds)
+            level = logging.ERROR if status in _SERVER_FAULTS else logging.INFO
+            write_line(logger, level, "grpc call", method=method, status=status, seconds=round(seconds, 4))
+
+
+# Health: the standard health checking service (grpc.health.v1).
+
+
+_Status = health_pb2.HealthCheckResponse
+SERVICE_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without types
+    """Reports one status for all of ``services`` and for the server as a whole, at first NOT_SERVING.
+
+    The servicer of ``grpc_health`` itself is not used: there, a change of the status waits until every watching client
+    has read it.
+    """
+
+    def __init__(self, services: Collection[str]) -> None:
+        self._services = {"", *services}
+        self._status = _Status.NOT_SERVING
+        self._changed = asyncio.Event()
+
+    def set_serving(self, serving: bool) -> None:
+        """Change the status, and wake all watchers."""
+        self._status = _Status.SERVING if serving else _Status.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # named by the protocol
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return _Status(status=self._status)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        sent = None
+        while True:
+            changed = self._changed
+            status = self._status if request.service in self._services else _Status.SERVICE_UNKNOWN
+            if status != sent:
+                sent = status
+                yield _Status(status=status)
+            else:
+                await changed.wait()

@@ -19,9 +19,8 @@ from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.transport.grpc_salience import message_intake
-from omni_ws.transport.grpc_salience.message_intake import MAX_KEYLESS_CALLS
-from omni_ws.transport.grpc_salience.servicer import peer_address
+from omni_ws.transport.grpc_salience import servicer as message_intake
+from omni_ws.transport.grpc_salience.servicer import MAX_KEYLESS_CALLS, peer_address
 
 Status = grpc.StatusCode
 MIB = 1 << 20
