@@ -169,7 +169,7 @@ def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
 
 def _fetched(config: ServerConfig) -> bool:
     """Whether the server is to start: with what could be fetched, unless the user interrupted that."""
-    from omni_ws.tools.start_weights import fetch_for_start
+    from omni_ws.tools.weights import fetch_for_start
 
     try:
         fetch_for_start(config)

@@ -20,7 +20,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import leaves
 from omni_ws.server import create_app
-from omni_ws.tools.schemas import frames_schema
+from omni_ws.tools.documents import frames_schema
 from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES
 from omni_ws.wire.openai_requests import ChatBody, CompletionBody, SpeechBody, TranscriptionBody
 from omni_ws.wire.realtime_session import ClientSecretBody

