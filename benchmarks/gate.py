@@ -42,8 +42,7 @@ from benchmarks.server_process import free_port, running
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
 from omni_ws.client import AudioChunk, SpeechStarted, connect
 from omni_ws.client.audio import paced, pieces
-from omni_ws.profiler.reading import read
-from omni_ws.profiler.report import build_report
+from omni_ws.profiler.report import build_report, read
 
 #: The voices, as arguments of ``omni-ws serve``.
 VOICES: Final = {"hibari": (), "espeak": ("--tts", "espeak")}

@@ -11,11 +11,7 @@ from pathlib import Path
 from omni_ws.installing import this_python, wrong_python
 
 try:
-    from omni_ws.profiler.page import as_page
-    from omni_ws.profiler.perfetto import as_trace
-    from omni_ws.profiler.reading import NoEvents, read
-    from omni_ws.profiler.report import build_report, chosen_timelines
-    from omni_ws.profiler.table import as_text
+    from omni_ws.profiler.report import NoEvents, as_page, as_text, as_trace, build_report, chosen_timelines, read
 except ModuleNotFoundError as missing:
     sys.exit(f"omni_ws.profiler: {wrong_python(missing, '-m omni_ws.profiler DIR')}")
 

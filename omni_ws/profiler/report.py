@@ -1,13 +1,20 @@
-"""Builds the report on a run: timelines, stages, hops, latencies, and time that no stage accounts for."""
+"""Profiles of a server: read, and shown as a table, as a page, and for Perfetto."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+import json
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from omni_ws.profiler.reading import EventFiles, NoEvents
-from omni_ws.profiler.timeline import MS, Timeline, timelines
+import msgspec
+
+# Builds the report on a run: timelines, stages, hops, latencies, and time that no stage accounts for.
+
 
 #: Name of the row for time that no stage accounts for.
 UNACCOUNTED: Final = "(unaccounted)"
@@ -213,3 +220,518 @@ def _relative(line: Timeline) -> list[dict[str, Any]]:
 
 def _round(value: float) -> float:
     return round(value, 3)
+
+
+# Renders timelines as a trace for Perfetto and chrome://tracing.
+
+
+#: Maximum number of threads of a stage, for intervals that overlap without being nested.
+_LANES: Final = 64
+
+
+def as_trace(lines: Iterable[Timeline]) -> dict[str, Any]:
+    """Builds the JSON object of the Trace Event Format.
+
+    Each request is a process, each stage a thread. Times are in microseconds.
+    """
+    lines = list(lines)
+    # Monotonic clocks of processes are not comparable, so requests are placed by the time of day of their first event.
+    origin = min((line.events[0].timestamp_ns for line in lines), default=0)
+    events = [event for number, line in enumerate(lines, 1) for event in _request(number, line, origin)]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _request(process: int, line: Timeline, origin: int) -> Iterator[dict[str, Any]]:
+    def microseconds(when: int) -> float:
+        return (line.events[0].timestamp_ns - origin + when - line.start) / 1000
+
+    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": line.request_id}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    threads: dict[str, int] = {}
+    stages = dict.fromkeys(event.stage for event in line.events)
+    for number, stage in enumerate(stages):
+        threads[stage] = number * _LANES
+        yield {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": process,
+            "tid": threads[stage],
+            "args": {"name": stage},
+        }
+    for lane, interval in _in_lanes(line.intervals):
+        yield {
+            "ph": "X",
+            "name": interval.name,
+            "cat": "stage" if interval.explains else "presence",
+            "pid": process,
+            "tid": threads[interval.stage] + lane,
+            "ts": microseconds(interval.start),
+            "dur": (interval.end - interval.start) / 1000,
+        }
+    for event in line.events:
+        yield {
+            "ph": "i",
+            "s": "t",
+            "name": event.event_name,
+            "pid": process,
+            "tid": threads[event.stage],
+            "ts": microseconds(line.at(event)),
+            "args": event.metadata,
+        }
+
+
+def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
+    """Assigns intervals to threads, whose slices must be disjoint or nested."""
+    ends: dict[tuple[str, int], list[int]] = {}
+    for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
+        for lane in range(_LANES):
+            around = ends.setdefault((interval.stage, lane), [])
+            while around and around[-1] <= interval.start:
+                around.pop()
+            if not around or interval.end <= around[-1] or lane == _LANES - 1:
+                around.append(interval.end)
+                yield lane, interval
+                break
+
+
+# Renders a report as text for a terminal.
+
+
+_FIGURES: Final = ("count", "avg", "p50", "p95", "max")
+#: Requests that are listed, the longest first.
+MOST_TIMELINES: Final = 20
+
+
+def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
+    """Renders the report."""
+    return "\n".join(_lines(report, timelines)) + "\n"
+
+
+def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
+    yield from _head(report)
+    yield ""
+    yield "Latencies (ms; rtf: a ratio)"
+    yield from _table(report["rollups"], ("measure", *_FIGURES))
+    yield ""
+    yield "Stages (ms)"
+    yield from _table(report["stage_breakdown"], ("stage", "interval", *_in_ms(_FIGURES), "total_ms"))
+    yield ""
+    yield "Hops (ms)"
+    yield from _table(report["hop_breakdown"], ("src", "dst", "kind", *_in_ms(_FIGURES)))
+    yield ""
+    requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])
+    shown = f", the {timelines} longest" if len(requests) > timelines else ""
+    yield f"Requests (ms){shown}"
+    columns = ("request_id", "origin", "task", "finish_reason", "end_to_end_ms", "ttft_ms", "ttfa_ms", "unaccounted_ms")
+    yield from _table(requests[:timelines], columns)
+
+
+def _head(report: Mapping[str, Any]) -> Iterator[str]:
+    share = report["accounted_share"]
+    yield (
+        f"run {report['run_id'] or '(unnamed)'}: {report['request_count']} requests, "
+        f"{report['end_to_end_ms']:g} ms in total" + (f", {share:.1%} accounted for" if share is not None else "")
+    )
+    if report["partial_requests"]:
+        yield f"{report['partial_requests']} requests without a recorded start or end are left out of the figures"
+    if report["broken_lines"]:
+        first = report["broken_lines"][0]
+        yield f"{len(report['broken_lines'])} invalid lines, the first at {first}"
+    if report["other_runs"]:
+        others = ", ".join(f"{name or '(unnamed)'} ({count} events)" for name, count in report["other_runs"].items())
+        yield f"other runs (select with --run): {others}"
+
+
+def _in_ms(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name if name == "count" else f"{name}_ms" for name in names)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
+    if not rows:
+        yield "  (none)"
+        return
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    titles = [column.removesuffix("_ms") for column in columns]
+    widths = [max(len(title), *(len(row[at]) for row in cells)) for at, title in enumerate(titles)]
+    numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+    for row in (titles, *cells):
+        line = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numeric, strict=True)
+        )
+        yield ("  " + "  ".join(line)).rstrip()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+# Reads event files, tolerating damaged ones.
+
+
+_PATTERN: Final = "events_*.jsonl"
+#: Longer lines are invalid.
+_MAX_LINE_BYTES: Final = 1 << 20
+
+
+class NoEvents(Exception):
+    """There are no events to report on; the message explains why."""
+
+
+class ProfileEvent(msgspec.Struct, frozen=True):
+    """An event as read back; optional fields depend on its writer."""
+
+    request_id: str
+    stage: str
+    event_name: str
+    timestamp_ns: int
+    run_id: str | None = None
+    pid: int | None = None
+    metadata: dict[str, Any] = {}
+
+    @property
+    def monotonic_ns(self) -> int | None:
+        """Monotonic time in nanoseconds; None if the writer recorded none."""
+        value = self.metadata.get("monotonic_ns")
+        return value if type(value) is int else None
+
+
+@dataclass(slots=True)
+class EventFiles:
+    """Events of one or more files.
+
+    ``broken`` lists the places of invalid lines: a writer may have been killed within one.
+    """
+
+    events: list[ProfileEvent] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> dict[str, int]:
+        """Number of events by run, the newest run first."""
+        counts: Counter[str] = Counter()
+        newest: dict[str, int] = defaultdict(int)
+        for event in self.events:
+            name = event.run_id or ""
+            counts[name] += 1
+            newest[name] = max(newest[name], event.timestamp_ns)
+        return {name: counts[name] for name in sorted(counts, key=lambda name: -newest[name])}
+
+    def of_run(self, run_id: str) -> list[ProfileEvent]:
+        """Returns the events of a run."""
+        return [event for event in self.events if (event.run_id or "") == run_id]
+
+
+def read(paths: Iterable[Path]) -> EventFiles:
+    """Reads files, and all event files of folders. Raises NoEvents if there are none."""
+    recording = EventFiles()
+    paths = list(paths)
+    for path in paths:
+        if path.is_dir():
+            recording.files += sorted(path.glob(_PATTERN))
+        elif path.is_file():
+            recording.files.append(path)
+        else:
+            raise NoEvents(f"{path}: no such file or folder")
+    if not recording.files:
+        raise NoEvents(f"{', '.join(map(str, paths))}: no file {_PATTERN}")
+    for path in recording.files:
+        _read_file(path, recording)
+    if not recording.events:
+        broken = f"; {len(recording.broken)} lines are invalid" if recording.broken else ""
+        raise NoEvents(f"{', '.join(map(str, recording.files))}: no event{broken}")
+    return recording
+
+
+def _read_file(path: Path, recording: EventFiles) -> None:
+    decoder = msgspec.json.Decoder(ProfileEvent)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(_reading_lines(file), 1):
+                try:
+                    if line.strip():
+                        recording.events.append(decoder.decode(line))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    recording.broken.append(f"{path}:{number}")
+    except OSError as error:
+        raise NoEvents(f"{path}: {error.strerror}") from None
+
+
+def _reading_lines(file: Any) -> Iterator[bytes]:
+    while line := file.readline(_MAX_LINE_BYTES):
+        yield line
+
+
+# Timeline of a request: its events in order, and the intervals and hops they delimit.
+
+
+#: Pairs of events that start and end an interval of a stage. An event may be in several pairs.
+PAIRS: Final = (
+    ("stage_input_received", "stage_complete"),
+    ("preprocess_start", "preprocess_end"),
+    ("encoder_start", "encoder_end"),
+    ("scheduler_request_build_start", "scheduler_request_build_end"),
+    ("scheduler_request_build_end", "scheduler_queue_enter"),
+    ("scheduler_queue_enter", "scheduler_prefill_start"),
+    ("scheduler_queue_enter", "scheduler_first_emit"),
+    ("scheduler_queue_enter", "generation_end"),
+    ("scheduler_prefill_start", "scheduler_prefill_end"),
+    ("scheduler_prefill_end", "stage_complete"),
+    ("scheduler_prefill_start", "stage_first_stream_chunk_sent"),
+    ("scheduler_prefill_start", "scheduler_first_emit"),
+    ("scheduler_first_emit", "stage_complete"),
+    ("early_work_start", "early_work_end"),
+    ("code2wav_decode_start", "code2wav_decode_end"),
+    ("model_path_start", "model_path_end"),
+)
+#: Intervals in which a stage is present, but may be idle: they account for no time.
+_PRESENCE: Final = frozenset(
+    {
+        ("model_path_start", "model_path_end"),
+        ("scheduler_first_emit", "stage_complete"),
+        ("scheduler_prefill_end", "stage_complete"),
+    }
+)
+#: Events that end a request; the last one counts.
+_ENDS: Final = ("terminal_response", "response_written")
+MS: Final = 1_000_000
+
+
+class Interval(NamedTuple):
+    """Work of a stage between two events, in nanoseconds of the timeline.
+
+    ``explains`` is False for an interval that accounts for no time: the stage is present, but not necessarily at
+    work.
+    """
+
+    stage: str
+    name: str
+    start: int
+    end: int
+    explains: bool = True
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) / MS
+
+
+class Hop(NamedTuple):
+    """Transfer from one stage to another; ``kind`` is ``payload`` or ``stream_chunk``."""
+
+    source: str
+    target: str
+    kind: str
+    start: int
+    end: int
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) / MS
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events of one request.
+
+    Times are monotonic if every event has a monotonic time, otherwise times of day.
+    """
+
+    request_id: str
+    events: tuple[ProfileEvent, ...]
+
+    @classmethod
+    def of(cls, request_id: str, events: Sequence[ProfileEvent]) -> Timeline:
+        """Sorts the events of a request."""
+        clock = _monotonic if all(event.monotonic_ns is not None for event in events) else _wall
+        return cls(request_id, tuple(sorted(events, key=clock)))
+
+    @cached_property
+    def _is_monotonic(self) -> bool:
+        return all(event.monotonic_ns is not None for event in self.events)
+
+    def at(self, event: ProfileEvent) -> int:
+        """Time of an event, in nanoseconds."""
+        return _monotonic(event) if self._is_monotonic else _wall(event)
+
+    @property
+    def start(self) -> int:
+        """Time of the first event."""
+        return self.at(self.events[0])
+
+    @property
+    def end(self) -> int:
+        """End of the request; events of the engine may follow it."""
+        ends = [self.at(event) for event in self.events if event.event_name in _ENDS]
+        return max(ends, default=self.at(self.events[-1]))
+
+    @property
+    def whole(self) -> bool:
+        """Whether the start and the end of the request were recorded."""
+        names = {event.event_name for event in self.events}
+        return "request_admission" in names and not names.isdisjoint(_ENDS)
+
+    def first(self, name: str, **metadata: Any) -> ProfileEvent | None:
+        """Returns the first event with this name and this metadata."""
+        for event in self.events:
+            if event.event_name == name and metadata.items() <= event.metadata.items():
+                return event
+        return None
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Intervals in the order of their end. An end belongs to the earliest open start of its pair and stage."""
+        opened: defaultdict[tuple[str, tuple[str, str]], deque[tuple[int, bool]]] = defaultdict(deque)
+        found: list[Interval] = []
+        for event in self.events:
+            now = self.at(event)
+            for pair in _CLOSES.get(event.event_name, ()):
+                waiting = opened[event.stage, pair]
+                if waiting:
+                    start, explains = waiting.popleft()
+                    name = "->".join(pair)
+                    found.append(Interval(event.stage, name, start, now, explains and pair not in _PRESENCE))
+            for pair in _OPENS.get(event.event_name, ()):
+                opened[event.stage, pair].append((now, not event.metadata.get("resident", False)))
+        return tuple(found)
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """Hops in the order of their arrival."""
+        sent: defaultdict[tuple[str, str, str, object], deque[int]] = defaultdict(deque)
+        found: list[Hop] = []
+        for event in self.events:
+            now, metadata = self.at(event), event.metadata
+            match event.event_name:
+                case "stage_hop_sent":
+                    sent[event.stage, str(metadata.get("to_stage", "?")), "payload", None].append(now)
+                case "stage_stream_chunk_sent":
+                    target, number = str(metadata.get("to_stage", "?")), metadata.get("chunk_id")
+                    sent[event.stage, target, "stream_chunk", number].append(now)
+                case "stage_input_received" | "stage_stream_chunk_received" if "from_stage" in metadata:
+                    kind = "payload" if event.event_name == "stage_input_received" else "stream_chunk"
+                    number = metadata.get("chunk_id") if kind == "stream_chunk" else None
+                    source = str(metadata["from_stage"])
+                    waiting = sent[source, event.stage, kind, number]
+                    if waiting:
+                        found.append(Hop(source, event.stage, kind, waiting.popleft(), now))
+        return tuple(found)
+
+    @property
+    def unaccounted(self) -> int:
+        """Nanoseconds that no interval and no hop accounts for."""
+        return sum(end - start for start, end in gaps(self))
+
+
+def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
+    """Groups events by request, ordered by their first event."""
+    grouped: defaultdict[str, list[ProfileEvent]] = defaultdict(list)
+    for event in events:
+        if event.request_id:
+            grouped[event.request_id].append(event)
+    found = [Timeline.of(request_id, of_one) for request_id, of_one in grouped.items()]
+    return {one.request_id: one for one in sorted(found, key=lambda one: one.events[0].timestamp_ns)}
+
+
+def gaps(line: Timeline) -> list[tuple[int, int]]:
+    """Returns the spans of a request that no interval and no hop accounts for."""
+    spans = [(one.start, one.end) for one in line.intervals if one.explains]
+    spans += [(hop.start, hop.end) for hop in line.hops]
+    found: list[tuple[int, int]] = []
+    reached = line.start
+    for start, end in sorted(spans):
+        if start >= line.end:
+            break
+        if start > reached:
+            found.append((reached, start))
+        reached = max(reached, end)
+    if reached < line.end:
+        found.append((reached, line.end))
+    return found
+
+
+def _monotonic(event: ProfileEvent) -> int:
+    assert event.monotonic_ns is not None
+    return event.monotonic_ns
+
+
+def _wall(event: ProfileEvent) -> int:
+    return event.timestamp_ns
+
+
+def _by(position: int) -> dict[str, list[tuple[str, str]]]:
+    table: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for pair in PAIRS:
+        table[pair[position]].append(pair)
+    return dict(table)
+
+
+_OPENS: Final = _by(0)
+_CLOSES: Final = _by(1)
+
+
+# Renders a report as a self-contained HTML page: a waterfall of each request, and the tables.
+
+
+#: Limits of what is drawn: requests, the longest first, and marks of each.
+MOST_REQUESTS: Final = 300
+MOST_MARKS: Final = 500
+_PLACE: Final = "/*DATA*/null"
+#: Events that are drawn as the ends of bars.
+_SHOWN_AS_BARS: Final = frozenset(
+    {"stage_stream_chunk_sent", "stage_stream_chunk_received", *(name for pair in PAIRS for name in pair)}
+)
+
+
+def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
+    """Renders the page."""
+    template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
+    requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
+    origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)
+    drawn = [{**request, **_drawing(lines[request["request_id"]], origin)} for request in requests]
+    drawn.sort(key=lambda request: request["begin_ms"])
+    keys = ("run_id", "other_runs", "request_count", "partial_requests", "end_to_end_ms", "accounted_share")
+    data = {key: report[key] for key in keys} | {
+        "broken_lines": len(report["broken_lines"]),
+        "rollups": report["rollups"],
+        "stages": report["stage_breakdown"],
+        "hops": report["hop_breakdown"],
+        "requests": drawn,
+        "unaccounted": UNACCOUNTED,
+    }
+    # Escapes "<", so that no text of an event can end the script element.
+    return template.replace(_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
+
+
+def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
+    """Converts a timeline to what the page draws, in milliseconds since the start of the request."""
+
+    def ms(when: int) -> float:
+        return round((when - line.start) / MS, 3)
+
+    marks = [
+        [event.stage, event.event_name, ms(line.at(event)), _metadata(event.metadata)]
+        for event in line.events
+        if event.event_name not in _SHOWN_AS_BARS
+    ]
+    return {
+        "begin_ms": round((line.events[0].timestamp_ns - origin) / MS, 3),
+        "spans": [[one.stage, one.name, ms(one.start), ms(one.end), one.explains] for one in line.intervals]
+        + [[hop.target, f"from {hop.source}", ms(hop.start), ms(hop.end), True] for hop in line.hops],
+        "gaps": [[ms(start), ms(end)] for start, end in gaps(line)],
+        "marks": marks[:MOST_MARKS],
+        "marks_left_out": max(0, len(marks) - MOST_MARKS),
+    }
+
+
+def _metadata(metadata: Mapping[str, Any]) -> str:
+    shown = (
+        f"{name}: {_short(value)}" for name, value in metadata.items() if name != "monotonic_ns" and value is not None
+    )
+    return ", ".join(shown)
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)[:80]

@@ -14,8 +14,7 @@ from support.speech_clips import clip_bytes
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.profiler.__main__ import main
-from omni_ws.profiler.reading import read
-from omni_ws.profiler.report import build_report
+from omni_ws.profiler.report import build_report, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 

@@ -14,8 +14,7 @@ from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel, StageLink, pipeline
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
-from omni_ws.profiler.reading import read
-from omni_ws.profiler.timeline import timelines
+from omni_ws.profiler.report import read, timelines
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from omni_ws.profiler.__main__ import FORMATS, main
-from omni_ws.profiler.reading import NoEvents, read
-from omni_ws.profiler.report import build_report, percentile, statistics
-from omni_ws.profiler.timeline import MS, Timeline, gaps, timelines
+from omni_ws.profiler.report import MS, NoEvents, Timeline, build_report, gaps, percentile, read, statistics, timelines
 
 START = 1_700_000_000_000_000_000
 
@@ -97,7 +95,7 @@ def test_an_interruption_lasts_until_the_client_is_told() -> None:
 def recorded(lines: list[dict[str, Any]]) -> Any:
     import msgspec
 
-    from omni_ws.profiler.reading import EventFiles, ProfileEvent
+    from omni_ws.profiler.report import EventFiles, ProfileEvent
 
     return EventFiles([msgspec.convert(one, ProfileEvent) for one in lines])
 

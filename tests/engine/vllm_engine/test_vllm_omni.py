@@ -42,8 +42,8 @@ from omni_ws.engine.vllm.engine import TorchTrace, VllmEngine
 from omni_ws.engine.vllm.omni_voice import OmniVoice
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
-from omni_ws.profiler.reading import read as read_events
 from omni_ws.profiler.report import build_report
+from omni_ws.profiler.report import read as read_events
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -14,8 +14,7 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import post
 
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.profiler.reading import read
-from omni_ws.profiler.report import build_report
+from omni_ws.profiler.report import build_report, read
 
 #: Two of each kind.
 REQUESTS = 16
