@@ -1,19 +1,41 @@
-"""Talkers: each has a connection of its own and asks one question after the other."""
+"""Talkers: sessions that put load on a server, and the tally of what it answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+import math
+import random
+from array import array
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Final
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from ssl import SSLContext
+from typing import Any, Final, Self, TypeAlias
 
-from omni_ws.bench.answer_watch import AnswerWatch
-from omni_ws.bench.load import PIECE_MS, PIECE_SEC, Load, SpokenQuestion, TypedQuestion
-from omni_ws.bench.tally import Tally
-from omni_ws.client import ClientSession, ConnectionFailed, ConnectionLost, InputAck, connect
-from omni_ws.client.audio import paced, pieces
+import numpy as np
+
+from omni_ws.client import (
+    AudioChunk,
+    ClientSession,
+    ConnectionFailed,
+    ConnectionLost,
+    ErrorEvent,
+    Event,
+    InputAck,
+    ResponseStarted,
+    SpeechStarted,
+    TextChunk,
+    connect,
+)
+from omni_ws.client import Final as LastEvent
+from omni_ws.client.audio import Pcm16, paced, pieces
+from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
+
+# Talkers: each has a connection of its own and asks one question after the other.
+
 
 #: After a turn that failed, unless the server asks for a longer one.
 PAUSE_AFTER_FAILURE_SEC: Final = 0.5
@@ -258,3 +280,337 @@ class LoadTalker:
                 if place == last:
                     watch.input_ended(now)
                 ears.sent(await session.send_audio(piece, end=ends and place == last), now)
+
+
+# What a load test asks, and how often.
+
+
+PIECE_MS: Final = 20
+PIECE_SEC: Final = PIECE_MS / 1000
+#: Half a second of silence, with which an open microphone begins each turn.
+LEAD_PIECES: Final = 25
+#: The level of speech, relative to the loudest piece; what is softer counts as the noise of a recording.
+SPEECH_LEVEL: Final = 10 ** (-26 / 20)
+
+
+@dataclass(frozen=True, slots=True)
+class TypedQuestion:
+    """A text, sent at once."""
+
+    text: str
+
+    @property
+    def seconds(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenQuestion:
+    """A recording, sent in real time.
+
+    ``turn_detection`` is the type with which the server listens to an open microphone; None where the client ends its
+    input itself. The speech ends with the last piece within 26 dB of the loudest, the ``spoken_pieces``-th.
+    """
+
+    file: str
+    audio: Pcm16
+    turn_detection: str | None
+    spoken_pieces: int
+
+    @classmethod
+    def of(cls, file: str, audio: Pcm16, *, turn_detection: str | None) -> Self:
+        """Raises ValueError for a recording without any sound."""
+        levels = [_level(piece) for piece in pieces(audio, piece_ms=PIECE_MS)]
+        loudest = max(levels, default=0.0)
+        if loudest == 0:
+            raise ValueError("the recording has no sound")
+        last = max(place for place, level in enumerate(levels) if level > SPEECH_LEVEL * loudest)
+        return cls(file, audio, turn_detection, last + 1)
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes to send it, up to the moment from which answers are timed."""
+        return self.last_spoken * PIECE_SEC if self.turn_detection else self.audio.duration_ms / 1000
+
+    @property
+    def opened_microphone(self) -> Iterator[bytes]:
+        """Pieces of silence, of the recording, and of silence without an end."""
+        silence = bytes(2 * self.audio.channels * (self.audio.sample_rate * PIECE_MS // 1000))
+        return chain(repeat(silence, LEAD_PIECES), pieces(self.audio, piece_ms=PIECE_MS), repeat(silence))
+
+    @property
+    def last_spoken(self) -> int:
+        """Which piece of ``opened_microphone`` has the end of the speech, from 1."""
+        return LEAD_PIECES + self.spoken_pieces
+
+
+Question: TypeAlias = TypedQuestion | SpokenQuestion
+
+
+def _level(piece: bytes) -> float:
+    return float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(np.float64) ** 2)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What all talkers do. Times are seconds.
+
+    Each asks ``turns`` times or, with None, begins no turn after ``run_sec``. ``patience_sec`` is how long an answer
+    may take from the end of the input; ``pause_sec`` passes between an answer and the next question.
+    """
+
+    url: str
+    question: Question
+    api_key: str | None = field(default=None, repr=False)
+    tls: SSLContext | None = None
+    sessions: int = 4
+    turns: int | None = 5
+    run_sec: float | None = None
+    stagger_sec: float = 0.2
+    pause_sec: float = 0.0
+    patience_sec: float = 30.0
+    modalities: tuple[str, ...] | None = None
+
+    @property
+    def session_config(self) -> dict[str, Any]:
+        """The configuration of each session. Answers are pcm16, whose length says how long it plays."""
+        config: dict[str, Any] = {"output_audio": {"format": "pcm16"}}
+        if self.modalities is not None:
+            config["modalities"] = list(self.modalities)
+        if isinstance(self.question, SpokenQuestion):
+            audio = self.question.audio
+            config["input_audio"] = {"format": "pcm16", "sample_rate": audio.sample_rate, "channels": audio.channels}
+            if self.question.turn_detection is not None:
+                config["turn_detection"] = {"type": self.question.turn_detection}
+        return config
+
+
+# AnswerWatch: the events of one turn, and when each came. Times are arguments, in seconds.
+
+
+_BYTES_PER_SAMPLE: Final = 2
+
+
+@dataclass(slots=True)
+class SimulatedPlayer:
+    """A loudspeaker that starts with the first audio, and is silent wherever the next has not come yet."""
+
+    #: The silences, each where audio came too late.
+    gaps: list[float] = field(default_factory=list)
+    audio_sec: float = 0.0
+    #: When what has come will have been played; None before the first.
+    plays_until: float | None = None
+
+    def add(self, chunk: AudioChunk, now: float) -> None:
+        length = len(chunk.audio) / (_BYTES_PER_SAMPLE * chunk.sample_rate)
+        until = now if self.plays_until is None else self.plays_until
+        if now > until:
+            self.gaps.append(now - until)
+        self.plays_until = max(now, until) + length
+        self.audio_sec += length
+
+
+@dataclass(slots=True)
+class HeardAnswer:
+    """An answer as far as it has come."""
+
+    first_text: float | None = None
+    first_audio: float | None = None
+    final: float | None = None
+    characters: int = 0
+    #: None where the server did not tell.
+    output_tokens: int | None = None
+    player: SimulatedPlayer = field(default_factory=SimulatedPlayer)
+
+
+class AnswerWatch:
+    """Follows one turn up to the end of its answer.
+
+    With an ``open_microphone`` the server decides what a turn is. A recording with pauses may be several: what is
+    answered, or cut off, before its end is counted in ``partial_answers``, and the turn goes on.
+    """
+
+    def __init__(self, *, open_microphone: bool) -> None:
+        self.answer = HeardAnswer()
+        self.partial_answers = 0
+        #: When the input ended or, with an open microphone, the speech; None before.
+        self.asked_at: float | None = None
+        #: The code of the first error of the turn, and when to try again.
+        self.error_code: str | None = None
+        self.retry_after_ms: int | None = None
+        self.is_over = False
+        self._open_microphone = open_microphone
+        #: Requests of this turn, and those of them that belong to speech before the latest.
+        self._requests: set[str] = set()
+        self._earlier: set[str] = set()
+
+    def input_ended(self, now: float) -> None:
+        self.asked_at = now
+
+    def take(self, event: Event, now: float) -> None:
+        """Record an event that came at ``now``; later ones than the end of the turn are ignored."""
+        if self.is_over:
+            return
+        match event:
+            case ErrorEvent():
+                self._fail(event.error.code)
+                self.retry_after_ms = event.error.retry_after_ms
+                self.is_over = event.blocks_request
+            case SpeechStarted(request_id=request_id) if self._open_microphone:
+                self._earlier |= self._requests
+                if request_id is not None:
+                    self._requests.add(request_id)
+                self.answer = HeardAnswer()
+            case ResponseStarted(request_id=request_id):
+                self._requests.add(request_id)
+            case LastEvent():
+                self._finished(event, now)
+            case TextChunk(request_id=request_id, text=text) if request_id not in self._earlier:
+                self._requests.add(request_id)
+                self.answer.characters += len(text)
+                if self.answer.first_text is None:
+                    self.answer.first_text = now
+            case AudioChunk(request_id=request_id) if request_id not in self._earlier:
+                self._requests.add(request_id)
+                if self.answer.first_audio is None:
+                    self.answer.first_audio = now
+                self.answer.player.add(event, now)
+
+    def _fail(self, code: str) -> None:
+        if self.error_code is None:
+            self.error_code = code
+
+    def _finished(self, event: LastEvent, now: float) -> None:
+        if event.finish_reason is FinishReason.ERROR:
+            self._fail("engine_failed")
+        elif self._open_microphone and (event.request_id in self._earlier or self.asked_at is None):
+            self.partial_answers += 1
+            self.answer = HeardAnswer() if event.request_id not in self._earlier else self.answer
+            self._requests.discard(event.request_id)
+            self._earlier.discard(event.request_id)
+            return
+        elif event.finish_reason is FinishReason.CANCELLED:
+            self._fail("cancelled")
+        self.answer.final = now
+        self.answer.output_tokens = event.usage.output_tokens if event.usage is not None else None
+        self.is_over = True
+
+
+# What all talkers of a load test have measured so far, in bounded memory.
+
+
+#: Values that are kept for percentiles: half a megabyte.
+KEPT_VALUES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Each is a value that was measured: that of the nearest rank."""
+
+    n: int
+    median: float
+    p90: float
+    p99: float
+    max: float
+
+
+class MeasuredValues:
+    """Values of one kind. Of more than ``kept`` a random sample is kept; their number and the largest are exact."""
+
+    def __init__(self, *, kept: int = KEPT_VALUES) -> None:
+        self._kept = kept
+        self._values = array("d")
+        self._n = 0
+        self._max = -math.inf
+        self._random = random.Random(0)
+
+    def add(self, value: float) -> None:
+        self._n += 1
+        self._max = max(self._max, value)
+        if len(self._values) < self._kept:
+            self._values.append(value)
+        elif (place := self._random.randrange(self._n)) < self._kept:
+            self._values[place] = value
+
+    def distribution(self) -> Distribution | None:
+        """None without any value."""
+        if not self._n:
+            return None
+        ordered = sorted(self._values)
+
+        def at(part: float) -> float:
+            return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+        return Distribution(self._n, at(0.5), at(0.9), at(0.99), self._max)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and times of a load test. Times are seconds; those of answers count from the end of the input."""
+
+    began_at: float = 0.0
+    #: The end of the last turn or, before one has ended, of the last session that was opened.
+    last_at: float = 0.0
+    opened: int = 0
+    #: Sessions that were refused, and what the first of each code was told.
+    refused: Counter[str] = field(default_factory=Counter)
+    refusals: dict[str, str] = field(default_factory=dict)
+    asked: int = 0
+    answered: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    #: Answers without text and audio, such as those to speech in which no words were heard.
+    empty: int = 0
+    partial_answers: int = 0
+    opening: MeasuredValues = field(default_factory=MeasuredValues)
+    first_text: MeasuredValues = field(default_factory=MeasuredValues)
+    first_audio: MeasuredValues = field(default_factory=MeasuredValues)
+    final: MeasuredValues = field(default_factory=MeasuredValues)
+    acknowledgement: MeasuredValues = field(default_factory=MeasuredValues)
+    client_lag: MeasuredValues = field(default_factory=MeasuredValues)
+    audible: int = 0
+    with_underruns: int = 0
+    gap: MeasuredValues = field(default_factory=MeasuredValues)
+    characters: int = 0
+    audio_sec: float = 0.0
+    #: None until an answer has told.
+    output_tokens: int | None = None
+
+    @property
+    def unfinished(self) -> int:
+        return self.asked - self.answered - self.failed.total()
+
+    def refuse(self, code: str, message: str) -> None:
+        self.refused[code] += 1
+        self.refusals.setdefault(code, message)
+
+    def fail(self, code: str, now: float) -> None:
+        self.failed[code] += 1
+        self.last_at = now
+
+    def finish(self, watch: AnswerWatch, now: float) -> None:
+        """Counts a turn that is over. Only what was answered without an error is measured."""
+        self.partial_answers += watch.partial_answers
+        if watch.error_code is not None:
+            self.fail(watch.error_code, now)
+            return
+        answer, asked_at = watch.answer, watch.asked_at
+        assert asked_at is not None, "only a failure ends a turn before its input has ended"
+        self.answered += 1
+        self.last_at = now
+        self.empty += answer.first_text is None and answer.first_audio is None
+        for values, moment in (
+            (self.first_text, answer.first_text),
+            (self.first_audio, answer.first_audio),
+            (self.final, answer.final),
+        ):
+            if moment is not None:
+                values.add(moment - asked_at)
+        self.characters += answer.characters
+        self.audio_sec += answer.player.audio_sec
+        if answer.output_tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + answer.output_tokens
+        if answer.first_audio is not None:
+            self.audible += 1
+            self.with_underruns += bool(answer.player.gaps)
+            for gap in answer.player.gaps:
+                self.gap.add(gap)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.bench.answer_watch import AnswerWatch
-from omni_ws.bench.load import LEAD_PIECES, PIECE_SEC, Load, SpokenQuestion, TypedQuestion
-from omni_ws.bench.report import as_json, as_text
-from omni_ws.bench.tally import MeasuredValues, Tally
+from omni_ws.bench.command import as_json, as_text
+from omni_ws.bench.talker import (
+    LEAD_PIECES,
+    PIECE_SEC,
+    AnswerWatch,
+    Load,
+    MeasuredValues,
+    SpokenQuestion,
+    Tally,
+    TypedQuestion,
+)
 from omni_ws.client import AudioChunk, ErrorEvent, Final, ResponseStarted, SpeechStarted, TextChunk
 from omni_ws.client.audio import Pcm16
 from omni_ws.core.chunks import FinishReason, Usage
