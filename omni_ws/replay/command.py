@@ -12,15 +12,10 @@ from typing import Final
 
 import orjson
 
-from omni_ws.replay.answers import Answers
-from omni_ws.replay.compare import Comparison, differences
+from omni_ws.replay.compare import Answers, Comparison, Result, as_json, as_text, differences
 from omni_ws.replay.http import HttpReplay
-from omni_ws.replay.native import NATIVE, WebSocketKind, WebSocketReplay, recorded_answers
-from omni_ws.replay.realtime import REALTIME
-from omni_ws.replay.recording import RecordedSession, RecordingError, read_recording
-from omni_ws.replay.report import Result, as_json, as_text
-from omni_ws.replay.target import Target
-from omni_ws.replay.timetable import AT_ONCE, Pace
+from omni_ws.replay.native import NATIVE, REALTIME, WebSocketKind, WebSocketReplay, recorded_answers
+from omni_ws.replay.recording import AT_ONCE, Pace, RecordedSession, RecordingError, Target, read_recording
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
