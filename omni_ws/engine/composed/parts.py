@@ -1,4 +1,4 @@
-"""The parts of a composition: names, failures, what they can do together, how long they may do nothing, and when one may think ahead."""
+"""The parts of a composition: their failures, what they can do together, and how long one may do nothing."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ from omni_ws.metrics import Metrics
 from omni_ws.service.observing.accounts import write_line
 from omni_ws.transport.grpc_salience.servicer import MessageIntake, Salience
 
-HEALTH_SERVICE = SERVICE_NAME
-
+HEALTH_SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
 #: Grace period of running calls when the server closes.
 CLOSE_TIMEOUT_SEC: Final = 1.0
@@ -220,7 +219,6 @@ class CallAccounts(grpc.aio.ServerInterceptor):
 
 
 _Status = health_pb2.HealthCheckResponse
-SERVICE_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without types
