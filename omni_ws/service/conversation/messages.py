@@ -1,4 +1,4 @@
-"""What a session sends: its messages, the bounded outbox that they wait in, and the journal of those that were sent.
+"""What a session sends, and its limits: messages, the outbox they wait in, and the journal of those that were sent.
 
 A conversation has one owner at a time: the connection of a live session, a Mode B session, or an HTTP request. It is
 set by ``Conversation.attach`` and cleared by ``Conversation.detach``; in between nobody is notified of anything.

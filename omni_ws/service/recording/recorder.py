@@ -355,6 +355,7 @@ class RecordedMessage(Struct, frozen=True, gc=False):
     data: bytes
 
 
+#: What waits for the thread: an event of a recording, and the bytes that it is charged.
 _Item: TypeAlias = tuple[RecordingFile, HeaderLine | RecordedLine | RecordedMessage, int]
 
 
