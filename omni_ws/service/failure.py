@@ -1,4 +1,4 @@
-"""Failures as clients and the log see them, and identifiers."""
+"""Failures, as clients and the log see them, and identifiers that cannot be guessed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import secrets
 
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.errors import EngineFailed, OmniError
-
-# Translates exceptions into the errors that clients get, and logs what is behind them.
-
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +44,6 @@ def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | 
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
         error.fatal = True
     return error
-
-
-# Identifiers that cannot be guessed.
 
 
 def new_id(prefix: str) -> str:

@@ -11,9 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 
-# The limit on open files, and so on connections, of this process.
-
-
 logger = logging.getLogger(__name__)
 
 #: Files that the server opens besides the connections of its clients.
@@ -21,7 +18,7 @@ _OWN_FILES: Final = 128
 
 
 def allow_connections(count: int) -> None:
-    """Raise the soft limit to the hard limit, and warn if that is too low for ``count`` connections."""
+    """Raise the soft limit on open files to the hard limit, and warn if that is too low for ``count`` connections."""
     try:
         import resource
     except ImportError:  # a system without such limits
@@ -43,20 +40,14 @@ def allow_connections(count: int) -> None:
         )
 
 
-# Checks for free disk space by writing, since a full disk still opens new files.
-
-
 #: At least the size of a block, so that the probe needs one.
 _PROBE_BYTES: Final = 4096
 
 
 def check_space(folder: Path) -> None:
-    """Raise OSError if no file in ``folder`` can be written."""
+    """Raise OSError if no file in ``folder`` can be written. It writes one, since a full disk still opens new files."""
     with TemporaryFile(dir=folder, buffering=0) as probe:
         probe.write(bytes(_PROBE_BYTES))
-
-
-# Work that an event may cut short.
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: str) -> bool:
@@ -74,9 +65,9 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: 
         await asyncio.gather(working, interrupted, return_exceptions=True)
 
 
-# Measures the delay of the event loop, which everything in a real-time server has to wait for.
+# The delay of the event loop, which everything in a real-time server has to wait for.
 
-
+#: How often a loop that is busy is looked at.
 INTERVAL_SEC: Final = 0.1
 #: For an idle loop, which is hardly ever late: ten looks a second cost more than all else that an empty server does.
 LONGEST_INTERVAL_SEC: Final = 1.0

@@ -1,4 +1,4 @@
-"""Configuration: the configuration of a session, resolved and checked against its engine."""
+"""The configuration of a session, resolved and checked against its engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_ws.audio.container import parse_audio_format
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values, language_name
 from omni_ws.core.quota import ByteBudget, beyond_ordinary, memory_of
@@ -371,9 +372,6 @@ def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
     """Check the format of audio, and the MIME type of images and video, whose bytes tell the rest."""
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
-        # Imported here, since it loads numpy and codecs, which most requests do without.
-        from omni_ws.audio.container import parse_audio_format
-
         audio = config.input_audio
         try:
             parse_audio_format(chunk.format, AudioFormat(audio.format, audio.sample_rate, audio.channels))

@@ -1,11 +1,39 @@
-"""Conversation: makes requests of the input of one session, and has an engine answer them."""
+"""A conversation: makes requests of the input of one session, and has an engine answer them.
+
+**Data flow.** The transport calls ``receive_chunk``, straight from its socket. The InputStream puts chunks in order and
+returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``_handle`` applies them to
+the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to the
+TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue gives
+requests to the engine, one AnswerWriter each, and everything for the client goes into the Outbox, which the transport
+empties. A Request's timeline records each step for metrics, logs, profiles and traces.
+
+**Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
+of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
+
+**Order.** Requests are answered in the order in which they opened. Input for the next one is accepted, and its policy
+may fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered
+over the whole session without gaps: those that are withdrawn give their numbers to the outputs behind them.
+
+**Interruption.** A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones;
+one that speech opened, only with ``interrupt_response``, and with ``interrupt_resume`` once it has words. A request
+that is being answered then has its final at once: outputs in the outbox are withdrawn, its last interim transcript is
+settled, and the history keeps what was heard of the answer. The next answer waits until the engine has released it.
+
+**Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
+reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
+while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
+
+**Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
+ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
+``handle_timer``, are raised to the transport, which ends the session. ``close`` lets answers finish, ``end`` ends all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -51,215 +79,6 @@ from omni_ws.service.observing.observer import (
 )
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig, outline
-
-# InputFlow: flow control of the input of a conversation, by pauses and by credit.
-
-
-class FlowOwner(Protocol):
-    """The conversation whose input flows."""
-
-    @property
-    def receiving(self) -> Request | None:
-        """The request whose input is open."""
-        ...
-
-    def offer_input(self) -> None:
-        """Input may continue: after ``is_full`` was true, or since there is credit for a whole chunk again."""
-
-
-class InputFlow:
-    """Decides when a transport pauses its input, and what it acknowledges."""
-
-    def __init__(self, stream: InputStream, observed: ObservedSession, owner: FlowOwner) -> None:
-        #: Set once turn detection is configured.
-        self.listener: TurnListener | None = None
-        #: The place of the session in the threads that decode its audio and detect the speech in it.
-        self.lane = Lane()
-        self._stream = stream
-        self._observed = observed
-        self._owner = owner
-        #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
-        self._wanted = False
-        self._credit_was_low = False
-
-    def is_full(self) -> bool:
-        """Whether the engine is behind with the request that receives input, or the listener with its audio."""
-        if self.engine_is_behind():
-            return True
-        if self.listener is None or not self.listener.full:
-            return False
-        self._wanted = True
-        return True
-
-    def engine_is_behind(self) -> bool:
-        """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
-        receiving = self._owner.receiving
-        if receiving is None or not receiving.answering or not receiving.input_full:
-            return False
-        self._wanted = True
-        return True
-
-    def take_ack(self) -> InputAckFrame:
-        """The acknowledgement that is due, with the credit in bytes."""
-        ack, receiving = self._stream.received(), self._owner.receiving
-        self.notify_observers()
-        credit = self._credit
-        self._credit_was_low = credit < self._whole_chunk
-        if receiving is not None and receiving.answering:
-            # A client that respects its credit may wait for more now.
-            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
-        return InputAckFrame(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
-            credit_bytes=max(0, credit),
-        )
-
-    @property
-    def _credit(self) -> int:
-        receiving, limits = self._owner.receiving, self._stream.limits
-        credit = limits.max_held_bytes - self._stream.held_bytes
-        if receiving is not None and receiving.answering:
-            # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
-        return credit
-
-    @property
-    def _whole_chunk(self) -> int:
-        """The credit below which a client may have to wait with a chunk."""
-        return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
-
-    def notify_observers(self) -> None:
-        """Report how much input was accepted, also where the end of a request or session precludes an ack."""
-        if not self._observed.listening:
-            return
-        stream, reorder = self._stream, self._stream.reorder
-        self._observed.notify(
-            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
-        )
-
-    def taken(self, request: Request, size: float) -> None:
-        """The engine has taken ``size`` bytes of a request."""
-        self._stream.taken(request.session, int(size))
-        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
-            self.offer()
-        elif self._credit_was_low:
-            self.renew_credit()
-
-    def offer(self) -> None:
-        """Let the input continue, if anything waits for that."""
-        if self._wanted:
-            self._wanted = False
-            if self.listener is not None:
-                self.listener.go_on()
-            self._owner.offer_input()
-        elif self._credit_was_low:
-            self.renew_credit()
-
-    def renew_credit(self) -> None:
-        """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
-        if self._credit_was_low and self._credit >= self._whole_chunk:
-            self._credit_was_low = False
-            self._owner.offer_input()
-
-
-# ToolResults: which results of tools a conversation takes, and when a request of results alone has them all.
-
-
-#: Where the input of a request is lost, and its results with it.
-_LOST: Final = frozenset({SessionState.CANCELLED, SessionState.FAILED, SessionState.EXPIRED})
-
-
-class ToolResults:
-    """Takes the results of one session, by what its ledger has of their calls.
-
-    A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
-    has its result. Other input that joins it makes it a request like any other.
-
-    A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
-    """
-
-    __slots__ = ("_joined", "_ledger", "_waiting")
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        #: Calls whose results were taken and wait for their place.
-        self._waiting: dict[str, None] = {}
-        #: Calls whose results have joined an input, as long as the ledger may not know of them.
-        self._joined: dict[str, RequestInput] = {}
-
-    def take(self, chunk: InputChunk) -> bool:
-        """Take a result that has arrived. Returns False for a second one of its call.
-
-        Raises SessionConflict where the call is not in the history of the session.
-        """
-        call_id = chunk.tool_call_id
-        assert call_id is not None
-        if not self._ledger.knows_call(call_id):
-            raise SessionConflict(
-                f"the tool call {call_id[:64]!r} is not in the history of this session",
-                param="tool_call_id",
-                sequence_id=chunk.sequence_id,
-            )
-        if call_id in self._waiting or self._has(call_id):
-            return False
-        self._waiting[call_id] = None
-        return True
-
-    def refused(self, chunk: InputChunk) -> None:
-        """A result that was taken is refused after all: it may come again."""
-        self._waiting.pop(chunk.tool_call_id or "", None)
-
-    def cancelled(self) -> None:
-        """What waits is dropped."""
-        self._waiting.clear()
-
-    def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
-        """A result has joined this input. Returns whether that is all that the input waits for."""
-        call_id = chunk.tool_call_id
-        assert call_id is not None
-        self._waiting.pop(call_id, None)
-        for known in [one for one in self._joined if self._ledger.knows_result(one)]:
-            del self._joined[known]
-        self._joined[call_id] = request_input
-        return request_input.only_results and all(map(self._has, self._ledger.calls_beside(call_id)))
-
-    def _has(self, call_id: str) -> bool:
-        joined = self._joined.get(call_id)
-        return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)
-
-
-# Conversation: makes requests of the input of one session, and has an engine answer them.
-#
-# Data flow. The transport calls ``receive_chunk``, straight from its socket. The InputStream puts chunks in order and
-# returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``_handle`` applies them to
-# the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to the
-# TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue
-# gives requests to the engine, one AnswerWriter each, and everything for the client goes into the Outbox, which the
-# transport empties. A Request's timeline records each step for metrics, logs, profiles and traces.
-#
-# Tasks. All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
-# of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a
-# time.
-#
-# Order. Requests are answered in the order in which they opened. Input for the next one is accepted, and its policy may
-# fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered over
-# the whole session without gaps: those that are withdrawn give their numbers to the outputs behind them.
-#
-# Interruption. A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones; one
-# that speech opened, only with ``interrupt_response``, and with ``interrupt_resume`` once it has words. A request that
-# is being answered then has its final at once: outputs in the outbox are withdrawn, its last interim transcript is
-# settled, and the history keeps what was heard of the answer. The next answer waits until the engine has released it.
-#
-# Backpressure. Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
-# reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
-# while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
-#
-# Ends. A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request ends
-# the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
-# ``handle_timer``, are raised to the transport, which ends the session. ``close`` lets answers finish, ``end`` ends
-# all.
-
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
@@ -619,9 +438,8 @@ class Conversation:
         self._update_answering()
         self._flow.offer()
 
-    # FlowOwner
-
     def offer_input(self) -> None:
+        """Input may continue: after ``input_full`` was true, or since there is credit for a whole chunk again."""
         self._attached.input_may_continue()
 
     # TurnOwner
@@ -811,7 +629,7 @@ class Conversation:
             self._attached.timer_changed()
 
 
-# Requests whose input is whole: a conversation answers them on request, beside the stream of its input.
+# Requests whose input is whole, beside the stream of the input.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -857,3 +675,167 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
             case InputEnded(error=error):
                 conversation.input_ended(request, error)
     return request.request_id
+
+
+# Flow control of the input, by pauses and by credit.
+
+
+class InputFlow:
+    """Decides when a transport pauses its input, and what it acknowledges."""
+
+    def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
+        #: Set once turn detection is configured.
+        self.listener: TurnListener | None = None
+        #: The place of the session in the threads that decode its audio and detect the speech in it.
+        self.lane = Lane()
+        self._stream = stream
+        self._observed = observed
+        self._conversation = conversation
+        #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
+        self._wanted = False
+        self._credit_was_low = False
+
+    def is_full(self) -> bool:
+        """Whether the engine is behind with the request that receives input, or the listener with its audio."""
+        if self.engine_is_behind():
+            return True
+        if self.listener is None or not self.listener.full:
+            return False
+        self._wanted = True
+        return True
+
+    def engine_is_behind(self) -> bool:
+        """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
+        receiving = self._conversation.receiving
+        if receiving is None or not receiving.answering or not receiving.input_full:
+            return False
+        self._wanted = True
+        return True
+
+    def take_ack(self) -> InputAckFrame:
+        """The acknowledgement that is due, with the credit in bytes."""
+        ack, receiving = self._stream.received(), self._conversation.receiving
+        self.notify_observers()
+        credit = self._credit
+        self._credit_was_low = credit < self._whole_chunk
+        if receiving is not None and receiving.answering:
+            # A client that respects its credit may wait for more now.
+            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
+        return InputAckFrame(
+            next_sequence_id=ack.next_sequence_id,
+            buffered_chunks=ack.buffered_chunks,
+            received_bytes=ack.received_bytes,
+            credit_bytes=max(0, credit),
+        )
+
+    @property
+    def _credit(self) -> int:
+        receiving, limits = self._conversation.receiving, self._stream.limits
+        credit = limits.max_held_bytes - self._stream.held_bytes
+        if receiving is not None and receiving.answering:
+            # The chunk that makes the queue full still fits, whatever its size.
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
+        return credit
+
+    @property
+    def _whole_chunk(self) -> int:
+        """The credit below which a client may have to wait with a chunk."""
+        return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
+
+    def notify_observers(self) -> None:
+        """Report how much input was accepted, also where the end of a request or session precludes an ack."""
+        if not self._observed.listening:
+            return
+        stream, reorder = self._stream, self._stream.reorder
+        self._observed.notify(
+            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
+        )
+
+    def taken(self, request: Request, size: float) -> None:
+        """The engine has taken ``size`` bytes of a request."""
+        self._stream.taken(request.session, int(size))
+        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
+            self.offer()
+        elif self._credit_was_low:
+            self.renew_credit()
+
+    def offer(self) -> None:
+        """Let the input continue, if anything waits for that."""
+        if self._wanted:
+            self._wanted = False
+            if self.listener is not None:
+                self.listener.go_on()
+            self._conversation.offer_input()
+        elif self._credit_was_low:
+            self.renew_credit()
+
+    def renew_credit(self) -> None:
+        """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
+        if self._credit_was_low and self._credit >= self._whole_chunk:
+            self._credit_was_low = False
+            self._conversation.offer_input()
+
+
+# The results of tools.
+
+#: Where the input of a request is lost, and its results with it.
+_LOST: Final = frozenset({SessionState.CANCELLED, SessionState.FAILED, SessionState.EXPIRED})
+
+
+class ToolResults:
+    """Takes the results of one session, by what its ledger has of their calls.
+
+    A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
+    has its result. Other input that joins it makes it a request like any other.
+
+    A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
+    """
+
+    __slots__ = ("_joined", "_ledger", "_waiting")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        #: Calls whose results were taken and wait for their place.
+        self._waiting: dict[str, None] = {}
+        #: Calls whose results have joined an input, as long as the ledger may not know of them.
+        self._joined: dict[str, RequestInput] = {}
+
+    def take(self, chunk: InputChunk) -> bool:
+        """Take a result that has arrived. Returns False for a second one of its call.
+
+        Raises SessionConflict where the call is not in the history of the session.
+        """
+        call_id = chunk.tool_call_id
+        assert call_id is not None
+        if not self._ledger.knows_call(call_id):
+            raise SessionConflict(
+                f"the tool call {call_id[:64]!r} is not in the history of this session",
+                param="tool_call_id",
+                sequence_id=chunk.sequence_id,
+            )
+        if call_id in self._waiting or self._has(call_id):
+            return False
+        self._waiting[call_id] = None
+        return True
+
+    def refused(self, chunk: InputChunk) -> None:
+        """A result that was taken is refused after all: it may come again."""
+        self._waiting.pop(chunk.tool_call_id or "", None)
+
+    def cancelled(self) -> None:
+        """What waits is dropped."""
+        self._waiting.clear()
+
+    def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
+        """A result has joined this input. Returns whether that is all that the input waits for."""
+        call_id = chunk.tool_call_id
+        assert call_id is not None
+        self._waiting.pop(call_id, None)
+        for known in [one for one in self._joined if self._ledger.knows_result(one)]:
+            del self._joined[known]
+        self._joined[call_id] = request_input
+        return request_input.only_results and all(map(self._has, self._ledger.calls_beside(call_id)))
+
+    def _has(self, call_id: str) -> bool:
+        joined = self._joined.get(call_id)
+        return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)

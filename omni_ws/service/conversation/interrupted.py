@@ -1,4 +1,4 @@
-"""Answers that speech interrupted, and turns whose answer was cut off."""
+"""Answers that speech interrupted, turns whose answer was cut off, and what the next message begins with then."""
 
 from __future__ import annotations
 
@@ -26,18 +26,15 @@ from omni_ws.engine.base import (
 from omni_ws.engine.continued_input import apart
 from omni_ws.service.conversation.request import Request, is_acknowledgement
 
-# HeldAnswer: an answer that speech interrupted, held until it is known whether that speech had words.
-#
-# What a listener says who wants the speaker to go on ("yeah", "I see") counts as none, unless the answer has just
-# asked.
-
-
 #: How long an answer is held at most: speech that goes on for longer counts as having words.
 MAX_HOLD_SEC: Final = 10.0
 
 
 class HeldAnswer:
-    """The answer to ``request``, which the turn of the request ``by`` interrupted.
+    """The answer to ``request``, held until it is known whether the turn that interrupted it, of ``by``, has words.
+
+    What a listener says who wants the speaker to go on ("yeah", "I see") counts as none, unless the answer has just
+    asked.
 
     ``give_up`` is called once the turn has words, or after MAX_HOLD_SEC.
     """
@@ -101,8 +98,7 @@ def _has_words(output: EngineOutput, *, only_after_transcripts: bool) -> bool | 
             return None
 
 
-# CutTurns: turns whose answer was cut off, until all that was said in them is known.
-
+# Turns whose answer was cut off, until all that was said in them is known.
 
 #: How long the final of an interrupted request waits for its settled transcript, and the next answer with it.
 FINAL_WAITS_SEC: Final = 3.0
@@ -233,11 +229,11 @@ class CutTurns:
         return first if first is not None and (first.known or now >= first.final_by) else None
 
 
-# EarlierTurns: what a message begins with that was said before, in turns to which nothing was heard as an answer.
-
-
 class EarlierTurns:
-    """EarlierParts: a message of the history, and what is said in requests that may still be written down."""
+    """EarlierParts: what a message begins with that was said before, in turns to which nothing was heard as an answer.
+
+    That is a message of the history, and what is said in requests that may still be written down.
+    """
 
     def __init__(self, said: Message | None, requests: Iterable[Request]) -> None:
         self._said = said

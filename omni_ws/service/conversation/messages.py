@@ -1,4 +1,8 @@
-"""What a session sends: messages, the journal of what is not acknowledged, and the bounded send queue."""
+"""What a session sends, and its limits: messages, the outbox they wait in, and the journal of those that were sent.
+
+A conversation has one owner at a time: the connection of a live session, a Mode B session, or an HTTP request. It is
+set by ``Conversation.attach`` and cleared by ``Conversation.detach``; in between nobody is notified of anything.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,6 @@ from omni_ws.wire.server_frames import (
     encode_frame,
 )
 
-# ConversationLimits: bounds on what one conversation holds.
-
-
 #: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes
 #: leaves out the overhead of a chunk, and chunks may be tiny.
 MAX_WAITING_CHUNKS: Final = 1 << 18
@@ -55,7 +56,7 @@ class ConversationLimits:
     asr_timeout_sec: float = ASR_TIMEOUT_SEC
 
 
-# ServerMessage: everything that a session sends, and what each message costs while it is held.
+# Messages, and what each costs while it is held.
 
 
 class RequestWarning(Struct, frozen=True):
@@ -112,11 +113,7 @@ def message_cost(message: ServerMessage) -> int:
     return MESSAGE_OVERHEAD_BYTES
 
 
-# The interfaces by which a conversation and its outbox notify those that use them.
-#
-# A conversation has one owner at a time: the connection of a live session, a Mode B session, or an HTTP request. It
-# is set by ``Conversation.attach`` and cleared by ``Conversation.detach``; in between nobody is notified of anything.
-# No method may raise.
+# How a conversation and its outbox notify those that use them. No method may raise.
 
 
 class OutboxReader(Protocol):
@@ -184,87 +181,7 @@ class Nobody:
 NOBODY: Final = Nobody()
 
 
-# Journal: the messages that were sent but not acknowledged, kept for resume. Bounded in bytes.
-
-
-class JournalEntry(NamedTuple):
-    """A message that was sent, and the bytes that it is charged with."""
-
-    message: ServerMessage
-    cost: int
-    #: The number of the output; for any other message, that of the output that follows it. A client that has received
-    #: exactly the outputs below this number lacks this message.
-    number: int
-
-
-class Journal:
-    """Keeps the newest messages, up to ``capacity`` bytes.
-
-    While more than half of ``budget`` is used, it keeps ``fair_share`` bytes only.
-    """
-
-    def __init__(self, capacity: int, *, budget: ByteBudget | None = None, fair_share: int = 0) -> None:
-        self.capacity = capacity
-        self.held = 0
-        self._budget = budget
-        #: What is kept whatever the load of the server.
-        self._least_limit = min(capacity, fair_share)
-        self._entries: deque[JournalEntry] = deque()
-        #: The number of the next output.
-        self._next_output = 0
-        #: The number of the newest message that was dropped: a client that has received less cannot resume.
-        self._forgotten = -1
-
-    def record(self, message: ServerMessage, cost: int) -> None:
-        """Keep a message that was sent, and drop the oldest beyond the capacity. Its cost is in the budget already."""
-        self._entries.append(JournalEntry(message, cost, self._next_output))
-        if type(message) in OUTPUTS:
-            self._next_output += 1
-        self.held += cost
-        while self.held > self._least_limit and self.held > self._limit:
-            self._forget_oldest()
-
-    def acknowledge(self, last_output: int) -> None:
-        """Drop everything up to this output, which the client has received; at most up to the last that was sent."""
-        last_output = min(last_output, self._next_output - 1)
-        while self._entries and self._entries[0].number <= last_output:
-            self._forget_oldest()
-
-    def reaches(self, last_output: int) -> bool:
-        """Whether this output was sent, and everything after it is kept."""
-        return self._forgotten <= last_output < self._next_output
-
-    def take_after(self, last_output: int) -> list[JournalEntry]:
-        """Remove and return what was sent after this output, to be sent again. Requires ``reaches``."""
-        self.acknowledge(last_output)
-        again = list(self._entries)
-        self._entries.clear()
-        self.held = 0
-        self._next_output = last_output + 1
-        return again
-
-    def clear(self) -> None:
-        """Drop everything."""
-        while self._entries:
-            self._forget_oldest()
-
-    @property
-    def _limit(self) -> int:
-        budget = self._budget
-        if budget is not None and budget.over_half():
-            return self._least_limit
-        return self.capacity
-
-    def _forget_oldest(self) -> None:
-        entry = self._entries.popleft()
-        self._forgotten = max(self._forgotten, entry.number)
-        self.held -= entry.cost
-        if self._budget is not None:
-            self._budget.give(entry.cost)
-
-
-# Outbox: the bounded send queue of a session, with backpressure for its writers.
-
+# The outbox.
 
 #: Bytes that each session may queue even while the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
@@ -504,3 +421,82 @@ def _renumbered(message: ServerMessage, by: int) -> ServerMessage:
     if by and isinstance(message, FinalChunk):
         return dataclasses.replace(message, sequence_id=message.sequence_id - by)
     return message
+
+
+# The journal.
+
+
+class JournalEntry(NamedTuple):
+    """A message that was sent, and the bytes that it is charged with."""
+
+    message: ServerMessage
+    cost: int
+    #: The number of the output; for any other message, that of the output that follows it. A client that has received
+    #: exactly the outputs below this number lacks this message.
+    number: int
+
+
+class Journal:
+    """Keeps the newest messages that were sent and not acknowledged, for resume, up to ``capacity`` bytes.
+
+    While more than half of ``budget`` is used, it keeps ``fair_share`` bytes only.
+    """
+
+    def __init__(self, capacity: int, *, budget: ByteBudget | None = None, fair_share: int = 0) -> None:
+        self.capacity = capacity
+        self.held = 0
+        self._budget = budget
+        #: What is kept whatever the load of the server.
+        self._least_limit = min(capacity, fair_share)
+        self._entries: deque[JournalEntry] = deque()
+        #: The number of the next output.
+        self._next_output = 0
+        #: The number of the newest message that was dropped: a client that has received less cannot resume.
+        self._forgotten = -1
+
+    def record(self, message: ServerMessage, cost: int) -> None:
+        """Keep a message that was sent, and drop the oldest beyond the capacity. Its cost is in the budget already."""
+        self._entries.append(JournalEntry(message, cost, self._next_output))
+        if type(message) in OUTPUTS:
+            self._next_output += 1
+        self.held += cost
+        while self.held > self._least_limit and self.held > self._limit:
+            self._forget_oldest()
+
+    def acknowledge(self, last_output: int) -> None:
+        """Drop everything up to this output, which the client has received; at most up to the last that was sent."""
+        last_output = min(last_output, self._next_output - 1)
+        while self._entries and self._entries[0].number <= last_output:
+            self._forget_oldest()
+
+    def reaches(self, last_output: int) -> bool:
+        """Whether this output was sent, and everything after it is kept."""
+        return self._forgotten <= last_output < self._next_output
+
+    def take_after(self, last_output: int) -> list[JournalEntry]:
+        """Remove and return what was sent after this output, to be sent again. Requires ``reaches``."""
+        self.acknowledge(last_output)
+        again = list(self._entries)
+        self._entries.clear()
+        self.held = 0
+        self._next_output = last_output + 1
+        return again
+
+    def clear(self) -> None:
+        """Drop everything."""
+        while self._entries:
+            self._forget_oldest()
+
+    @property
+    def _limit(self) -> int:
+        budget = self._budget
+        if budget is not None and budget.over_half():
+            return self._least_limit
+        return self.capacity
+
+    def _forget_oldest(self) -> None:
+        entry = self._entries.popleft()
+        self._forgotten = max(self._forgotten, entry.number)
+        self.held -= entry.cost
+        if self._budget is not None:
+            self._budget.give(entry.cost)

@@ -1,4 +1,4 @@
-"""Request: one request of a conversation, its states and what it holds."""
+"""One request of a conversation: its states, what it holds, and what it leaves to the history."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
-# RequestState: where a request stands.
+log = logging.getLogger(__name__)
 
 
 class RequestState(Enum):
@@ -104,97 +104,6 @@ _TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
     RequestState.CANCELLED: frozenset({RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),
 }
-
-
-# KeptSpeech: the audio of a request, kept for the history until its words are known.
-
-
-#: The same for each chunk of a run, until the run is joined.
-SPEECH_OVERHEAD_BYTES: Final = 64
-
-
-class KeptSpeech:
-    """Takes the audio chunks of one request. ``audio`` is the format of chunks that name none.
-
-    What is kept is charged to ``budget``, up to half of it: the rest is for input that was not worked on.
-    """
-
-    def __init__(self, audio: AudioFormat, budget: ByteBudget, *, max_tokens: int, unwanted: str | None = None) -> None:
-        """``unwanted`` is the reason why none can be kept, where that is known before any has come."""
-        #: Whether there was any audio.
-        self.began = False
-        #: Why it is not kept; None while it is.
-        self.lost = unwanted
-        self._audio = audio
-        self._bytes_per_ms = audio.bytes_per_second / 1000
-        self._budget = budget
-        self._max_tokens = max_tokens
-        self._audio_ms = 0.0
-        self._charged = 0
-        #: Neighbouring chunks of one format are one run. They are joined once: a buffer that grows would be copied
-        #: again and again while somebody speaks.
-        self._runs: list[tuple[str | None, list[bytes]]] = []
-
-    @classmethod
-    def of(cls, ledger: Ledger, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
-        """A place for the speech of a request; None where the ledger keeps no history."""
-        history = ledger.history
-        if not history.max_tokens:
-            return None
-        return cls(audio, history.budget, max_tokens=history.max_tokens, unwanted=unwanted)
-
-    def append(self, chunk: InputChunk) -> None:
-        payload = chunk.payload
-        self.began = self.began or bool(payload)
-        if self.lost is not None or not payload:
-            return
-        continues = bool(self._runs) and self._runs[-1][0] == chunk.format
-        cost = len(payload) + SPEECH_OVERHEAD_BYTES + (0 if continues else RUN_OVERHEAD_BYTES)
-        if chunk.format is None:
-            self._audio_ms += len(payload) / self._bytes_per_ms
-        else:
-            self._audio_ms += parse_audio_format(chunk.format, self._audio).duration_ms(len(payload))
-        if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
-            self._lose("it exceeds the history's token limit")
-        elif self._budget.over_half(cost):
-            self._lose("the server's memory for speech is full")
-        else:
-            self._budget.take(cost)
-            self._charged += cost
-            if not continues:
-                self._runs.append((chunk.format, []))
-            self._runs[-1][1].append(payload)
-
-    def hand_over(self, *, audio_ms: float) -> Speech | None:
-        """What is kept, for which the taker gives back ``Speech.held_bytes``; None where it is lost.
-
-        ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
-        """
-        if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
-            self._lose("it exceeds the history's token limit")
-        if self.lost is not None:
-            return None
-        chunks = tuple(InputChunk(Modality.AUDIO, b"".join(run), format=name) for name, run in self._runs)
-        speech = Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
-        self._charged -= speech.held_bytes
-        self._lose("it was passed on")
-        return speech
-
-    def release(self) -> None:
-        """Nothing is held any more. Idempotent."""
-        self._lose("it was released")
-
-    def _lose(self, reason: str) -> None:
-        self.lost = self.lost or reason
-        self._runs.clear()
-        self._budget.give(self._charged)
-        self._charged = 0
-
-
-# Request: one request of a conversation, its state machine and what it holds.
-
-
-log = logging.getLogger(__name__)
 
 #: Input that may wait between the socket and the engine, in bytes; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
@@ -726,8 +635,93 @@ def _payload_bytes(chunk: InputChunk) -> float:
     return len(chunk.payload)
 
 
-# What a listener says who wants the speaker to go on: "yeah", "I see", "mm-hm".
+# Speech that is kept for the history.
 
+#: What each chunk of a run counts besides its bytes, until the run is joined.
+SPEECH_OVERHEAD_BYTES: Final = 64
+
+
+class KeptSpeech:
+    """Takes the audio chunks of one request, and keeps them until its words are known.
+
+    ``audio`` is the format of chunks that name none.
+
+    What is kept is charged to ``budget``, up to half of it: the rest is for input that was not worked on.
+    """
+
+    def __init__(self, audio: AudioFormat, budget: ByteBudget, *, max_tokens: int, unwanted: str | None = None) -> None:
+        """``unwanted`` is the reason why none can be kept, where that is known before any has come."""
+        #: Whether there was any audio.
+        self.began = False
+        #: Why it is not kept; None while it is.
+        self.lost = unwanted
+        self._audio = audio
+        self._bytes_per_ms = audio.bytes_per_second / 1000
+        self._budget = budget
+        self._max_tokens = max_tokens
+        self._audio_ms = 0.0
+        self._charged = 0
+        #: Neighbouring chunks of one format are one run. They are joined once: a buffer that grows would be copied
+        #: again and again while somebody speaks.
+        self._runs: list[tuple[str | None, list[bytes]]] = []
+
+    @classmethod
+    def of(cls, ledger: Ledger, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
+        """A place for the speech of a request; None where the ledger keeps no history."""
+        history = ledger.history
+        if not history.max_tokens:
+            return None
+        return cls(audio, history.budget, max_tokens=history.max_tokens, unwanted=unwanted)
+
+    def append(self, chunk: InputChunk) -> None:
+        payload = chunk.payload
+        self.began = self.began or bool(payload)
+        if self.lost is not None or not payload:
+            return
+        continues = bool(self._runs) and self._runs[-1][0] == chunk.format
+        cost = len(payload) + SPEECH_OVERHEAD_BYTES + (0 if continues else RUN_OVERHEAD_BYTES)
+        if chunk.format is None:
+            self._audio_ms += len(payload) / self._bytes_per_ms
+        else:
+            self._audio_ms += parse_audio_format(chunk.format, self._audio).duration_ms(len(payload))
+        if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
+            self._lose("it exceeds the history's token limit")
+        elif self._budget.over_half(cost):
+            self._lose("the server's memory for speech is full")
+        else:
+            self._budget.take(cost)
+            self._charged += cost
+            if not continues:
+                self._runs.append((chunk.format, []))
+            self._runs[-1][1].append(payload)
+
+    def hand_over(self, *, audio_ms: float) -> Speech | None:
+        """What is kept, for which the taker gives back ``Speech.held_bytes``; None where it is lost.
+
+        ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
+        """
+        if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
+            self._lose("it exceeds the history's token limit")
+        if self.lost is not None:
+            return None
+        chunks = tuple(InputChunk(Modality.AUDIO, b"".join(run), format=name) for name, run in self._runs)
+        speech = Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
+        self._charged -= speech.held_bytes
+        self._lose("it was passed on")
+        return speech
+
+    def release(self) -> None:
+        """Nothing is held any more. Idempotent."""
+        self._lose("it was released")
+
+    def _lose(self, reason: str) -> None:
+        self.lost = self.lost or reason
+        self._runs.clear()
+        self._budget.give(self._charged)
+        self._charged = 0
+
+
+# What a listener says who wants the speaker to go on: "yeah", "I see", "mm-hm".
 
 #: Whoever says more has something to say.
 MOST_WORDS: Final = 6

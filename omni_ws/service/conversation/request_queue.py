@@ -1,4 +1,4 @@
-"""RequestQueue: answers the requests of a conversation one after the other, in the order of their opening."""
+"""Answers the requests of a conversation one after the other, in the order of their opening, from the greeting on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from omni_ws.service.conversation.answer_writer import (
     AnswerWriter,
     final_chunk,
     late_transcript,
-    over,
     started_frame,
     transcript_chunk,
 )
@@ -458,7 +457,7 @@ class RequestQueue:
             for task in (*self._answers.values(), *self._hearing.values()):
                 task.cancel()
             for task in (*self._answers.values(), *self._hearing.values()):
-                await over(task)
+                await _over(task)
             if self._cut_timer is not None:
                 self._cut_timer.cancel()
 
@@ -590,6 +589,17 @@ class RequestQueue:
         await request.input_ended.wait()
 
 
+async def _over(answer: asyncio.Task[None]) -> None:
+    """Wait for the end of an answer's task. Cancelled while it waits, cancel the task and wait on."""
+    try:
+        await asyncio.wait([answer])
+    finally:
+        if not answer.done():
+            if not answer.cancelling():  # a second time would interrupt its engine as it winds up
+                answer.cancel()
+            await asyncio.wait([answer])
+
+
 # The greeting: an answer without a question, with which a session begins.
 
 
@@ -653,9 +663,6 @@ class _Text:
 def _name_in_configuration(param: str | None) -> str | None:
     """To the engine the greeting is the text of an input."""
     return "greeting" if param == "text" else param
-
-
-# WakeUp: an event that one task waits for.
 
 
 class WakeUp:

@@ -1,4 +1,4 @@
-"""TurnListener: turn detection, which assigns the audio of an open microphone to requests.
+"""Turn detection, which assigns the audio of an open microphone to requests.
 
 While turn detection is on, ``InputStream`` diverts input: it puts chunks in order and charges their bytes, and the
 conversation hands them to ``TurnListener.put`` instead of to a request. The listener finds the speech in the audio,
@@ -54,9 +54,8 @@ listener is then deaf: it discards audio until the format or the settings change
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
 request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
 such, for each slice before that is made; where the session has no room for it, decoding fails, and where the server has
-none, it waits. While the engine is behind with
-the request that the audio joins, nothing more of a piece is unpacked. With ``MAX_WAITING_BYTES`` in the queue the
-listener is ``full`` and the socket is not read.
+none, it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
+With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
 """
 
 from __future__ import annotations
@@ -70,11 +69,21 @@ from typing import Final, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from omni_ws.audio import speech_watch as turn_rule
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
 from omni_ws.audio.pcm import Samples
-from omni_ws.audio.speech_watch import SLICE_SAMPLES, SpeechWatch, StreamPiece, Watched
+from omni_ws.audio.speech_watch import (
+    BARGE_IN_BAR,
+    MAX_START_SPAN,
+    ORDINARY_BAR,
+    SLICE_SAMPLES,
+    SpeechOffset,
+    SpeechOnset,
+    SpeechWatch,
+    StartBar,
+    StreamPiece,
+    Watched,
+)
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
@@ -86,11 +95,9 @@ from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.listening.workers import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark, SpeechWorkers
 from omni_ws.wire.session_config import TurnDetectionConfig
 
-# TurnOwner: what a turn listener asks of its conversation.
-
 
 class TurnOwner(Protocol):
-    """Asked always from the event loop."""
+    """What a turn listener asks of its conversation, always from the event loop."""
 
     @property
     def is_playing(self) -> bool:
@@ -115,11 +122,8 @@ class TurnOwner(Protocol):
         """A piece of audio was processed: a listener that was full may have room."""
 
 
-# ListeningState: where the speech of a session stands.
-
-
 class ListeningState(enum.Enum):
-    """``TurnListener`` documents the transitions."""
+    """Where the speech of a session stands; see ``TurnListener`` for the transitions."""
 
     OFF = "turn detection is off, or not configured yet"
     SILENCE = "no speech"
@@ -154,7 +158,7 @@ SLICE_BYTES: Final = 2 * SLICE_SAMPLES + BURST_BYTES
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
 #: How far before its detection speech may have begun.
-LOOK_BACK_MS: Final = turn_rule.MAX_START_SPAN * vad.WINDOW_MS
+LOOK_BACK_MS: Final = MAX_START_SPAN * vad.WINDOW_MS
 
 # Compared for every chunk: a global is faster to look up than a member of an enum.
 _OFF: Final = ListeningState.OFF
@@ -385,8 +389,8 @@ class TurnListener:
         self._workers.submit(piece, self._on_judged, self._lane)
 
     @property
-    def _bar(self) -> turn_rule.StartBar:
-        return turn_rule.BARGE_IN_BAR if self._owner.is_playing else turn_rule.ORDINARY_BAR
+    def _bar(self) -> StartBar:
+        return BARGE_IN_BAR if self._owner.is_playing else ORDINARY_BAR
 
     def _judge_rest(self) -> None:
         """Have the decoder give what it holds, before the end of the input that comes next."""
@@ -395,7 +399,7 @@ class TurnListener:
         self._is_decoding = False
         chunk = InputChunk(Modality.AUDIO, b"", self._last_id)
         self._piece = AudioPiece(self._source, b"", chunk, chunk, (0,), (self._last_id,))
-        self._submit(StreamPiece(self._watch, b"", self._source, turn_rule.ORDINARY_BAR, (), ends=True))
+        self._submit(StreamPiece(self._watch, b"", self._source, ORDINARY_BAR, (), ends=True))
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
         self._proceed(partial(self._apply_piece, outcome))
@@ -444,9 +448,9 @@ class TurnListener:
         """Take what the audio means, up to a pause that the judge has to judge first."""
         for event in watched.events:
             match event:
-                case turn_rule.SpeechOnset():
+                case SpeechOnset():
                     self._start_turn(event)
-                case turn_rule.SpeechOffset():
+                case SpeechOffset():
                     self._stop_turn(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
         if self._speaking:
@@ -484,7 +488,7 @@ class TurnListener:
         self._stream.reweigh(kept - self._piece_bytes)
         self._piece_bytes = kept
 
-    def _start_turn(self, onset: turn_rule.SpeechOnset) -> None:
+    def _start_turn(self, onset: SpeechOnset) -> None:
         assert self._ring is not None
         self._discard(onset.audio_ms - self._turns.prefix_padding_ms)
         self._set_state(_SPEECH)
@@ -497,7 +501,7 @@ class TurnListener:
             self._admit(chunks)
             self._turn = self._stream.current
 
-    def _stop_turn(self, offset: turn_rule.SpeechOffset) -> None:
+    def _stop_turn(self, offset: SpeechOffset) -> None:
         last = self._assign(offset.detected_ms)
         self._report_stopped(offset.audio_ms)
         if self._in_turn:

@@ -1,4 +1,4 @@
-"""Who listens: the threads, what waits for them, and the judge of turns."""
+"""What turn detection works with: the threads of all sessions, the queue of each, and the judge of pauses."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from omni_ws.engine.threads import Lane, ListeningThreads
 from omni_ws.metrics import Metrics
 from omni_ws.wire.session_config import TurnDetectionConfig, TurnDetectionType
 
-# SpeechWorkers: detects the speech of all sessions of a server, in the threads that they share.
-
+log = logging.getLogger(__name__)
 
 #: How long audio that is not urgent waits for a round. Long enough to collect several windows, and far below the
 #: default silence that ends a turn.
@@ -42,7 +41,7 @@ _Work: TypeAlias = tuple[StreamPiece, Done, asyncio.AbstractEventLoop]
 
 
 class SpeechWorkers:
-    """Runs speech detection in the ListeningThreads, in rounds that serve several sessions at once.
+    """Detects the speech of all sessions of a server in the ListeningThreads, in rounds that serve several at once.
 
     Waking a thread, and the event loop again when it is done, costs as much as detecting speech in a window, and the
     network takes half the time for a window when it judges those of eight sessions at once. Sessions without urgent
@@ -138,8 +137,7 @@ class SpeechWorkers:
             self.judge.close()
 
 
-# ListeningQueue: ordered input that waits for turn detection.
-
+# Ordered input that waits for turn detection.
 
 _AUDIO: Final = Modality.AUDIO  # compared for every chunk: found faster than a member of an enum
 
@@ -338,10 +336,7 @@ def _is_audio(item: Item) -> bool:
     return isinstance(item, InputChunk) and item.modality is _AUDIO
 
 
-# TurnJudge: the thread that is asked whether speakers have finished, for all sessions of a server.
-
-
-log = logging.getLogger(__name__)
+# The judge of pauses.
 
 #: Questions that may wait. One takes some 60 ms, and meanwhile the input of its session waits.
 MAX_WAITING: Final = 8
@@ -355,7 +350,7 @@ class TurnModel(Protocol):
 
 
 class TurnJudge:
-    """A PauseJudge with a thread of its own, so that no question waits behind other work. Thread-safe.
+    """The PauseJudge of all sessions, with a thread of its own: no question waits behind other work. Thread-safe.
 
     With ``MAX_WAITING`` questions in its queue it says at once that nobody has finished: turns then end by silence.
     """

@@ -1,4 +1,4 @@
-"""Metrics and log lines of sessions, and the traces that they belong to."""
+"""Metrics and log lines of sessions and requests, and what is known of their clients: the trace, and the place."""
 
 from __future__ import annotations
 
@@ -34,9 +34,6 @@ from omni_ws.service.observing.observer import (
     SpeechHeard,
 )
 from omni_ws.wire.server_frames import SpeechStartedFrame
-
-# Accounts: counts sessions and requests for the metrics, and writes their lines in the log.
-
 
 _NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
 
@@ -180,8 +177,7 @@ class Accounts:
         self._log.session_ended(session, known.acknowledged, seconds=seconds, requests=known.timeline.request_count)
 
 
-# SessionLog: one line of the log for each session, and one for each request.
-
+# Lines of the log.
 
 logger = logging.getLogger("omni_ws.session")
 
@@ -252,9 +248,7 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
-# Structured log lines: a message of one word, and named facts.
-
-
+#: What a line says besides its message, which is one word.
 Fact = str | int | float | bool | None
 
 
@@ -275,7 +269,6 @@ def level_of(error: OmniError) -> int:
 
 
 # What is known of the client of the sessions that a task opens: its trace (W3C Trace Context), and where it is.
-
 
 #: Header fields of the running task, unchecked, as the client sent them.
 incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trace", default=None)

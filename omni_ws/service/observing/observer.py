@@ -1,4 +1,11 @@
-"""What happens to requests, for those who watch: observers, and the times of a request."""
+"""What happens to sessions and requests, and when, for those who watch: metrics, logs, profiles and traces.
+
+A conversation records each fact once, through the ``mark_*`` methods of its request's timeline, which then reports it
+to the observers; none of them keeps times of its own. Times are seconds on the event loop's clock.
+
+The service reports observations to whatever observers are registered and knows none of them by name. Observers change
+nothing, and none of them can harm a session: one that raises is removed.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +33,10 @@ from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
 
-# Timelines: what happened to a session and to each of its requests, and when.
-#
-# A conversation records each fact once, through the ``mark_*`` methods of its request's timeline, which then reports it
-# to the observers. Metrics, log, profile and traces read the timeline; none of them keeps times of its own.
-#
-# Times are seconds on the event loop's clock.
+log = logging.getLogger(__name__)
+
+
+# Timelines.
 
 
 class RequestStage(StrEnum):
@@ -350,13 +355,7 @@ class RequestTimeline:
             self._session.unfinished.pop(self.request_id, None)
 
 
-# Observers of a server's sessions and requests: metrics, logs, profiles and traces.
-#
-# The service reports observations to whatever observers are registered and knows none of them by name. Observers change
-# nothing, and none of them can harm a session: one that raises is removed.
-
-
-log = logging.getLogger(__name__)
+# What observers get.
 
 
 class Origin(StrEnum):
@@ -449,6 +448,9 @@ Observation: TypeAlias = (
     | OutputStalled
     | SpeechHeard
 )
+
+
+# Observers.
 
 
 class Observer(Protocol):

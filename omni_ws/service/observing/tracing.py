@@ -1,4 +1,4 @@
-"""RequestSpans: requests as spans of OpenTelemetry.
+"""Requests as spans of OpenTelemetry.
 
 Imported only where tracing is on: it needs the extra ``otel``.
 """

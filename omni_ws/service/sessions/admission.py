@@ -1,4 +1,4 @@
-"""Admission: who may open sessions, how many, and what a key uses in a day."""
+"""Who may open sessions, how many, at which rates, and what a key may use in a day."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDow
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import Observation, RequestEnded, SessionIdentity
 
-# Admission: limits the sessions of the server and of each key, and the rates of each key.
-
+logger = logging.getLogger(__name__)
 
 #: Advised to a client that waits for a slot, since nobody can predict when one becomes free.
 SLOT_RETRY_MS: Final = 1000
@@ -396,7 +395,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# Counts of the slots that sessions have taken, by holder: of one process.
+# Counts of the slots that sessions have taken, by holder.
 
 
 class SlotCounts(Protocol):
@@ -455,10 +454,7 @@ class OwnSlotCounts:
         return TokenBucket(rate=rate, capacity=capacity, now=now)
 
 
-# The file that keeps the daily use of keys over restarts.
-
-
-logger = logging.getLogger(__name__)
+# What keys use in a day.
 
 #: Changes of so many seconds are written together; a server that is killed loses them.
 WRITE_INTERVAL_SEC: Final = 1.0
@@ -472,9 +468,10 @@ class _Content(msgspec.Struct):
 
 
 class DailyUseFile:
-    """Reads the counts at the start, and writes them, as a whole and off the event loop, when they have changed.
+    """Keeps the daily use of keys over restarts.
 
-    The file belongs to one server at a time: a second one is refused, as it would overwrite what the first counts.
+    It reads the counts at the start, and writes them, as a whole and off the event loop, when they have changed. The
+    file belongs to one server at a time: a second one is refused, as it would overwrite what the first counts.
     """
 
     def __init__(self, path: Path, use: DailyUse) -> None:
@@ -556,6 +553,24 @@ class DailyUseFile:
         os.close(self._lock)
 
 
+class DailyUseObserver:
+    """Tells admission what each request has used. Register it without ``every_chunk`` and ``every_output``."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Count a request that has ended, however it ended."""
+        if isinstance(observation, RequestEnded):
+            usage = observation.outcome.final.usage
+            self._admission.spent(
+                session.owner,
+                tokens=usage.input_tokens + usage.output_tokens,
+                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
+                reserved=observation.timeline.admitted,
+            )
+
+
 def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
     """The limits of those keys that have any, by their names."""
     return {
@@ -590,24 +605,3 @@ def _replace(path: Path, content: bytes) -> None:
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-# Counts what requests use against the daily limits of their keys.
-
-
-class DailyUseObserver:
-    """Tells admission what each request has used. Register it without ``every_chunk`` and ``every_output``."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count a request that has ended, however it ended."""
-        if isinstance(observation, RequestEnded):
-            usage = observation.outcome.final.usage
-            self._admission.spent(
-                session.owner,
-                tokens=usage.input_tokens + usage.output_tokens,
-                audio_ms=usage.input_audio_ms + usage.output_audio_ms,
-                reserved=observation.timeline.admitted,
-            )

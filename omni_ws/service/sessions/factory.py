@@ -1,4 +1,4 @@
-"""SessionFactory: opens the sessions of a server on its engine, within its limits."""
+"""Opens the sessions of a server on its engine, within its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live session: a conversation that outlives its connections.
+"""Live sessions: conversations that outlive their connections.
 
 **Connections.** A session speaks through one connection at a time, its Attachment. ``attach`` hands the conversation to
 a connection: from then on it is notified of output, of room, and of timers. ``detach`` takes it back when that is lost.
@@ -89,7 +89,7 @@ _FOLLOWING: Final = {
 
 
 class LiveSession:
-    """A conversation of any number of requests, over one connection at a time. See above for its life.
+    """A conversation of any number of requests, over one connection at a time. See the module for its life.
 
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
@@ -349,9 +349,6 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-# The live sessions of a front end, by their ids, connected or not.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
     session: LiveSession
@@ -371,7 +368,10 @@ class _Living:
 
 
 class LiveSessions:
-    """Opens sessions, owns the task of each, and finds those that clients resume."""
+    """The live sessions of a front end, connected or not, by their ids.
+
+    Opens them, owns the task of each, and finds those that clients resume.
+    """
 
     def __init__(self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False) -> None:
         """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession.

@@ -1,4 +1,4 @@
-"""Mode B: sessions whose input comes by several requests."""
+"""Mode B: sessions whose input and result outlive the HTTP requests that carry them, and the registry of a server's."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.openai_responses import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.streaming_body import BodyChunk, ChunkOrRefusal
-
-# ModeBSession: a Mode B session, whose input and result outlive the HTTP connections that carry them.
-
 
 #: How many readers may wait for the result of one session.
 MAX_READERS: Final = 16
@@ -443,199 +440,7 @@ def _number(chunk: BodyChunk) -> int | None:
     return None if isinstance(chunk.content, InvalidRequest) else chunk.content.sequence_id
 
 
-# ChunkIntake: the input of a Mode B session, whose chunks arrive in HTTP requests of their own.
-
-
-class ChunkIntake:
-    """Passes chunks to a conversation of a single request, and supervises gaps between them.
-
-    Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
-    time-out begins only when the end of the input is announced.
-    """
-
-    def __init__(self, conversation: Conversation, *, now: Callable[[], float]) -> None:
-        self._conversation = conversation
-        self._stream = conversation.stream
-        self._stream.limits = replace(self._stream.limits, reorder_timeout=math.inf)
-        self._now = now
-        self._gap_deadline = math.inf
-        #: Since when the time of the gap stands still.
-        self._held_since: float | None = None
-
-    @property
-    def started(self) -> bool:
-        """Whether work on the request has started, also where the engine has not answered yet.
-
-        Input that has ended has started, unless it was empty.
-        """
-        current = self._stream.current
-        return self._stream.received_bytes > 0 if current is None else current.state is SessionState.STARTED
-
-    @property
-    def has_content(self) -> bool:
-        """Whether any byte of input has arrived, if only behind a gap."""
-        return bool(self._stream.received_bytes or self._stream.held_bytes)
-
-    @property
-    def full(self) -> bool:
-        """Whether the input should wait for the engine."""
-        return self._conversation.input_full()
-
-    @property
-    def refused(self) -> bool:
-        """Whether the request failed before work on it began, as one does whose input ends empty."""
-        return self._conversation.refused
-
-    @property
-    def progress(self) -> InputProgress:
-        """A record of the input as it is now."""
-        received = self._stream.received()
-        return InputProgress(
-            next_sequence_id=received.next_sequence_id,
-            buffered_chunks=received.buffered_chunks,
-            received_bytes=received.received_bytes,
-            duplicates=self._stream.duplicates,
-            ended=self._stream.opened and self._stream.current is None,
-            next_offset=None if self._stream.offsets is None else self._stream.offsets.next_offset,
-            max_total_bytes=self._stream.limits.max_total_bytes,
-        )
-
-    def take(self, content: ChunkOrRefusal) -> None:
-        """Accept a chunk. Raises the error that it is refused with, having used up its number if it has one."""
-        self._stream.touch(now=self._now())
-        match content:
-            case RefusedChunk(sequence_id=sequence_id, error=error):
-                self._use_up(sequence_id)
-                raise error
-            case InputChunk(sequence_id=number):
-                try:
-                    self._conversation.configuration.check_chunk(content)
-                except InvalidRequest:
-                    self._use_up(number)
-                    raise
-                self._conversation.receive_chunk(content, now=self._now())
-                if content.end_of_input:
-                    self._end_announced()
-            case error:
-                raise error
-
-    def finish(self) -> None:
-        """End the input, behind the gap if one is open. Idempotent."""
-        self._conversation.finish()
-        self._end_announced()
-
-    def touch(self) -> None:
-        """Restart the session time-out: the client is active."""
-        self._stream.touch(now=self._now())
-
-    def suspend_timeout(self, *, suspended: bool) -> None:
-        """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
-        self._stream.suspended = suspended
-
-    def hold_clocks(self, *, held: bool) -> None:
-        """Let the time of the gap stand still, or go on: what may fill it is not read."""
-        if held == (self._held_since is not None):
-            return
-        if held:
-            self._held_since = self._now()
-        else:
-            assert self._held_since is not None
-            self._gap_deadline += self._now() - self._held_since
-            self._held_since = None
-
-    def get_timer(self) -> float | None:
-        """When to call ``handle_timer``, on the loop's clock; None for never."""
-        when = self._conversation.get_timer()
-        counts = self._stream.gap_since is not None and self._held_since is None
-        gap = self._gap_deadline if counts else math.inf
-        if when is not None:
-            return min(when, gap)
-        return None if gap == math.inf else gap
-
-    def handle_timer(self, now: float) -> None:
-        """Raise SequenceGap or SessionTimeout if it is due."""
-        if self._held_since is None and self._stream.gap_since is not None and now >= self._gap_deadline:
-            raise self._stream.gap_error()
-        self._conversation.handle_timer(now)
-
-    def _end_announced(self) -> None:
-        if self._stream.gap_since is not None and self._gap_deadline == math.inf:
-            begins = self._now() if self._held_since is None else self._held_since
-            self._gap_deadline = begins + self._conversation.limits.stream.reorder_timeout
-
-    def _use_up(self, number: int | None) -> None:
-        # Without numbers there are no gaps to leave.
-        if number is not None and self._stream.numbered is not False:
-            self._conversation.refuse_chunk(number)
-
-
-# InputProgress: how much of a Mode B session's input has arrived.
-
-
-@dataclass(slots=True)
-class InputProgress:
-    """A record of the input, which goes on counting late chunks once the session has ended.
-
-    While the session is live, its ``ChunkIntake`` makes a new record each time.
-    """
-
-    #: All chunks with lower numbers have arrived.
-    next_sequence_id: int = 0
-    #: Chunks behind a gap.
-    buffered_chunks: int = 0
-    received_bytes: int = 0
-    duplicates: int = 0
-    #: Whether the end of the input has arrived.
-    ended: bool = False
-    #: Whether no more input is accepted, ended or not.
-    closed: bool = False
-    #: The limit of ``received_bytes``; None for no limit.
-    max_total_bytes: int | None = None
-    #: The offset that follows the input, where chunks have offsets instead of numbers.
-    next_offset: int | None = None
-
-    def take_late(self, content: ChunkOrRefusal) -> None:
-        """Count a chunk that arrives after the session has ended.
-
-        A repeated chunk is a duplicate, and another end of input is ignored. If the answer was complete before its
-        input, the rest of the input is accepted up to its end, and discarded.
-
-        Raises the error of a chunk that was refused, SessionConflict for input that is not accepted any more, and
-        PayloadTooLarge beyond ``max_total_bytes``.
-        """
-        if isinstance(content, InvalidRequest):
-            raise content
-        number = content.sequence_id
-        if self._is_duplicate(content):
-            self.duplicates += 1
-            return
-        if self.ended or self.closed:
-            if isinstance(content, InputChunk) and content.is_bare_end:
-                return
-            by_offset = isinstance(content, InputChunk) and content.offset is not None
-            raise SessionConflict(
-                "the session has already ended", param="offset" if by_offset else "sequence_id", sequence_id=number
-            )
-        size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
-        if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:
-            raise PayloadTooLarge(f"the input exceeds {self.max_total_bytes} bytes in total", param="payload")
-        if isinstance(content, InputChunk) and content.offset is not None:
-            self.next_offset = offset_end(content)
-        self.next_sequence_id = (self.next_sequence_id if number is None else number) + 1
-        if isinstance(content, RefusedChunk):
-            raise content.error
-        self.received_bytes += size
-        self.ended = content.end_of_input
-
-    def _is_duplicate(self, content: InputChunk | RefusedChunk) -> bool:
-        if isinstance(content, InputChunk) and content.offset is not None:
-            return bool(content.payload) and offset_end(content) <= (self.next_offset or 0)
-        number = content.sequence_id
-        return number is not None and number < self.next_sequence_id
-
-
-# ModeBRegistry: the Mode B sessions of a server, and the stored results of those that have ended.
-
+# The registry.
 
 #: How many ended sessions are known; beyond that, those that ended first are forgotten.
 MAX_REMEMBERED: Final = 16_384
@@ -646,7 +451,9 @@ LOW_WATER_SHARE: Final = 3 / 4
 
 
 class ModeBRegistry:
-    """Finds sessions by id, each only for the key that opened it.
+    """The Mode B sessions of a server, and the stored results of those that have ended.
+
+    It finds them by id, each only for the key that opened it.
 
     A session passes through these stages::
 
@@ -793,3 +600,191 @@ class ModeBRegistry:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+# The input.
+
+
+class ChunkIntake:
+    """Passes chunks to a conversation of a single request, and supervises gaps between them.
+
+    Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
+    time-out begins only when the end of the input is announced.
+    """
+
+    def __init__(self, conversation: Conversation, *, now: Callable[[], float]) -> None:
+        self._conversation = conversation
+        self._stream = conversation.stream
+        self._stream.limits = replace(self._stream.limits, reorder_timeout=math.inf)
+        self._now = now
+        self._gap_deadline = math.inf
+        #: Since when the time of the gap stands still.
+        self._held_since: float | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether work on the request has started, also where the engine has not answered yet.
+
+        Input that has ended has started, unless it was empty.
+        """
+        current = self._stream.current
+        return self._stream.received_bytes > 0 if current is None else current.state is SessionState.STARTED
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any byte of input has arrived, if only behind a gap."""
+        return bool(self._stream.received_bytes or self._stream.held_bytes)
+
+    @property
+    def full(self) -> bool:
+        """Whether the input should wait for the engine."""
+        return self._conversation.input_full()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the request failed before work on it began, as one does whose input ends empty."""
+        return self._conversation.refused
+
+    @property
+    def progress(self) -> InputProgress:
+        """A record of the input as it is now."""
+        received = self._stream.received()
+        return InputProgress(
+            next_sequence_id=received.next_sequence_id,
+            buffered_chunks=received.buffered_chunks,
+            received_bytes=received.received_bytes,
+            duplicates=self._stream.duplicates,
+            ended=self._stream.opened and self._stream.current is None,
+            next_offset=None if self._stream.offsets is None else self._stream.offsets.next_offset,
+            max_total_bytes=self._stream.limits.max_total_bytes,
+        )
+
+    def take(self, content: ChunkOrRefusal) -> None:
+        """Accept a chunk. Raises the error that it is refused with, having used up its number if it has one."""
+        self._stream.touch(now=self._now())
+        match content:
+            case RefusedChunk(sequence_id=sequence_id, error=error):
+                self._use_up(sequence_id)
+                raise error
+            case InputChunk(sequence_id=number):
+                try:
+                    self._conversation.configuration.check_chunk(content)
+                except InvalidRequest:
+                    self._use_up(number)
+                    raise
+                self._conversation.receive_chunk(content, now=self._now())
+                if content.end_of_input:
+                    self._end_announced()
+            case error:
+                raise error
+
+    def finish(self) -> None:
+        """End the input, behind the gap if one is open. Idempotent."""
+        self._conversation.finish()
+        self._end_announced()
+
+    def touch(self) -> None:
+        """Restart the session time-out: the client is active."""
+        self._stream.touch(now=self._now())
+
+    def suspend_timeout(self, *, suspended: bool) -> None:
+        """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
+        self._stream.suspended = suspended
+
+    def hold_clocks(self, *, held: bool) -> None:
+        """Let the time of the gap stand still, or go on: what may fill it is not read."""
+        if held == (self._held_since is not None):
+            return
+        if held:
+            self._held_since = self._now()
+        else:
+            assert self._held_since is not None
+            self._gap_deadline += self._now() - self._held_since
+            self._held_since = None
+
+    def get_timer(self) -> float | None:
+        """When to call ``handle_timer``, on the loop's clock; None for never."""
+        when = self._conversation.get_timer()
+        counts = self._stream.gap_since is not None and self._held_since is None
+        gap = self._gap_deadline if counts else math.inf
+        if when is not None:
+            return min(when, gap)
+        return None if gap == math.inf else gap
+
+    def handle_timer(self, now: float) -> None:
+        """Raise SequenceGap or SessionTimeout if it is due."""
+        if self._held_since is None and self._stream.gap_since is not None and now >= self._gap_deadline:
+            raise self._stream.gap_error()
+        self._conversation.handle_timer(now)
+
+    def _end_announced(self) -> None:
+        if self._stream.gap_since is not None and self._gap_deadline == math.inf:
+            begins = self._now() if self._held_since is None else self._held_since
+            self._gap_deadline = begins + self._conversation.limits.stream.reorder_timeout
+
+    def _use_up(self, number: int | None) -> None:
+        # Without numbers there are no gaps to leave.
+        if number is not None and self._stream.numbered is not False:
+            self._conversation.refuse_chunk(number)
+
+
+@dataclass(slots=True)
+class InputProgress:
+    """A record of how much input has arrived, which goes on counting late chunks once the session has ended.
+
+    While the session is live, its ``ChunkIntake`` makes a new record each time.
+    """
+
+    #: All chunks with lower numbers have arrived.
+    next_sequence_id: int = 0
+    #: Chunks behind a gap.
+    buffered_chunks: int = 0
+    received_bytes: int = 0
+    duplicates: int = 0
+    #: Whether the end of the input has arrived.
+    ended: bool = False
+    #: Whether no more input is accepted, ended or not.
+    closed: bool = False
+    #: The limit of ``received_bytes``; None for no limit.
+    max_total_bytes: int | None = None
+    #: The offset that follows the input, where chunks have offsets instead of numbers.
+    next_offset: int | None = None
+
+    def take_late(self, content: ChunkOrRefusal) -> None:
+        """Count a chunk that arrives after the session has ended.
+
+        A repeated chunk is a duplicate, and another end of input is ignored. If the answer was complete before its
+        input, the rest of the input is accepted up to its end, and discarded.
+
+        Raises the error of a chunk that was refused, SessionConflict for input that is not accepted any more, and
+        PayloadTooLarge beyond ``max_total_bytes``.
+        """
+        if isinstance(content, InvalidRequest):
+            raise content
+        number = content.sequence_id
+        if self._is_duplicate(content):
+            self.duplicates += 1
+            return
+        if self.ended or self.closed:
+            if isinstance(content, InputChunk) and content.is_bare_end:
+                return
+            by_offset = isinstance(content, InputChunk) and content.offset is not None
+            raise SessionConflict(
+                "the session has already ended", param="offset" if by_offset else "sequence_id", sequence_id=number
+            )
+        size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
+        if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:
+            raise PayloadTooLarge(f"the input exceeds {self.max_total_bytes} bytes in total", param="payload")
+        if isinstance(content, InputChunk) and content.offset is not None:
+            self.next_offset = offset_end(content)
+        self.next_sequence_id = (self.next_sequence_id if number is None else number) + 1
+        if isinstance(content, RefusedChunk):
+            raise content.error
+        self.received_bytes += size
+        self.ended = content.end_of_input
+
+    def _is_duplicate(self, content: InputChunk | RefusedChunk) -> bool:
+        if isinstance(content, InputChunk) and content.offset is not None:
+            return bool(content.payload) and offset_end(content) <= (self.next_offset or 0)
+        number = content.sequence_id
+        return number is not None and number < self.next_sequence_id

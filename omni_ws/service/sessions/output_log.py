@@ -1,4 +1,4 @@
-"""OutputLog: the stored output of a Mode B session, from its beginning, for any number of readers."""
+"""The stored output of a Mode B session, from its beginning, for any number of readers."""
 
 from __future__ import annotations
 

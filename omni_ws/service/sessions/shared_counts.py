@@ -1,4 +1,4 @@
-"""SharedCounts: what the workers of a server count together, in a file that all of them map.
+"""What the workers of a server count together, in a file that all of them map, and what each knows of the others.
 
 The file holds whole numbers and floats of 8 bytes: a few for the server, a row for each worker, and a row for each key.
 It belongs to the supervisor, which gives the rows away and takes them back: what a worker counted that has died goes
@@ -361,8 +361,7 @@ def _hash(holder: str | None) -> int:
     return max(found, _NOBODY + 1)
 
 
-# WorkerGroup: what a process knows of a server that consists of several, its workers.
-
+# The others.
 
 #: The number of a worker, in the name of a file.
 _WORKER: Final = re.compile(r"_w(\d{1,9})_")

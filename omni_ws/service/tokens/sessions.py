@@ -1,4 +1,4 @@
-"""TokenSessions: the token sessions of a server."""
+"""The token sessions of a server."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from omni_ws.core.request_input import SessionState
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import RateLimited, SessionConflict, SessionExpired, SessionNotFound, ShuttingDown
-from omni_ws.service.sessions import mode_b_session as registry_module
+from omni_ws.service.sessions import mode_b_session
 from omni_ws.service.sessions.factory import FILE_FORMATS
 from omni_ws.service.sessions.mode_b_session import MAX_READERS, ModeBRegistry
 
@@ -103,7 +103,7 @@ async def test_a_session_is_found_by_its_own_key_alone() -> None:
 
 
 async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(mode_b_session, "MAX_REMEMBERED", 3)
     sessions = factory()
     registry = ModeBRegistry(sessions)
     opened = opener(sessions, registry)
