@@ -27,7 +27,8 @@ from omni_ws.service.sessions.admission import WHY_EVICTED, Admission, Slot, ses
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object, to_thread_if_large
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
+from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.endpoint import check_enabled
 from omni_ws.transport.routes.http_session import (
     AnswerSource,

@@ -26,7 +26,8 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
+from omni_ws.transport.http.request import HttpRequest
 
 # Routes for operators and SDKs: ``/health``, ``/metrics``, ``/v1/models`` and ``/openapi.json``.
 
