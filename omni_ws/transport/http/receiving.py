@@ -415,7 +415,7 @@ class HttpOutput:
         self._writable.set()
 
 
-# Where h11 is more lenient than a proxy in front may be
+# h11, made stricter where a proxy in front may see another request
 
 #: Digits of a chunk size, enough for 64 bits. Implementations differ in what they make of more, and a proxy that reads
 #: another size sees another request.
