@@ -20,10 +20,11 @@ from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_session import ModeBRegistry
 from omni_ws.service.sessions.shared_counts import WorkerGroup
-from omni_ws.transport.http import access as cors
+from omni_ws.transport.http import access
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection, UpgradeDecision
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.native.mode_b_reader import ModeBReaders
 from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes, ClientSecrets
@@ -112,7 +113,7 @@ class App:
         await self._serving.pop(connection)(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
-        return cors.is_allowed_origin(request, self.config.allow_origin)
+        return access.is_allowed_origin(request, self.config.allow_origin)
 
     def allows_host(self, request: HttpRequest) -> bool:
         """Allows any host where keys protect the server: DNS rebinding gains nothing without one.

@@ -15,9 +15,10 @@ from websockets.exceptions import ConnectionClosed
 
 from omni_ws.errors import NotFound
 from omni_ws.transport.http.application import Handler, HttpLimits, Router, UpgradeDecision
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_door import Elsewhere, front_door
 from omni_ws.transport.http.hang_up import Connections
+from omni_ws.transport.http.request import HttpRequest
 
 UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]
 

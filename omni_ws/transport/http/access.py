@@ -1,4 +1,4 @@
-"""Who may ask, and from which pages."""
+"""Who may ask, and from which pages: API keys, and the checks and fields of CORS (Fetch standard, section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.errors import InvalidFrame, OriginNotAllowed, Unauthenticated
 from omni_ws.transport.http.request import HeaderList, HttpRequest
 
-# Authenticator: API keys of HTTP requests and WebSocket handshakes.
+logger = logging.getLogger(__name__)
 
+# API keys
 
 #: Prefixes of subprotocols that carry a key: pages cannot set header fields of a WebSocket handshake.
 KEY_SUBPROTOCOLS: Final = ("omni-api-key.", "openai-insecure-api-key.")
 
 
 class Authenticator:
-    """Checks keys against their digests. Where no keys are configured, all requests pass, whatever they present."""
+    """Checks the keys of HTTP requests and WebSocket handshakes against their digests.
+
+    Where no keys are configured, all requests pass, whatever they present.
+    """
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -89,13 +93,10 @@ def _bearer(authorization: str) -> str:
     return key.strip()
 
 
-# Cross-origin access by pages in browsers: the checks and header fields of CORS (Fetch standard, section 3.2).
-
+# Pages of other origins
 
 #: Methods without side effects: without CORS fields, a page of another origin cannot read the response.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
-logger = logging.getLogger(__name__)
 
 _PREFLIGHT_LIFETIME_SEC: Final = 600
 #: What an error repeats of an ``Origin`` or ``Host``; no name is longer.

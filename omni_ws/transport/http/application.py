@@ -14,9 +14,6 @@ from omni_ws.service.sessions.live_session import LiveSessions
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 
-# Application: the interface between the front door and what it serves, and the limits of a connection.
-
-
 #: Creates the connection that takes over the transport: called with a ServerProtocol, the Server, and the options of
 #: ``serve`` (ping_interval, ping_timeout, close_timeout, max_queue, write_limit) as keywords.
 ConnectionFactory = Callable[..., ServerConnection]
@@ -45,7 +42,7 @@ class UpgradeDecision:
 
 
 class Application(Protocol):
-    """What the front door serves. All methods run on the event loop."""
+    """The interface between the front door and what it serves. All methods run on the event loop."""
 
     async def handle(self, exchange: HttpExchange) -> None:
         """Answers one HTTP request.
@@ -93,11 +90,8 @@ class HttpLimits:
     half_close_probe_max_sec: float = 5.0
 
 
-# FrontEnd: one way into the server, with its routes, its WebSocket endpoints and its life cycle.
-
-
 class FrontEnd:
-    """Base class of everything that answers on the port.
+    """Base class of everything that answers on the port: one way into the server, with its routes and its life cycle.
 
     A front end overrides what applies to it; the defaults do nothing. The application calls ``register`` and
     ``connect_gauges`` once, before the port opens, ``open_ports`` once it is open, and the rest in this order as the
@@ -132,11 +126,8 @@ class FrontEnd:
         """Waits until no session is left. Runs once all connections are closed, without a time-out."""
 
 
-# LiveFrontEnd: a front end whose connections carry live sessions.
-
-
 class LiveFrontEnd(FrontEnd):
-    """Base class: drains and ends the sessions in ``live`` with the server."""
+    """Base class of front ends whose connections carry sessions: drains and ends those in ``live`` with the server."""
 
     def __init__(self, live: LiveSessions) -> None:
         self._live = live
@@ -151,14 +142,12 @@ class LiveFrontEnd(FrontEnd):
         await self._live.wait_closed()
 
 
-# Router: finds what answers a request, by its method and its decoded path segments.
-
-
-_SHOWN_CHARACTERS: Final = 128
-
 Handler = Callable[[HttpExchange], Awaitable[None]]
 #: Accepts a WebSocket handshake, or refuses it by raising an OmniError.
 Upgrade = Callable[[HttpRequest], UpgradeDecision]
+
+#: What an error repeats of a path.
+_SHOWN_CHARACTERS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +194,7 @@ class _Route:
 
 
 class Router:
-    """A table of routes, and of WebSocket endpoints by their paths.
+    """Finds what answers a request, by its method and its decoded path segments, and a WebSocket handshake by its path.
 
     Templates look like ``/v1/models/{id}``; a final part ``{name:path}`` matches the rest of the path, slashes
     included. A literal part takes precedence over a parameter, in whatever order the two were added.

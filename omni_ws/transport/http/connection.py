@@ -46,18 +46,21 @@ import h11
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, SessionTimeout, http_status
 from omni_ws.service.failure import unexpected
-from omni_ws.transport.http import access as cors
+from omni_ws.transport.http import access
 from omni_ws.transport.http.application import Application, HttpLimits
 from omni_ws.transport.http.exchange import JSON, AccessRecord, HttpExchange, LogAccess, response_head, serve_exchange
 from omni_ws.transport.http.hang_up import Connections, Deadline, HalfCloseProbe, HangUp, PeerGone
 from omni_ws.transport.http.receiving import MAX_EMPTY_LINES, HttpInput, HttpOutput, skip_empty_line, strict_http
 from omni_ws.transport.http.request import HttpRequest, error_body, error_headers, protocol_failure, read_request
 
-# Phase: what an HTTP connection is doing.
+logger = logging.getLogger(__name__)
+
+#: Events of h11 handled in one pass of the event loop; others' audio must not wait until a whole read is parsed.
+_EVENTS_PER_PASS: Final = 256
 
 
 class Phase(enum.Enum):
-    """What the next bytes from the peer mean, and thereby what the connection does with them.
+    """What a connection is doing: what the next bytes from the peer mean, and thereby what happens to them.
 
     ============ ======================================================= ========================================
     phase        bytes from the peer                                     next
@@ -87,11 +90,6 @@ NEXT_PHASES: Final = {
     Phase.HANDED_OVER: frozenset({Phase.LINGER, Phase.CLOSED}),
     Phase.CLOSED: frozenset({Phase.CLOSED}),
 }
-
-logger = logging.getLogger(__name__)
-
-#: Events of h11 handled in one pass of the event loop; others' audio must not wait until a whole read is parsed.
-_EVENTS_PER_PASS: Final = 256
 
 
 class HttpConnection(asyncio.Protocol, abc.ABC):
@@ -305,15 +303,15 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
                 event, client=self._client, secure=self._secure, addresses=self._addresses
             )
             if not self._application.allows_host(request):
-                raise cors.host_refused(request)
-            cors.check_origin(request)
+                raise access.host_refused(request)
+            access.check_origin(request)
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:
                 self._begin_exchange(request, origin_allowed=origin_allowed)
             elif origin_allowed:
                 self.upgrade(event, request)
             else:
-                raise cors.origin_refused(request)
+                raise access.origin_refused(request)
         except OmniError as error:
             self._refuse(error)
         except Exception as error:

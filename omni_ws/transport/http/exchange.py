@@ -1,4 +1,13 @@
-"""One request with its response, as handlers see them."""
+"""One request with its response, as handlers see them; the task that runs a handler, and readers of whole bodies.
+
+    async def handler(exchange: HttpExchange) -> None:
+        body = await exchange.read_body(limit)
+        await exchange.respond_json(200, {"received": len(body)})
+
+The two directions are independent: a handler may read a part of the body, write a part of the response, and read on.
+Writes wait while the peer does not read, and reads make the server receive more. When the peer disconnects, the task
+of the handler is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -27,118 +36,11 @@ from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, PayloadTooLarg
 from omni_ws.metrics import HTTP_METHODS, Metrics
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.accounts import level_of, take_place, take_trace, write_line
-from omni_ws.transport.http import access as cors
+from omni_ws.transport.http import access
 from omni_ws.transport.http.hang_up import Connections, PeerGone
 from omni_ws.transport.http.receiving import HttpInput, HttpOutput
 from omni_ws.transport.http.request import HeaderList, HttpRequest, error_body, error_headers
 from omni_ws.wire.frames import loads_object
-
-# The head of a response, with the fields that all responses of this server have.
-
-
-SERVER_NAME: Final = "omni_ws"
-
-
-def response_head(status: int, headers: HeaderList) -> h11.Response:
-    """Return the head of a response, with the fields that all responses of this server have."""
-    return _head_at(int(time.time()), status, tuple(headers))
-
-
-@lru_cache(maxsize=64)
-def _head_at(second: int, status: int, headers: tuple[tuple[str, str], ...]) -> h11.Response:
-    """Build a head. Equal ones of the same second are one: to build and check it takes longer than to send it."""
-    fields = [("Date", formatdate(second, usegmt=True)), ("Server", SERVER_NAME), *headers]
-    return h11.Response(status_code=status, headers=fields, reason=_reason(status))
-
-
-def _reason(status: int) -> bytes:
-    try:
-        return HTTPStatus(status).phrase.encode("ascii")
-    except ValueError:
-        return b""
-
-
-# The access log: one record, one line and one count for each HTTP request.
-
-
-logger = logging.getLogger("omni_ws.http")
-
-#: Routes that monitoring requests all the time; successes are logged at debug level.
-_MONITORED = frozenset({"/health", "/metrics"})
-
-
-@dataclass(frozen=True, slots=True)
-class AccessRecord:
-    """What is known of one request once it is over.
-
-    Nothing in it is text of the client's but ``method`` and ``client``. ``route`` is the template of the path, "" where
-    none matched. ``status`` is 0 where the client disconnected before the response. ``error`` may also be one that
-    occurred after the head of the response. Bytes are those of the bodies.
-    """
-
-    method: str
-    route: str
-    status: int
-    seconds: float = 0
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    client: str = ""
-    error: OmniError | None = None
-    session_id: str = ""
-
-
-#: Called with the record of every request, refused and upgraded ones included.
-LogAccess = Callable[[AccessRecord], None]
-
-
-def discard_record(record: AccessRecord) -> None:
-    """A LogAccess that keeps nothing."""
-
-
-class AccessLog:
-    """Logs and counts requests: a LogAccess."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def __call__(self, record: AccessRecord) -> None:
-        # A label of clients' own invention would make the number of time series unbounded.
-        method = record.method if record.method in HTTP_METHODS else "other"
-        route = record.route or "unmatched"
-        self._metrics.http_requests.labels(method, route, record.status).inc()
-        if record.status != 101:
-            self._metrics.http_request_seconds.labels(route).observe(record.seconds)
-        level = logging.INFO if record.error is None else level_of(record.error)
-        if record.route in _MONITORED and record.status == 200:
-            level = logging.DEBUG
-        write_line(
-            logger,
-            level,
-            "http request",
-            method=method,
-            route=route,
-            status=record.status,
-            code=None if record.error is None else record.error.code,
-            client=record.client or None,
-            session_id=record.session_id or None,
-            received_bytes=record.received_bytes,
-            sent_bytes=record.sent_bytes,
-            seconds=round(record.seconds, 4),
-        )
-
-
-# One request with its response, as handlers see them, and the task that runs a handler.
-#
-#     async def handler(exchange: HttpExchange) -> None:
-#         body = await exchange.read_body(limit)
-#         await exchange.respond_json(200, {"received": len(body)})
-#
-# The two directions are independent: a handler may read a part of the body, write a part of the response, and read on.
-# Writes wait while the peer does not read, and reads make the server receive more. When the peer disconnects, the task
-# of the handler is cancelled.
-
-
-__all__ = ["HttpExchange", "HttpRequest"]
 
 JSON: Final = "application/json"
 
@@ -401,8 +303,8 @@ class HttpExchange:
         """Respond to OPTIONS for a path that takes ``methods``, with CORS fields where it is a browser's preflight."""
         allow = tuple(methods)
         headers: HeaderList = [("Allow", ", ".join(allow))]
-        if self.origin_allowed and cors.is_preflight(self.request):
-            headers += cors.preflight_headers(self.request, allow)
+        if self.origin_allowed and access.is_preflight(self.request):
+            headers += access.preflight_headers(self.request, allow)
         await self.respond(204, headers)
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
@@ -488,7 +390,7 @@ class HttpExchange:
 
     def _head(self, status: int, headers: HeaderList) -> h11.Response:
         self.status = status
-        return response_head(status, [*headers, *cors.response_headers(self.request, allowed=self.origin_allowed)])
+        return response_head(status, [*headers, *access.response_headers(self.request, allowed=self.origin_allowed)])
 
 
 async def serve_exchange(
@@ -528,8 +430,8 @@ async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awai
     """Run ``handle``, and respond with the error that it raises, which is returned."""
     request = exchange.request
     try:
-        if not exchange.origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
-            raise cors.origin_refused(request)
+        if not exchange.origin_allowed and (request.method not in access.SAFE_METHODS or access.is_preflight(request)):
+            raise access.origin_refused(request)
         await handle(exchange)
         if not exchange.head_sent:
             raise RuntimeError(f"the handler of {_where(exchange)} returned without a response")
@@ -556,8 +458,99 @@ def _where(exchange: HttpExchange) -> str:
     return f"{exchange.request.method} {exchange.route or 'a request'}"
 
 
-# JSON request bodies: read whole, and parsed in a worker thread where they are large.
+# The head of a response
 
+SERVER_NAME: Final = "omni_ws"
+
+
+def response_head(status: int, headers: HeaderList) -> h11.Response:
+    """Return the head of a response, with the fields that all responses of this server have."""
+    return _head_at(int(time.time()), status, tuple(headers))
+
+
+@lru_cache(maxsize=64)
+def _head_at(second: int, status: int, headers: tuple[tuple[str, str], ...]) -> h11.Response:
+    """Build a head. Equal ones of the same second are one: to build and check it takes longer than to send it."""
+    fields = [("Date", formatdate(second, usegmt=True)), ("Server", SERVER_NAME), *headers]
+    return h11.Response(status_code=status, headers=fields, reason=_reason(status))
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b""
+
+
+# The access log
+
+logger = logging.getLogger("omni_ws.http")
+
+#: Routes that monitoring requests all the time; successes are logged at debug level.
+_MONITORED = frozenset({"/health", "/metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRecord:
+    """What is known of one request once it is over.
+
+    Nothing in it is text of the client's but ``method`` and ``client``. ``route`` is the template of the path, "" where
+    none matched. ``status`` is 0 where the client disconnected before the response. ``error`` may also be one that
+    occurred after the head of the response. Bytes are those of the bodies.
+    """
+
+    method: str
+    route: str
+    status: int
+    seconds: float = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    client: str = ""
+    error: OmniError | None = None
+    session_id: str = ""
+
+
+#: Called with the record of every request, refused and upgraded ones included.
+LogAccess = Callable[[AccessRecord], None]
+
+
+def discard_record(record: AccessRecord) -> None:
+    """A LogAccess that keeps nothing."""
+
+
+class AccessLog:
+    """A LogAccess that writes one line and counts one for each request."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, record: AccessRecord) -> None:
+        # A label of clients' own invention would make the number of time series unbounded.
+        method = record.method if record.method in HTTP_METHODS else "other"
+        route = record.route or "unmatched"
+        self._metrics.http_requests.labels(method, route, record.status).inc()
+        if record.status != 101:
+            self._metrics.http_request_seconds.labels(route).observe(record.seconds)
+        level = logging.INFO if record.error is None else level_of(record.error)
+        if record.route in _MONITORED and record.status == 200:
+            level = logging.DEBUG
+        write_line(
+            logger,
+            level,
+            "http request",
+            method=method,
+            route=route,
+            status=record.status,
+            code=None if record.error is None else record.error.code,
+            client=record.client or None,
+            session_id=record.session_id or None,
+            received_bytes=record.received_bytes,
+            sent_bytes=record.sent_bytes,
+            seconds=round(record.seconds, 4),
+        )
+
+
+# JSON bodies
 
 #: Larger bodies are parsed, and their base64 decoded, in a worker thread; on the event loop that would delay the audio
 #: of every other session.
@@ -594,8 +587,7 @@ async def read_json_object(
         raise InvalidFrame("the body is not valid UTF-8") from None
 
 
-# Request bodies of type ``multipart/form-data`` (RFC 7578), parsed as they arrive.
-
+# Forms (RFC 7578)
 
 FORM_TYPE: Final = "multipart/form-data"
 #: The part that is a file also where it has no file name.

@@ -11,11 +11,9 @@ from typing import Final, Protocol
 
 from omni_ws.errors import OmniError
 
-# Deadline: a timer that is cheap to move.
-
 
 class Deadline:
-    """Calls ``expired`` once, the given number of seconds after ``arm`` was called last.
+    """A timer that is cheap to move: calls ``expired`` once, the given number of seconds after ``arm`` was called last.
 
     Moving a deadline to a later time is an assignment: the loop's timer wakes up early and is scheduled again. A new
     timer for each packet of a body would leave thousands of cancelled ones in the loop's heap.
@@ -64,15 +62,8 @@ class Deadline:
         self._expired()
 
 
-# Detection of peers that disconnect unnoticed: unread, half-closed, or behind a network that has failed.
-#
-# A server learns of a disconnect from the socket's end of data or from a reset. Three peers give neither in time:
-#
-# - One whose socket is not read, for backpressure: its end of data waits behind data. ``HangUpWatch`` asks the kernel.
-# - One that has closed its sending side: it may still read, or may have closed its socket altogether, and both look the
-#   same until something is sent. ``HalfCloseProbe`` says when to send something.
-# - One behind a dead network: ``notice_dead_networks`` has the kernel send keep-alive probes.
-
+# Peers that disconnect unnoticed: a server learns of a disconnect from the socket's end of data or from a reset, and
+# peers that are unread, half-closed or behind a dead network give neither in time.
 
 #: Seconds after which a socket that is not read is checked first; the interval then doubles up to the second.
 FIRST_CHECK_SEC: Final = 1.0
@@ -103,7 +94,8 @@ class HangUp(enum.Enum):
 class HangUpWatch:
     """Checks at intervals what the kernel knows of a peer, while its socket is not read.
 
-    ``report`` is called with the result of every check.
+    For a peer under backpressure, whose end of data waits behind data. ``report`` is called with the result of every
+    check.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[HangUp], None]) -> None:
@@ -138,6 +130,8 @@ class HangUpWatch:
 
 class HalfCloseProbe:
     """Timer that says when to probe a peer that has closed its sending side.
+
+    It may still read, or may have closed its socket altogether; both look the same until something is sent.
 
     ``probe`` is called ``first_sec`` after ``begin``, then at intervals that double up to ``longest_sec``. The first
     call comes soon, because most peers that close their sending side have closed the whole socket; later ones are rare,
@@ -199,11 +193,7 @@ def notice_dead_networks(listening: socket.socket) -> None:
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# Registry of a server's open HTTP connections, which bounds and drains them.
-#
-# websockets' own server knows only connections that were upgraded, and from Python 3.12 on
-# ``asyncio.Server.wait_closed`` waits for every transport: the HTTP connections must be drained before it is called.
-
+# The registry
 
 #: Connections over the limit that get a response at the same time; others over the limit are dropped without one.
 MAX_TURNED_AWAY: Final = 64
@@ -228,7 +218,10 @@ class OpenConnection(Protocol):
 
 
 class Connections:
-    """Registry of HTTP connections.
+    """Registry of a server's open HTTP connections, which bounds and drains them.
+
+    websockets' own server knows only connections that were upgraded, and from Python 3.12 on
+    ``asyncio.Server.wait_closed`` waits for every transport: these must be drained before it is called.
 
     Upgraded connections leave it; one that was lost stays in it while its handler runs. ``max_open`` bounds these and
     the upgraded connections together; None for no bound.

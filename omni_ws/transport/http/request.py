@@ -1,4 +1,8 @@
-"""HttpRequest: the head of one request, parsed and validated; and how errors are answered."""
+"""HttpRequest: the head of one HTTP/1.1 request, parsed and validated; and how errors are answered.
+
+All errors in a request target are refused here, so that routes and policies compare plain decoded segments and need
+no rules about escapes.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,6 @@ from omni_ws.errors import (
     UpgradeRequired,
     http_status,
 )
-
-# HttpRequest: the head of one HTTP/1.1 request, parsed and validated.
-#
-# All errors in a request target are refused here, so that routes and policies compare plain decoded segments and need
-# no rules about escapes.
-
 
 #: Header lines of a request; the same as websockets allows in a handshake.
 MAX_HEADER_LINES: Final = 128
@@ -283,8 +281,7 @@ def _decode(part: str) -> str:
         raise InvalidFrame("the path is not valid UTF-8") from error
 
 
-# HTTP responses to errors: header fields by status, and JSON bodies in the shape of OpenAI's API.
-
+# Responses to errors
 
 #: Names and values of header fields, in the order in which they are sent.
 HeaderList = list[tuple[str, str]]
@@ -327,5 +324,5 @@ def error_headers(error: OmniError) -> HeaderList:
 
 
 def error_body(error: OmniError) -> bytes:
-    """The JSON body of the response."""
+    """The JSON body of the response, in the shape of OpenAI's API."""
     return orjson.dumps({"error": error_object(error)})

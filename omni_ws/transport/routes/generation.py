@@ -1,4 +1,4 @@
-"""What routes that generate share: the request body, complete or streamed (Mode A), and the answer."""
+"""What routes that generate answers share: admission, request bodies, whole or streamed (Mode A), and sessions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from omni_ws.service.sessions.admission import WHY_EVICTED, Admission, Slot, ses
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object, to_thread_if_large
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
+from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.endpoint import check_enabled
 from omni_ws.transport.routes.http_session import (
     AnswerSource,
@@ -54,9 +55,6 @@ from omni_ws.wire.streaming_body import (
     placed,
     query_parameters,
 )
-
-# Base class of the routes that generate answers: admission, request bodies, sessions and responses.
-
 
 #: Feeds a session with its input, to the end.
 InputSource = Callable[[HttpSession], Awaitable[None]]
@@ -121,7 +119,7 @@ class GenerationRoutes(FrontEnd):
         ``wants_events`` reads from the fields whether the response is to be a stream of events.
         """
         fields, size = await read_json_object(
-            exchange, self.config.http.max_body_bytes, hint=f"; streaming input requires {HEADER}"
+            exchange, self.config.http.max_body_bytes, hint=f"; streaming input requires {STREAMING_HEADER}"
         )
         async with self.errors_as_events(exchange, wanted=wants_events(fields)):
             yield JsonBody(fields, size)
@@ -238,11 +236,10 @@ async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
     return await run_work(Work.ENCODING, encode)
 
 
-# Mode A: one request whose body is a stream of input, answered while it is still arriving.
-
+# Mode A: one request whose body is a stream of input, answered while it is still arriving
 
 #: What selects Mode A whatever the type of the body is.
-HEADER: Final = "X-Streaming-Input: true"
+STREAMING_HEADER: Final = "X-Streaming-Input: true"
 #: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
 #: White space of JSON.
@@ -284,8 +281,8 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
         case kind if kind == FORM_TYPE:
             return not await _is_ordinary(exchange, config)
         case kind:
-            message = f"a chunked body must be JSON or NDJSON, got {kind[:64]!r}; streaming input requires {HEADER}"
-            raise UnsupportedFormat(message, param="Content-Type")
+            message = f"a chunked body must be JSON or NDJSON, got {kind[:64]!r}"
+            raise UnsupportedFormat(f"{message}; streaming input requires {STREAMING_HEADER}", param="Content-Type")
 
 
 async def is_file(exchange: HttpExchange) -> bool:
@@ -442,7 +439,7 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
     return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
 
 
-# Admission of a session whose first input is the body of a request.
+# Admission
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -465,9 +462,10 @@ class _LiveBody:
 async def slot_for_body(
     exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
 ) -> AsyncIterator[ExitStack]:
-    """Take a session's slot when the body of ``exchange`` begins to arrive; a head alone takes none.
+    """Take the slot of a session whose first input is the body of ``exchange``, when that begins to arrive.
 
-    The slot is released with the yielded stack, at the end of the block unless the caller has moved it elsewhere.
+    A head alone takes none. The slot is released with the yielded stack, at the end of the block unless the caller has
+    moved it elsewhere.
 
     Until an ordinary body is complete its slot is lent: another session may take it, so that slow uploads block
     nobody. ``live`` bodies keep theirs from the start, since they are slow by nature; without content they may be

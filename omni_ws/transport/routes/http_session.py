@@ -1,4 +1,4 @@
-"""One request over HTTP as a session of its own, and how its answer is streamed."""
+"""One request over HTTP as a session of its own, and its answer as a response."""
 
 from __future__ import annotations
 
@@ -22,19 +22,13 @@ from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.hang_up import Deadline, PeerGone
 from omni_ws.transport.http.request import error_object
-from omni_ws.wire import server_frames as sse
+from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
-# HttpSession: the conversation behind one HTTP request, between the source of its input and its response.
-
-
-#: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
-_CHUNKS_AT_A_TIME: Final = 64
-
 
 class HttpSession:
-    """Runs a conversation of one request, as its owner.
+    """Runs the conversation of one request, as its owner, between the source of its input and its response.
 
     Three tasks run inside ``running``: the conversation, the source of the input, which calls ``feed`` and
     ``end_input``, and the session's clock. The handler's own task reads the answer with ``take`` and ``wait``, as from
@@ -234,6 +228,10 @@ class HttpSession:
                 self.conversation.handle_timer()
 
 
+#: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
+_CHUNKS_AT_A_TIME: Final = 64
+
+
 async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
     """Feed ``session`` with all of its input: the source of a request whose input is complete."""
     for index, chunk in enumerate(chunks, 1):
@@ -243,8 +241,7 @@ async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
     session.end_input()
 
 
-# Answers as HTTP responses: server-sent events, raw audio, or outputs collected for a whole response.
-
+# Answers as HTTP responses: server-sent events, raw audio, or outputs collected for a whole response
 
 SSE_HEADERS: Final = (
     ("Content-Type", "text/event-stream; charset=utf-8"),
@@ -386,9 +383,9 @@ async def write_events(
                 if head_by_heartbeat and not sink.head_sent:
                     await events.write()
                 if sink.head_sent:
-                    await sink.write(sse.HEARTBEAT_BLOCK)
+                    await sink.write(server_frames.HEARTBEAT_BLOCK)
         if done:
-            events.waiting.append(sse.DONE)
+            events.waiting.append(server_frames.DONE)
     except OmniError as error:
         if not sink.head_sent and not events.waiting:
             raise
@@ -421,9 +418,9 @@ class _EventBatch:
             match self._source.take():
                 case OutputChunk() as message:
                     for event in self._encoder.output(message):
-                        waiting.append(sse.event(event))
+                        waiting.append(server_frames.event(event))
                 case FinalChunk() as message:
-                    waiting += map(sse.event, self._encoder.final(_checked(message)))
+                    waiting += map(server_frames.event, self._encoder.final(_checked(message)))
                     self.complete = True
                 case ResponseStartedFrame() if self._head_at_start:
                     self.head_due = True
@@ -436,7 +433,7 @@ class _EventBatch:
         sink = self._sink
         if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
-        if data := b"".join(map(sse.event, self._encoder.output(output))):
+        if data := b"".join(map(server_frames.event, self._encoder.output(output))):
             self._send(data)
         return True
 
@@ -457,20 +454,16 @@ class _EventBatch:
         if self._sink.head_sent:
             self._sink.write_now(data)
         else:
-            self._sink.start_now(200, SSE_HEADERS, filler=sse.HEARTBEAT_BLOCK, content=data)
+            self._sink.start_now(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK, content=data)
 
     async def write(self) -> None:
         """Write the batch, behind the head where that has not been sent."""
         self.head_due = False
         if not self._sink.head_sent:
-            await _start(self._sink)
+            await self._sink.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK)
         await self._sink.write_all(self.waiting)
         self.waiting.clear()
         self._source.written()
-
-
-async def _start(sink: EventSink) -> None:
-    await sink.start(200, SSE_HEADERS, filler=sse.HEARTBEAT_BLOCK)
 
 
 async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
@@ -484,7 +477,7 @@ async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
 def error_event(error: OmniError) -> bytes:
     """An ``event: error`` in both shapes that clients read: fields at the top level, and OpenAI's ``error`` object."""
     fields = error_object(error)
-    return sse.event({**fields, "error": fields}, name="error")
+    return server_frames.event({**fields, "error": fields}, name="error")
 
 
 async def write_raw_audio(
@@ -544,11 +537,8 @@ def _checked(final: FinalChunk) -> FinalChunk:
     return final
 
 
-# The answers of several sessions, merged into the choices of one response.
-
-
 class MergedAnswers:
-    """An AnswerSource over several others.
+    """An AnswerSource over several others: their answers become the choices of one response.
 
     Each session has ``choices`` choices, which are renumbered in the order of the sessions: the first choice of the
     second session is number ``choices``. Outputs arrive in any order. One final, with the sum of the usage, follows

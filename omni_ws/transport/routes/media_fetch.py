@@ -1,4 +1,14 @@
-"""Media that requests name by URL."""
+"""Media that a request body refers to: files below one folder, and URLs of hosts that the operator lists.
+
+The risk of URLs is server-side request forgery: a client names a URL, and the server, which reaches more hosts than the
+client does, reads it. Therefore:
+
+- The scheme, host and port of the URL must be listed in ``http.media_domains``.
+- The host is resolved once, and the connection goes to that very address, so that DNS cannot change in between.
+- The address must be public, or listed itself.
+- All of this applies to every redirect.
+- Proxies and credentials of the environment, cookies and URLs with user names are never used.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +31,100 @@ if TYPE_CHECKING:
     import httpcore
 
 
-# Fetches media by URL, from listed hosts only.
-#
-# The risk is server-side request forgery: a client names a URL, and the server, which reaches more hosts than the
-# client does, reads it. Therefore:
-#
-# - The scheme, host and port of the URL must be listed in ``http.media_domains``.
-# - The host is resolved once, and the connection goes to that very address, so that DNS cannot change in between.
-# - The address must be public, or listed itself.
-# - All of this applies to every redirect.
-# - Proxies and credentials of the environment, cookies and URLs with user names are never used.
+#: Called with the bytes to be held in all, before they are; raises EngineOverloaded where the budget is exhausted.
+Charge = Callable[[int], None]
 
+
+class MediaReader:
+    """Reads the media that request bodies refer to.
+
+    All media of one request together may have ``http.max_body_bytes`` and take ``http.media_timeout_sec``.
+    """
+
+    def __init__(self, config: HttpConfig, fetcher: MediaFetcher | None = None) -> None:
+        self._config = config
+        self._fetcher = fetcher or MediaFetcher(MediaDomains(config.media_domains))
+
+    async def read(self, items: Sequence[InputChunk | NamedMedia], charge: Charge) -> list[InputChunk]:
+        """Replace references in ``items`` by the media, in order. Raises an OmniError that names the field.
+
+        ``charge`` is called with the bytes held in all, before they are read.
+        """
+        chunks: list[InputChunk] = []
+        held = 0
+
+        def charge_more(size: int) -> None:
+            charge(held + size)
+
+        deadline = asyncio.get_running_loop().time() + self._config.media_timeout_sec
+        for item in items:
+            if isinstance(item, InputChunk):
+                chunks.append(item)
+                continue
+            room = self._config.max_body_bytes - held
+            try:
+                match item:
+                    case MediaFile():
+                        chunk = item.chunk(await self._file(item.path, room, charge_more))
+                    case MediaUrl():
+                        chunk = item.chunk(*await self._fetched(item.url, room, charge_more, deadline))
+            except OmniError as error:
+                error.param = item.place
+                raise
+            held += len(chunk.payload)
+            charge(held)
+            chunks.append(chunk)
+        return chunks
+
+    async def _file(self, path: str, room: int, charge: Charge) -> bytes:
+        with await run_work(Work.FILES, _open_below, self._config.media_root, path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > room:
+                raise PayloadTooLarge(f"the file exceeds {room} bytes")
+            charge(size)
+            return await run_work(Work.FILES, file.read, size)
+
+    async def _fetched(self, url: str, room: int, charge: Charge, deadline: float) -> tuple[bytes, str]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._fetcher.fetch(url, max_bytes=room, charge=charge)
+        except TimeoutError:
+            limit = self._config.media_timeout_sec
+            raise InvalidValue(f"fetching the media took more than {limit:g} s") from None
+
+
+def _open_below(root: Path | None, path: str) -> BinaryIO:
+    """Open the file at ``path``, absolute or relative to ``root``; after resolving links it must be inside ``root``.
+
+    Raises UnsupportedParameter when ``root`` is None. Otherwise raises InvalidValue; for a path outside ``root`` the
+    error does not depend on whether the file exists. The caller closes the file.
+    """
+    if root is None:
+        raise UnsupportedParameter("file paths are not supported on this server; send a data: URL")
+    try:
+        folder = root.resolve()
+        place = (folder / path).resolve()
+        if not place.is_relative_to(folder):
+            raise InvalidValue("the path is outside the folder of allowed files")
+        if not place.is_file():  # reading a pipe might block forever
+            raise InvalidValue("file not found")
+        return open(place, "rb", opener=_open_without_links)  # the caller closes it
+    except (OSError, ValueError, RuntimeError):
+        raise InvalidValue("file not found") from None
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Open a resolved path. A link there was created after the check, and is refused."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+# Media by URL
 
 MAX_REDIRECTS: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SEC: Final = 5.0
 #: The most that httpcore reads at once.
 _PIECE_BYTES: Final = 64 * 1024
-
-#: Called with the bytes to be held in all, before they are; raises EngineOverloaded where the budget is exhausted.
-Charge = Callable[[int], None]
 
 
 class MediaFetcher:
@@ -159,89 +243,3 @@ async def _resolve(host: str, port: int, domains: MediaDomains) -> str:
         if domains.allow_address(str(address[0])):
             return str(address[0])
     raise OSError("the host has no allowed address")
-
-
-# Media that a request body refers to: files below one folder, and URLs of hosts that the operator lists.
-
-
-class MediaReader:
-    """Reads the media that request bodies refer to.
-
-    All media of one request together may have ``http.max_body_bytes`` and take ``http.media_timeout_sec``.
-    """
-
-    def __init__(self, config: HttpConfig, fetcher: MediaFetcher | None = None) -> None:
-        self._config = config
-        self._fetcher = fetcher or MediaFetcher(MediaDomains(config.media_domains))
-
-    async def read(self, items: Sequence[InputChunk | NamedMedia], charge: Charge) -> list[InputChunk]:
-        """Replace references in ``items`` by the media, in order. Raises an OmniError that names the field.
-
-        ``charge`` is called with the bytes held in all, before they are read.
-        """
-        chunks: list[InputChunk] = []
-        held = 0
-
-        def charge_more(size: int) -> None:
-            charge(held + size)
-
-        deadline = asyncio.get_running_loop().time() + self._config.media_timeout_sec
-        for item in items:
-            if isinstance(item, InputChunk):
-                chunks.append(item)
-                continue
-            room = self._config.max_body_bytes - held
-            try:
-                match item:
-                    case MediaFile():
-                        chunk = item.chunk(await self._file(item.path, room, charge_more))
-                    case MediaUrl():
-                        chunk = item.chunk(*await self._fetched(item.url, room, charge_more, deadline))
-            except OmniError as error:
-                error.param = item.place
-                raise
-            held += len(chunk.payload)
-            charge(held)
-            chunks.append(chunk)
-        return chunks
-
-    async def _file(self, path: str, room: int, charge: Charge) -> bytes:
-        with await run_work(Work.FILES, _open_below, self._config.media_root, path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > room:
-                raise PayloadTooLarge(f"the file exceeds {room} bytes")
-            charge(size)
-            return await run_work(Work.FILES, file.read, size)
-
-    async def _fetched(self, url: str, room: int, charge: Charge, deadline: float) -> tuple[bytes, str]:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self._fetcher.fetch(url, max_bytes=room, charge=charge)
-        except TimeoutError:
-            limit = self._config.media_timeout_sec
-            raise InvalidValue(f"fetching the media took more than {limit:g} s") from None
-
-
-def _open_below(root: Path | None, path: str) -> BinaryIO:
-    """Open the file at ``path``, absolute or relative to ``root``; after resolving links it must be inside ``root``.
-
-    Raises UnsupportedParameter when ``root`` is None. Otherwise raises InvalidValue; for a path outside ``root`` the
-    error does not depend on whether the file exists. The caller closes the file.
-    """
-    if root is None:
-        raise UnsupportedParameter("file paths are not supported on this server; send a data: URL")
-    try:
-        folder = root.resolve()
-        place = (folder / path).resolve()
-        if not place.is_relative_to(folder):
-            raise InvalidValue("the path is outside the folder of allowed files")
-        if not place.is_file():  # reading a pipe might block forever
-            raise InvalidValue("file not found")
-        return open(place, "rb", opener=_open_without_links)  # the caller closes it
-    except (OSError, ValueError, RuntimeError):
-        raise InvalidValue("file not found") from None
-
-
-def _open_without_links(path: str, flags: int) -> int:
-    """Open a resolved path. A link there was created after the check, and is refused."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -43,7 +43,7 @@ from omni_ws.transport.http.request import error_object
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
 from omni_ws.transport.routes.http_session import SSE_HEADERS, PromptWriter, charging, write_events
-from omni_ws.wire import server_frames as sse
+from omni_ws.wire import server_frames
 from omni_ws.wire.openai_requests import ChatRequest, read_chat
 from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally
 from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
@@ -257,8 +257,7 @@ def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
     return session.form.events if events is whole else events
 
 
-# Results of Mode B sessions over HTTP: as events that can be resumed, or as one JSON object.
-
+# Results: as events that can be resumed, or as one JSON object
 
 #: Events encoded for a client that has them already, after which the event loop gets a pass.
 _SKIPPED_AT_A_STRETCH: Final = 64
@@ -386,7 +385,7 @@ class NumberedEvents:
 
     async def write(self, data: bytes) -> None:
         """Write an event with its number, behind the head, unless the client has it; heartbeats have none."""
-        if data != sse.HEARTBEAT_BLOCK:
+        if data != server_frames.HEARTBEAT_BLOCK:
             self._number += 1
             if self._number <= self._last_event_id:
                 if self._number % _SKIPPED_AT_A_STRETCH == 0:
@@ -395,7 +394,7 @@ class NumberedEvents:
             self._written = True
             data = b"id: %d\n%b" % (self._number, data)
         elif self._written:
-            data = sse.HEARTBEAT
+            data = server_frames.HEARTBEAT
         await self._send_head()
         await self._exchange.write(data)
 
@@ -416,7 +415,7 @@ class NumberedEvents:
 
     async def _send_head(self) -> None:
         if not self._exchange.head_sent:
-            await self._exchange.start(200, SSE_HEADERS, filler=sse.HEARTBEAT_BLOCK)
+            await self._exchange.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK)
 
     def _check_number(self) -> None:
         """Raise InvalidValue for a ``Last-Event-ID`` beyond the events that exist."""

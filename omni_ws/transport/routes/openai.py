@@ -82,11 +82,9 @@ from omni_ws.wire.openai_responses import (
 )
 from omni_ws.wire.streaming_body import FORM_TYPE
 
-# ``/v1/chat/completions``: a chat request in a JSON body, or with input that is still arriving (Mode A).
-
 
 class ChatRoutes(GenerationRoutes):
-    """The handler of ``/v1/chat/completions``."""
+    """The handler of ``/v1/chat/completions``: a chat in a JSON body, or with input that is still arriving (Mode A)."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         super().__init__(sessions, authenticator)
@@ -200,11 +198,8 @@ class ChatRoutes(GenerationRoutes):
             await exchange.respond_json(200, completion.final(final, audio=audio))
 
 
-# ``/v1/completions``: raw prompts, as texts or token ids, without a chat template.
-
-
 class CompletionRoutes(GenerationRoutes):
-    """The handler of ``/v1/completions``."""
+    """The handler of ``/v1/completions``: raw prompts, as texts or token ids, without a chat template."""
 
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/completions", self.completions)
@@ -281,11 +276,8 @@ class CompletionRoutes(GenerationRoutes):
             await exchange.respond_json(200, completion.final(final))
 
 
-# ``/v1/audio/speech``: text read aloud, from a JSON body or from text that is still arriving.
-
-
 class SpeechRoutes(GenerationRoutes):
-    """The handler of ``/v1/audio/speech``."""
+    """The handler of ``/v1/audio/speech``: text read aloud, from a JSON body or while it is still arriving."""
 
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/audio/speech", self.audio_speech)
@@ -345,14 +337,14 @@ def _wav_file(target: AudioFormat, pcm: bytes) -> bytes:
     return wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=len(pcm)) + pcm
 
 
-# ``/v1/audio/transcriptions``, ``/v1/audio/translations``: a file in a form, or audio that is still arriving.
-
-
 _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt; charset=utf-8"}
 
 
 class TranscriptionRoutes(GenerationRoutes):
-    """The handlers of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
+    """The handlers of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
+
+    They take a file in a form, or audio that is still arriving.
+    """
 
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/audio/transcriptions", self.transcriptions)
@@ -456,8 +448,7 @@ def _file(parts: list[FormPart]) -> FormPart:
     return files[0]
 
 
-# SpokenAnswers: what was said in answers with audio, so that clients can refer to them by ``audio.id``.
-
+# What was said in answers with audio
 
 #: How long an answer is known, in seconds.
 KNOWN_SEC: Final = 3600
@@ -486,7 +477,7 @@ class _OfKey:
 
 
 class SpokenAnswers:
-    """The transcripts of spoken answers by key and id.
+    """The transcripts of spoken answers by key and id, so that clients can refer to them by ``audio.id``.
 
     Each worker of a server keeps those of its own answers, and asks the others for an id that it does not know. ``now``
     returns a monotonic time in seconds.

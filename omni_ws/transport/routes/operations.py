@@ -26,17 +26,18 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest, read_json_object
-
-# Routes for operators and SDKs: ``/health``, ``/metrics``, ``/v1/models`` and ``/openapi.json``.
-
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
+from omni_ws.transport.http.request import HttpRequest
 
 #: What ``/health`` says with 200.
 _SERVING: Final = ("ok", "degraded")
 
 
 class OperationsRoutes(FrontEnd):
-    """The handlers. ``/health`` and ``/openapi.json`` need no key; the others do where keys are configured."""
+    """The handlers of ``/health``, ``/metrics``, ``/openapi.json`` and ``/v1/models``.
+
+    ``/health`` and ``/openapi.json`` need no key; the others do where keys are configured.
+    """
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self._sessions = sessions
@@ -137,10 +138,7 @@ def _web(name: str) -> bytes:
     return resources.files("omni_ws").joinpath("web", name).read_bytes()
 
 
-# Routes that start and stop profiles.
-#
-# They need the key of an administrator; where no keys are configured, a client on the server's own machine.
-
+# Profiles
 
 _MAX_BODY_BYTES: Final = 64 * 1024
 #: A run id becomes part of file names.
@@ -151,7 +149,10 @@ _FORWARDING: Final = ("forwarded", "x-forwarded-for")
 
 
 class ProfilingRoutes(FrontEnd):
-    """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them."""
+    """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them.
+
+    They need the key of an administrator; where no keys are configured, a client on the server's own machine.
+    """
 
     def __init__(self, profiling: Profiling, authenticator: Authenticator, group: WorkerGroup | None = None) -> None:
         self._profiling = profiling
@@ -285,10 +286,7 @@ def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
     raise InvalidValue(f"{name} must be true or false", param=name)
 
 
-# The demo page at ``/``, and the client library for browsers at ``/client.js`` that it is built on.
-#
-# The files are those of ``examples/browser`` and ``clients/js``, which the wheel installs below ``web``.
-
+# The demo page
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
@@ -316,7 +314,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-_HEADERS: Final = (
+_PAGE_HEADERS: Final = (
     ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
     ("Permissions-Policy", "microphone=(self), camera=(self), display-capture=(self)"),
     ("Referrer-Policy", "no-referrer"),
@@ -326,7 +324,7 @@ _HEADERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _PageFile:
     """One file of the page, with its headers."""
 
     content: bytes
@@ -335,7 +333,10 @@ class _File:
 
 
 class DemoRoutes(FrontEnd):
-    """The handlers of the page's paths. They need no key, since the page asks the user for it."""
+    """The demo page at ``/``, and the client library for browsers at ``/client.js`` that it is built on.
+
+    They need no key, since the page asks the user for it.
+    """
 
     def register(self, router: Router) -> None:
         router.add("GET", "/", self.page)
@@ -354,20 +355,20 @@ class DemoRoutes(FrontEnd):
 
 async def _send(exchange: HttpExchange, name: str) -> None:
     """Respond with a file, or with 304 where the client has it. Raises NotFound."""
-    file = _files().get(name)
+    file = _page_files().get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
     tag = ("ETag", file.entity_tag)
     # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
     if file.entity_tag in known:
-        await exchange.respond(304, [*_HEADERS, tag])
+        await exchange.respond(304, [*_PAGE_HEADERS, tag])
     else:
-        await exchange.respond(200, [("Content-Type", file.media_type), *_HEADERS, tag], file.content)
+        await exchange.respond(200, [("Content-Type", file.media_type), *_PAGE_HEADERS, tag], file.content)
 
 
 @cache
-def _files() -> Mapping[str, _File]:
+def _page_files() -> Mapping[str, _PageFile]:
     """All files of the page, by path. Cached, because reading blocks the event loop."""
     page, library = _folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
@@ -378,12 +379,12 @@ def _files() -> Mapping[str, _File]:
         media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
         if media_type is not None:
             content = entry.read_bytes()
-            found[path] = _File(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            found[path] = _PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
     return found
 
 
 def _folders() -> tuple[Traversable, Traversable]:
-    """The folders of the page and of the library: in the installed package, or in the repository."""
+    """The folders of the page and of the library: ``web`` of the installed package, or those of the repository."""
     packaged = resources.files("omni_ws").joinpath("web")
     if packaged.joinpath("browser").is_dir():
         return packaged.joinpath("browser"), packaged

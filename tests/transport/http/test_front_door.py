@@ -16,7 +16,8 @@ from websockets.asyncio.server import ServerConnection
 
 from omni_ws.errors import OriginNotAllowed, Unauthenticated
 from omni_ws.transport.http.application import UpgradeDecision
-from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import HttpRequest
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

@@ -10,7 +10,7 @@ from support.raw_http import RawResponse, raw_client
 from support.routes import routes_of
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.transport.http import access as cors
+from omni_ws.transport.http import access
 
 WEBSOCKET = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -86,7 +86,7 @@ async def test_the_own_origin_has_the_own_scheme(scheme: str, status: int) -> No
 
 async def test_a_page_that_is_refused_is_told_why_and_the_log_how_to_allow_it(caplog: pytest.LogCaptureFixture) -> None:
     """One line of the log, however often and whichever it is; the origin is in the errors alone."""
-    cors._warn_of_refused_origins.cache_clear()
+    access._warn_of_refused_origins.cache_clear()
     caplog.set_level(logging.WARNING)
     async with live_server() as server:
         host = f"localhost:{server.port}"
@@ -107,7 +107,7 @@ async def test_a_page_that_is_refused_is_told_why_and_the_log_how_to_allow_it(ca
 async def test_a_page_that_only_reads_is_warned_of_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cors._warn_of_refused_origins.cache_clear()
+    access._warn_of_refused_origins.cache_clear()
     async with live_server() as server:
         response = await ask(server, f"localhost:{server.port}", "GET /health", "Origin: https://one.example\r\n")
         assert response.status == 200

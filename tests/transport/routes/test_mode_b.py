@@ -32,7 +32,6 @@ from omni_ws.errors import InvalidValue
 from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.hang_up import PeerGone
-from omni_ws.transport.routes import mode_b as kept_answer
 from omni_ws.transport.routes import mode_b as mode_b_routes
 from omni_ws.transport.routes.mode_b import MAX_WAIT_SEC
 
@@ -788,7 +787,7 @@ async def test_an_answer_that_is_being_written_may_be_deleted(monkeypatch: pytes
             assert await session.delete() == 204
             return work()
 
-        monkeypatch.setattr(kept_answer, "to_thread_if_large", deleted_meanwhile)
+        monkeypatch.setattr(mode_b_routes, "to_thread_if_large", deleted_meanwhile)
         assert await session.completion() == before
 
 

@@ -19,7 +19,7 @@ from omni_ws.transport.routes.http_session import (
     collect_answer,
     write_events,
 )
-from omni_ws.wire import server_frames as sse
+from omni_ws.wire import server_frames
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 pytestmark = pytest.mark.virtual_clock
@@ -88,10 +88,10 @@ class TextEncoder:
 
 
 def event(content: str) -> bytes:
-    return sse.event({"text": content})
+    return server_frames.event({"text": content})
 
 
-END = sse.event({"reason": "stop"})
+END = server_frames.event({"reason": "stop"})
 
 
 class Streaming:
@@ -197,10 +197,10 @@ async def test_cancelled_answer_is_an_error() -> None:
 async def test_heartbeats_follow_the_head_or_send_it(by_heartbeat: bool) -> None:
     streaming = Streaming(heartbeat_sec=15, head_by_heartbeat=by_heartbeat)
     await asyncio.sleep(31)
-    assert streaming.sink.writes == [sse.HEARTBEAT_BLOCK] * (2 if by_heartbeat else 0)
+    assert streaming.sink.writes == [server_frames.HEARTBEAT_BLOCK] * (2 if by_heartbeat else 0)
     await streaming.give(text("a"))
     await asyncio.sleep(16)
-    assert streaming.sink.writes[-2:] == [event("a"), sse.HEARTBEAT_BLOCK]
+    assert streaming.sink.writes[-2:] == [event("a"), server_frames.HEARTBEAT_BLOCK]
     await streaming.give(STOP)
     await streaming.task
 
