@@ -1,4 +1,4 @@
-"""A streamed chat completion, event by event, as outputs of an engine."""
+"""A streamed chat completion, event by event, as outputs of an engine: see ChatAnswer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from omni_ws.engine.remote.event_stream import WHOLE_BODY, ServerSentEvent, Upst
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.errors import EngineFailed, InvalidFrame, UpstreamInvalid
 
-# Tool calls and log-probabilities as upstreams send them. What is malformed is left out, and noted.
-
+# Tool calls and log-probabilities. What is malformed is left out, and noted.
 
 #: In one answer.
 _MOST_CALLS: Final = 1000
@@ -272,10 +271,9 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-# ThoughtFilter: separates what a reasoning model thinks, written into the text of its answer, from what it answers.
+# What a reasoning model thinks, written into the text of its answer.
 
-
-_OPEN: Final = "<think>"
+_OPENING_TAG: Final = "<think>"
 CLOSING_TAG: Final = "</think>"
 #: White space before the first word, in characters, that is held back because a thought may follow it.
 _MOST_HELD: Final = 64
@@ -360,10 +358,10 @@ class ThoughtFilter:
     def _begin(self, text: str) -> str:
         bare = text.lstrip()
         if len(text) - len(bare) <= _MOST_HELD:
-            if bare.startswith(_OPEN):
+            if bare.startswith(_OPENING_TAG):
                 self._place = _Place.THOUGHT
-                return bare[len(_OPEN) :]
-            if _OPEN.startswith(bare):
+                return bare[len(_OPENING_TAG) :]
+            if _OPENING_TAG.startswith(bare):
                 self._held = text
                 return ""
         self._place = _Place.UNOPENED if self.holds else _Place.ANSWER
@@ -388,7 +386,7 @@ class ThoughtFilter:
             return "", ""
         whole = self._let_go()
         thought, _, answer = whole.partition(CLOSING_TAG)
-        if not closed or _OPEN in thought:
+        if not closed or _OPENING_TAG in thought:
             self._place, self._watches = _Place.ANSWER, False
             return "", whole
         self.unopened, self._place = True, _Place.GAP
@@ -400,7 +398,7 @@ class ThoughtFilter:
 
     def _watch(self, text: str) -> str:
         """The answer; without a closing tag that begins a line, unless an opening one was there before."""
-        if not self._watches or _OPEN in self._border + text:
+        if not self._watches or _OPENING_TAG in self._border + text:
             self._watches = False
             return text
         place = text.find(CLOSING_TAG)
@@ -415,7 +413,7 @@ class ThoughtFilter:
         if kept and self._ends_line(text[:-kept]):
             text, self._held = text[:-kept], text[-kept:]
         self._line_ended = self._ends_line(text)
-        self._border = (self._border + text)[1 - len(_OPEN) :]
+        self._border = (self._border + text)[1 - len(_OPENING_TAG) :]
         return text
 
     def _ends_line(self, text: str) -> bool:
@@ -428,6 +426,9 @@ def _tag_begun(text: str) -> int:
     return next(size for size in range(len(CLOSING_TAG) - 1, -1, -1) if text.endswith(CLOSING_TAG[:size]))
 
 
+# The answer.
+
+#: The last event of a stream.
 DONE: Final = b"[DONE]"
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
