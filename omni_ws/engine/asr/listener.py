@@ -1,4 +1,4 @@
-"""Listener: listens for one request; samples in, transcripts out; with its seat and its utterances."""
+"""Listener: listens for one request, samples in, transcripts out; its seat, and the utterances that it hears."""
 
 from __future__ import annotations
 
