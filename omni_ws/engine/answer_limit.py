@@ -1,4 +1,4 @@
-"""Limits on answers, and the text of an answer within them."""
+"""Limits on answers: ``max_tokens`` and ``stop`` where words count as tokens, and the length of what is spoken."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any, Final
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.clauses import CooperativePieces
-
-# Limits on answers: ``max_tokens`` and ``stop`` where words count as tokens, and the length of what is spoken.
-
 
 _WORDS: Final = re.compile(r"\S+")
 #: The limit on white space held back after the last word, in characters; the rest is dropped.
@@ -43,6 +40,40 @@ class WordCounter:
             continues = self._inside_word and not text[0].isspace()
             self.words += count_words(text) - continues
             self._inside_word = not text[-1].isspace()
+
+
+class AnswerText:
+    """The text of an answer: passes on what ``max_tokens`` and ``stop`` of ``sampling`` allow, and counts its words."""
+
+    def __init__(self, sampling: Mapping[str, Any]) -> None:
+        self._limit = AnswerLimit(sampling)
+        self._counter = WordCounter()
+
+    @property
+    def words(self) -> int:
+        """The words passed on so far."""
+        return self._counter.words
+
+    @property
+    def reached(self) -> FinishReason | None:
+        """Why the answer was cut off; None while it is within its limits."""
+        return self._limit.reached
+
+    async def add(self, text: str) -> AsyncGenerator[str, None]:
+        """Yield what may be sent now that ``text`` follows."""
+        async for piece in CooperativePieces(text):
+            if passed := self._counted(self._limit.feed(piece)):
+                yield passed
+            if self.reached is not None:
+                return
+
+    def finish(self) -> str:
+        """End the answer; returns the text that was held back."""
+        return self._counted(self._limit.finish())
+
+    def _counted(self, passed: str) -> str:
+        self._counter.feed(passed)
+        return passed
 
 
 class AnswerLimit:
@@ -181,40 +212,3 @@ def _overlap(text: str, stop: str) -> int:
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)
     return len(text) - start if start >= 0 else 0
-
-
-# AnswerText: the text of an answer, within the limits of its request, in pieces.
-
-
-class AnswerText:
-    """Passes on what the ``max_tokens`` and ``stop`` of ``sampling`` allow, and counts its words."""
-
-    def __init__(self, sampling: Mapping[str, Any]) -> None:
-        self._limit = AnswerLimit(sampling)
-        self._counter = WordCounter()
-
-    @property
-    def words(self) -> int:
-        """The words passed on so far."""
-        return self._counter.words
-
-    @property
-    def reached(self) -> FinishReason | None:
-        """Why the answer was cut off; None while it is within its limits."""
-        return self._limit.reached
-
-    async def add(self, text: str) -> AsyncGenerator[str, None]:
-        """Yield what may be sent now that ``text`` follows."""
-        async for piece in CooperativePieces(text):
-            if passed := self._counted(self._limit.feed(piece)):
-                yield passed
-            if self.reached is not None:
-                return
-
-    def finish(self) -> str:
-        """End the answer; returns the text that was held back."""
-        return self._counted(self._limit.finish())
-
-    def _counted(self, passed: str) -> str:
-        self._counter.feed(passed)
-        return passed

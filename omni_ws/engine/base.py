@@ -1,4 +1,23 @@
-"""The contract between the server and its engines."""
+"""The contract between the server and its engines.
+
+An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
+and what it may rely on, ``EngineCapabilities`` what it can declare. The server refuses requests for anything
+undeclared, so an engine need not check for it. The core of an engine is an async generator::
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        with request.media_room.share() as share:
+            parts = decode_input(
+                request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share,
+                lane=request.lane
+            )
+            async with aclosing(parts):
+                async for part in parts:            # as the client sends it
+                    …
+            yield TextOutput("an answer")           # waits while the client does not read
+            yield Finished(FinishReason.STOP, Usage())
+
+An engine may also have token sessions (``HasTokens``), and models that can be traced (``TraceableEngine``).
+"""
 
 from __future__ import annotations
 
@@ -35,23 +54,7 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError
 
-# The contract between the server and its engines.
-#
-# An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
-# and what it may rely on, ``EngineCapabilities`` what it can declare. The server refuses requests for anything
-# undeclared, so an engine need not check for it. The core of an engine is an async generator::
-#
-#     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-#         with request.media_room.share() as share:
-#             parts = decode_input(
-#                 request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share,
-#                 lane=request.lane
-#             )
-#             async with aclosing(parts):
-#                 async for part in parts:            # as the client sends it
-#                     …
-#             yield TextOutput("an answer")           # waits while the client does not read
-#             yield Finished(FinishReason.STOP, Usage())
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class EngineCapabilities:
     input_roles: frozenset[str] = frozenset({"user"})
     #: Why the engine accepts raw prompts only (its model lacks a chat template); empty if it accepts chats.
     chat_refusal: str = ""
-    #: Whether the engine implements ``tokens.HasTokens``.
+    #: Whether the engine implements ``HasTokens``.
     token_sessions: bool = False
     #: Whether ``AnswerOptions.template_arguments`` reach a chat template.
     template_arguments: bool = False
@@ -498,8 +501,7 @@ class Engine(Protocol):
         ...
 
 
-# The contract of engines for token sessions: they process token lists and continue them.
-
+# Token sessions: an engine processes token lists and continues them.
 
 #: The limit on ``TokenGeneration.logprob_top_k``.
 MAX_TOP_LOGPROBS: Final = 20
@@ -633,9 +635,6 @@ class HasTokens(Protocol):
         ...
 
 
-# The contract of engines whose models can be traced.
-
-
 @runtime_checkable
 class TraceableEngine(Protocol):
     """An engine that can record the operations of its models with torch's profiler, in all its processes."""
@@ -652,12 +651,6 @@ class TraceableEngine(Protocol):
     async def stop_trace(self) -> tuple[Path, ...]:
         """Stop recording and return the files."""
         ...
-
-
-# Translates exceptions inside engines: details go to the log, an ID to the client.
-
-
-logger = logging.getLogger(__name__)
 
 
 def incident(failure: str, exception: BaseException, *, request_id: str | None = None) -> EngineFailed:

@@ -1,4 +1,4 @@
-"""Stages of an engine run at once on one request, connected by bounded channels."""
+"""Bounded channels, and the stages of an engine that run at once on one request, connected by them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from omni_ws.engine.base import NO_SINK, AudioOutput, Cut, EngineOutput, OutputSink
 from omni_ws.profiler import events
 
-# Channel: a bounded queue between tasks, whose capacity is in bytes, characters or milliseconds, not items.
-
-
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class ChannelClosed(Exception):
@@ -25,6 +23,8 @@ class ChannelClosed(Exception):
 
 class Channel(Generic[T]):
     """A queue with backpressure for one reader and any number of writers, all on the same event loop.
+
+    Its capacity is in bytes, characters or milliseconds, not in items.
 
     ``cost`` measures an item in the unit of ``capacity``. ``put`` waits while the channel is full; an item that costs
     more than the capacity is accepted once the channel is empty. Writers that wait get their turns in the order in
@@ -160,10 +160,7 @@ class Channel(Generic[T]):
             waiter.set_result(None)
 
 
-# Runs the stages of an engine concurrently on one request, connected by bounded channels.
-
-
-T_contra = TypeVar("T_contra", contravariant=True)
+# Stages connected by channels.
 
 #: The limit on outputs that wait for the client: bytes of samples plus an overhead for each output.
 OUTPUT_BYTES = 256 * 1024

@@ -1,8 +1,10 @@
-"""Processes that this server starts: their output, their end, their memory."""
+"""Processes that this server starts: how they begin and end, and their memory and the server's own.
+
+What they run imports this module too, and does without asyncio, which takes memory and time to import.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import logging
 import os
@@ -11,92 +13,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import omni_ws
 
-# What the C library does with memory that was freed; it keeps most of it, and a part for each thread. glibc only.
-
-
-_M_ARENA_MAX: Final = -8
-#: Bytes by which what is held has to fall until freed memory is returned: it takes several times that with its objects.
-_MUCH: Final = 8 << 20
-#: In between, memory may be taken and freed many times, and is used again.
-_LOOKS_EVERY_SEC: Final = 5.0
-#: So often it is returned then: the sessions that held it may end later, and what they leave lies between other things.
-_TIMES: Final = 12
-
-
-def share_heaps(most: int) -> None:
-    """Limit the heaps that threads share to ``most`` (glibc's default: eight per core), so that they reuse what others
-    freed. Threads of one heap wait for one another.
-
-    To be called before there are other threads.
-    """
-    if (mallopt := _function("mallopt")) is not None:
-        mallopt(_M_ARENA_MAX, most)
-
-
-def return_freed_memory() -> None:
-    """Return what is free to the system. Blocks for some milliseconds."""
-    if (malloc_trim := _function("malloc_trim")) is not None:
-        malloc_trim(ctypes.c_size_t(0))
-
-
-@contextmanager
-def returning_memory(held: Callable[[], int]) -> Iterator[None]:
-    """Within the block, look at ``held()`` (bytes) every few seconds, and return freed memory when that fell by much.
-
-    By itself, the C library keeps what it once had where anything behind it is still in use.
-    """
-    task = asyncio.create_task(_return_what_was_held(held), name="returning memory")
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-async def _return_what_was_held(held: Callable[[], int]) -> None:
-    highest = times = 0
-    while True:
-        await asyncio.sleep(_LOOKS_EVERY_SEC)
-        now = held()
-        if highest - now >= _MUCH:
-            highest, times = now, _TIMES
-        highest = max(highest, now)
-        if times:
-            times -= 1
-            await asyncio.to_thread(return_freed_memory)
-
-
-def _function(name: str) -> Any:
-    """None where the C library is another one."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-
-
-# What a process that this server started does first: with its signals and its standard output.
-
-
-# Apart from ``child_process``: these processes do without asyncio, which takes memory and time to import.
-
-
-def take_over_stdout() -> BinaryIO:
-    """Return the pipe to the server; what C libraries print goes to standard error instead of into it."""
-    target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return target
-
-
-def leave_signals_to_server() -> None:
-    """Ignore the signals that a terminal or a supervisor sends to the whole process group: the server handles them."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
-# What a process needs that this server starts, and how it ends: it reads what it is to do from its standard input.
-
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
+
+
+# The server's side: what a process needs, and how it ends. It reads what it is to do from its standard input.
 
 #: How long a process may take to end by itself.
 STOP_SEC: Final = 2.0
@@ -114,6 +41,8 @@ async def end_process(process: asyncio.subprocess.Process, *, name: str) -> int 
 
     Returns its exit status.
     """
+    import asyncio
+
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -126,3 +55,81 @@ async def end_process(process: asyncio.subprocess.Process, *, name: str) -> int 
             process.kill()
             await process.wait()
     return process.returncode
+
+
+# What a process that the server started does first.
+
+
+def take_over_stdout() -> BinaryIO:
+    """Return the pipe to the server; what C libraries print goes to standard error instead of into it."""
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return target
+
+
+def leave_signals_to_server() -> None:
+    """Ignore the signals that a terminal or a supervisor sends to the whole process group: the server handles them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+# Memory that was freed: the C library (glibc; others are left alone) keeps most of it, and a part for each thread.
+
+_M_ARENA_MAX: Final = -8
+#: Bytes by which what is held has to fall until freed memory is returned: it takes several times that with its objects.
+_MUCH_BYTES: Final = 8 << 20
+#: In between, memory may be taken and freed many times, and is used again.
+_LOOKS_EVERY_SEC: Final = 5.0
+#: So often it is returned then: the sessions that held it may end later, and what they leave lies between other things.
+_RETURNS: Final = 12
+
+
+def share_heaps(most: int) -> None:
+    """Limit the heaps that threads share to ``most`` (glibc's default: eight per core), so that they reuse what others
+    freed. Threads of one heap wait for one another.
+
+    To be called before there are other threads.
+    """
+    if (mallopt := _c_function("mallopt")) is not None:
+        mallopt(_M_ARENA_MAX, most)
+
+
+def return_freed_memory() -> None:
+    """Return what is free to the system. Blocks for some milliseconds."""
+    if (malloc_trim := _c_function("malloc_trim")) is not None:
+        malloc_trim(ctypes.c_size_t(0))
+
+
+@contextmanager
+def returning_memory(held: Callable[[], int]) -> Iterator[None]:
+    """Within the block, look at ``held()`` (bytes) every few seconds, and return freed memory when that fell by much.
+
+    By itself, the C library keeps what it once had where anything behind it is still in use.
+    """
+    import asyncio
+
+    task = asyncio.create_task(_return_what_was_held(held), name="returning memory")
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _return_what_was_held(held: Callable[[], int]) -> None:
+    import asyncio
+
+    highest = times = 0
+    while True:
+        await asyncio.sleep(_LOOKS_EVERY_SEC)
+        now = held()
+        if highest - now >= _MUCH_BYTES:
+            highest, times = now, _RETURNS
+        highest = max(highest, now)
+        if times:
+            times -= 1
+            await asyncio.to_thread(return_freed_memory)
+
+
+def _c_function(name: str) -> Any:
+    """None where the C library is another one."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, cut into clauses."""
+"""Long texts cut into pieces, and text that arrives in pieces cut into clauses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
 
-# Cuts long texts into pieces, so that work on them does not block the event loop.
-
+# Pieces: work on one does not block the event loop.
 
 #: The length of a piece; to cut it into clauses, or to look for stop strings, takes a few milliseconds at most.
 PIECE_CHARACTERS: Final = 4096
@@ -48,8 +47,7 @@ class CooperativePieces:
         return piece
 
 
-# Splits text that arrives in pieces into clauses, which are synthesised while the rest is still being generated.
-
+# Clauses: they are synthesised while the rest of the text is still being generated.
 
 #: How long, in seconds, text that looks like a complete sentence waits for more.
 SENTENCE_GRACE = 0.15

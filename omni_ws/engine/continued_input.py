@@ -11,8 +11,6 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import InputSource
 
-# ContinuedInput: the input of a request that continues a message whose earlier parts were cut off.
-
 
 class EarlierParts(Protocol):
     """What was said before in the same message: in turns that nobody heard an answer to."""
@@ -28,7 +26,10 @@ class EarlierParts(Protocol):
 
 
 class ContinuedInput:
-    """An InputSource: the chunks of ``earlier`` first, then those of ``own``. Texts that touch are joined by a blank.
+    """The input of a request that continues a message whose earlier parts were cut off.
+
+    An InputSource: it has the chunks of ``earlier`` first, then those of ``own``. Texts that touch are joined by a
+    blank.
 
     An engine that can do something with its own input before the earlier parts are known takes the two by themselves.
     """
@@ -74,11 +75,11 @@ def apart(before: InputChunk, chunk: InputChunk) -> InputChunk:
     return replace(chunk, payload=b" " + chunk.payload)
 
 
-# Turns of a history: whole ones, the oldest of which an engine may leave out; and what was said last, unanswered.
+# The turns of a history.
 
 
 def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """Return the turns, oldest first; together they are the history.
+    """Return the turns, of which an engine may leave out the oldest; together they are the history.
 
     A turn begins with a user message and includes the answer, its tool calls, and their results, which cannot be left
     out one without the other.

@@ -9,14 +9,13 @@ from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineOutput, EngineState, GenerationRequest
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
-# FirstToStart: one of several engines for the same work, the best that starts on this machine.
-
-
 logger = logging.getLogger(__name__)
 
 
 class FirstToStart:
-    """``engines`` by the names that people know them by, the best first; the last must start.
+    """One of several engines for the same work: the best that starts on this machine.
+
+    ``engines`` are by the names that people know them by, the best first; the last must start.
 
     Once started, it is the engine that started in everything but its identity. ``why`` then says why it is not the
     best, None if it is.
@@ -72,13 +71,10 @@ class FirstToStart:
         return self.engine.generate(request)
 
 
-# What engines that do a single task share: the capabilities of an ASR, and what every TTS refuses.
-
-
 def asr_capabilities(
     *, sampling: Iterable[str], sampling_no_ops: Iterable[str] = (), languages: Iterable[str], word_times: bool
 ) -> EngineCapabilities:
-    """Returns the capabilities of an engine that writes speech down as it arrives."""
+    """Return the capabilities of an engine that writes speech down as it arrives."""
     return EngineCapabilities(
         input_modalities=frozenset({Modality.AUDIO}),
         output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
@@ -92,6 +88,6 @@ def asr_capabilities(
 
 
 def check_is_heard(request: GenerationRequest) -> None:
-    """Refuses a request for speech whose answer may have no audio. Raises UnsupportedParameter."""
+    """Refuse a request for speech whose answer may have no audio. Raises UnsupportedParameter."""
     if OutputModality.AUDIO not in request.modalities:
         raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")

@@ -17,14 +17,7 @@ from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 
-# ChunkPace: decides how many codec frames to decode at a time, trading latency for throughput.
-#
-# A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either side
-# (``vllm.snac_stream``). Decoding then costs ``frames + context``: single frames cost several times the work of long
-# chunks, but long chunks arrive late. The pace starts with a small chunk, for low latency to first audio, and lets
-# chunks grow while the player has enough audio left to bridge the wait. It measures the interval between frames and the
-# decoding time, and models a player that starts with the first chunk and plays without pause.
-
+# How many codec frames are decoded at a time.
 
 #: The names in ``stage_params.code2wav``: the size of the first and of the largest chunk in frames.
 CODE2WAV_PARAMETERS: Final = frozenset({"first_frames", "largest_frames"})
@@ -93,7 +86,15 @@ _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """The pace of one answer. Pure: the time is an argument, ``now_ms``, by any monotonic clock.
+    """The pace of one answer: how many codec frames to decode at a time, which trades latency for throughput.
+
+    A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either
+    side (``vllm.snac_decoder``). Decoding then costs ``frames + context``: single frames cost several times the work of
+    long chunks, but long chunks arrive late. The pace starts with a small chunk, for low latency to first audio, and
+    lets chunks grow while the player has enough audio left to bridge the wait. It measures the interval between frames
+    and the decoding time, and models a player that starts with the first chunk and plays without pause.
+
+    Pure: the time is an argument, ``now_ms``, by any monotonic clock.
 
     ``frame_ms`` is the duration of a frame in milliseconds, ``context_frames`` the number of context frames of a window
     (left and right), ``decode_ms_per_frame`` the initial estimate of the decoding time per frame of a window; 0 if
@@ -197,7 +198,7 @@ class ChunkPace:
         return self._decode_ms_per_frame * (frames + self._context)
 
 
-# FrameChunks: takes codec frames from a Talker as they come, and sends audio in chunks whose size adapts.
+# Frames taken from a Talker as they come, and sent as audio in chunks.
 
 
 class HasCodes(Protocol):

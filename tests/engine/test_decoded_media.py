@@ -218,8 +218,6 @@ async def test_leaving_early_gives_everything_back(executor: ThreadPoolExecutor)
 async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from omni_ws.engine import decoding as input_decoder
-
     inside, most = 0, 0
     original = decode_image
 
@@ -232,7 +230,7 @@ async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_slots(
         finally:
             inside -= 1
 
-    monkeypatch.setattr(input_decoder, "decode_image", counting)
+    monkeypatch.setattr("omni_ws.engine.decoding.decode_image", counting)
     room = MediaRoom(slots=2)
     with ThreadPoolExecutor(8) as threads:
         chunk = image_chunk((1000, 1000), "RGB")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from omni_ws.engine import child as heap
+from omni_ws.engine import child
 
 pytestmark = [
     pytest.mark.slow,  # starts processes
@@ -84,8 +84,8 @@ async def test_memory_is_returned_once_much_of_what_was_held_has_gone(monkeypatc
     much = 8 << 20
     held, returned = 0, asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(heap, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.release))
-    with heap.returning_memory(lambda: held):
+    monkeypatch.setattr(child, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.release))
+    with child.returning_memory(lambda: held):
         for now in (much - 1, 0, 10, much + 10, 10):
             held = now
             assert returned.locked()

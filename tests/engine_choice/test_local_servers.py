@@ -11,7 +11,7 @@ import pytest
 
 from omni_ws.config import EngineName, ServerConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig
-from omni_ws.engine_choice import available as local_servers
+from omni_ws.engine_choice import available
 from omni_ws.engine_choice.available import LocalServer, suggestions
 
 OLLAMA = b'{"object":"list","data":[{"id":"llama3.2:latest","owned_by":"library"},{"id":"other"}]}'
@@ -31,7 +31,7 @@ async def place(handler: Handler, monkeypatch: pytest.MonkeyPatch, *, more: int 
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     places = (LocalServer("Ollama", port, "ollama"), *([LocalServer("LM Studio", more, "lmstudio")] if more else []))
-    monkeypatch.setattr(local_servers, "LOCAL_SERVERS", places)
+    monkeypatch.setattr(available, "LOCAL_SERVERS", places)
     try:
         yield port
     finally:
@@ -82,7 +82,7 @@ async def test_nothing_is_looked_at_where_the_llm_is_chosen(monkeypatch: pytest.
         response(b'{"data":[{"id":"two\\nlines"}]}'),
         response(b'{"data":[{"id":"omni-embedded","owned_by":"omni_ws"}]}'),
         response(OLLAMA, "401 Unauthorized"),
-        response(b'{"data":[{"id":"' + b"x" * local_servers._MOST_BYTES + b'"}]}'),
+        response(b'{"data":[{"id":"' + b"x" * available._MOST_BYTES + b'"}]}'),
     ],
 )
 async def test_what_is_no_server_of_models_is_not_named(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,6 @@ import numpy as np
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import Hearing, Word
 
-# Utterance: speech between two silences, as recognisers get it.
-
-
 #: The sample rate of all audio for recognisers, in Hz.
 SAMPLE_RATE: Final = 16_000
 
@@ -32,7 +29,10 @@ class UtteranceLimits:
 
 @dataclass(slots=True)
 class Utterance:
-    """An utterance that grows while it is spoken. ``start_sample`` is its place in the audio of the request."""
+    """Speech between two silences, which grows while it is spoken.
+
+    ``start_sample`` is its place in the audio of the request.
+    """
 
     start_sample: int
     #: The samples before the speech itself.
@@ -114,7 +114,7 @@ class Recogniser(Protocol):
         ...
 
 
-# StretchedText: interim texts of a model that reads an utterance from its beginning each time.
+# Interim texts.
 
 
 @dataclass(slots=True)
@@ -126,7 +126,9 @@ class _Reading:
 
 
 class StretchedText:
-    """A LiveText. One reading at a time is under way, and none begins while the speaker pauses.
+    """A LiveText of a model that reads an utterance from its beginning each time.
+
+    One reading at a time is under way, and none begins while the speaker pauses.
 
     ``recognise`` writes an utterance down that is still being spoken, for the first time when ``first`` samples of
     speech are there. After a reading of so many seconds, which took so many, ``gap`` tells how many more there must be.

@@ -36,147 +36,64 @@ from omni_ws.engine.base import EngineCapabilities, GenerationRequest
 from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineFailed
 
-# RecognitionCost: what recognition takes on this machine, and how many talkers that leaves room for.
-
-
-#: The interim texts of a talker come at most and at least so far apart, in seconds.
-SHORTEST_GAP_SEC: Final = 0.5
-LONGEST_GAP_SEC: Final = 1.5
-#: The part of its time that a request's interim texts may keep a worker busy, waiting for one included.
-_INTERIM_SHARE: Final = 0.3
-#: How often an utterance is settled on average: at its end, and at pauses before that turned out not to be the end.
-_SETTLED_TIMES: Final = 1.5
-#: The part of the workers' time that talkers may take.
-_BUSY: Final = 0.9
-#: How much of what was measured counts after each further measurement.
-_KEPT: Final = 0.9
-
-
-class RecognitionCost:
-    """Learns from the work itself, over about ten utterances. Thread-safe.
-
-    A machine that is busy with other things takes longer, and carries fewer.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._lock = threading.Lock()
-        self._settled_sec = 0.0
-        self._settled_audio_sec = 0.0
-        self._interim_sec = 0.0
-        self._interims = 0.0
-
-    def note_settled(self, took_sec: float, audio_sec: float) -> None:
-        """A settled text of so much audio took so long."""
-        with self._lock:
-            self._settled_sec = _KEPT * self._settled_sec + took_sec
-            self._settled_audio_sec = _KEPT * self._settled_audio_sec + audio_sec
-
-    def note_interim(self, took_sec: float) -> None:
-        """An interim text took so long."""
-        with self._lock:
-            self._interim_sec = _KEPT * self._interim_sec + took_sec
-            self._interims = _KEPT * self._interims + 1
-
-    def talkers(self, interims: bool = True) -> int:
-        """How many may talk without a pause; one for each worker at least.
-
-        With ``interims``, each has interim texts at the longest gap.
-
-        As many as workers before anything was measured.
-        """
-        with self._lock:
-            settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
-            interim = self._interim_sec / self._interims if interims and self._interims else 0.0
-        share = _SETTLED_TIMES * settled + interim / LONGEST_GAP_SEC
-        return max(self._workers, int(_BUSY * self._workers / share)) if share else self._workers
-
-
-def interim_gap_sec(took_sec: float) -> float:
-    """How long after an interim text the next one may come, if that took so long, with its time in the queue."""
-    return min(max(SHORTEST_GAP_SEC, took_sec / _INTERIM_SHARE), LONGEST_GAP_SEC)
-
-
-# UrgentFirst: threads that take the most urgent work first.
-
-
 T = TypeVar("T")
 
 
-class UrgentFirst:
-    """Threads for work of different urgency: the lowest number goes first, and of equal ones the oldest.
+#: More than any core carries.
+_MOST_PER_CORE: Final = 32
 
-    What has begun is not interrupted. So work of the urgency ``patient``, or less urgent, leaves one thread free unless
-    there is only one. Thread-safe.
+
+class WhisperEngine(RecogniserEngine):
+    """``model`` is ``tiny.en``, ``base``, or a folder with a Whisper for CTranslate2.
+
+    As many requests are listened to at once as this machine carries, by what recognition takes on it, and no more than
+    ``max_recognisers``. Without ``input_audio.language``, a model of many languages finds the language of each
+    utterance out.
     """
 
-    def __init__(self, threads: int, *, name: str, patient: int) -> None:
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
-        self._numbers = count()
-        self._closed = False
-        self._patient = patient
-        self._patient_running = 0
-        self._most_patient = max(1, threads - 1)
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        max_recognisers: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        #: Utterances that are read at the same time.
+        self.workers = cores()
+        self._model = model
+        self._recogniser: WhisperRecogniser | None = None
+        self._cost = RecognitionCost(self.workers)
+        super().__init__(
+            "whisper",
+            self._new_recogniser,
+            model=model if model in PINNED else Path(model).resolve().name,
+            languages=frozenset({"en"}),
+            max_talkers=max_recognisers or _MOST_PER_CORE * self.workers,
+            carried=self._cost.talkers,
+            clock=clock,
+        )
 
-    def submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
-        """Have ``call`` done. Cancelling works until it has begun. Raises RuntimeError after ``close``."""
-        future: Future[T] = Future()
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the threads have ended")
-            heappush(self._waiting, (urgency, next(self._numbers), future, call))
-            self._changed.notify()
-        return future
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        known = self._recogniser.languages if self._recogniser is not None else frozenset()
+        return replace(super().capabilities, languages=known or frozenset({"en"}))
 
-    def close(self) -> None:
-        """Drop what waits, and wait for what has begun. Blocks. Idempotent."""
-        with self._changed:
-            self._closed = True
-            waiting, self._waiting = self._waiting, []
-            self._changed.notify_all()
-        for _, _, future, _ in waiting:
-            future.cancel()
-        for thread in self._threads:
-            thread.join()
+    def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
+        if request.language is None or self._recogniser is None:
+            return listening
+        return replace(listening, recogniser=self._recogniser.in_language(request.language))
 
-    def _work(self) -> None:
-        while (next_one := self._take()) is not None:
-            urgency, future, call = next_one
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # whoever waits for the result is told
-                    future.set_exception(error)
-            del next_one, future, call  # not kept until there is more to do
-            if urgency >= self._patient:
-                with self._changed:
-                    self._patient_running -= 1
-                    self._changed.notify()
+    def _new_recogniser(self) -> WhisperRecogniser:
+        self._recogniser = WhisperRecogniser(self._load_model, self._cost, workers=self.workers)
+        return self._recogniser
 
-    def _take(self) -> tuple[int, Future[Any], Callable[[], Any]] | None:
-        with self._changed:
-            while not self._may_begin() and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                return None
-            urgency, _, future, call = heappop(self._waiting)
-            self._patient_running += urgency >= self._patient
-            return urgency, future, call
-
-    def _may_begin(self) -> bool:
-        if not self._waiting:
-            return False
-        return self._waiting[0][0] < self._patient or self._patient_running < self._most_patient
+    def _load_model(self) -> WhisperModel:
+        if (problem := whisper_problem(self._model)) is not None:
+            raise EngineFailed(problem)
+        return WhisperModel(whisper_folder(self._model), workers=self.workers)
 
 
-# WhisperRecogniser: one Whisper on the CPU for all requests, with a worker for each core.
-
+# One Whisper on the CPU for all requests, with a worker for each core.
 
 #: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway. Recordings can wait.
 _SETTLED: Final = 0
@@ -308,55 +225,136 @@ def _hearing(heard: WhisperTranscript, length_ms: int) -> Hearing:
     return Hearing(None if heard.language is None else language_name(heard.language), (segment,))
 
 
-#: More than any core carries.
-_MOST_PER_CORE: Final = 32
+# What recognition takes on this machine, and how many talkers that leaves room for.
+
+#: The interim texts of a talker come at most and at least so far apart, in seconds.
+SHORTEST_GAP_SEC: Final = 0.5
+LONGEST_GAP_SEC: Final = 1.5
+#: The part of its time that a request's interim texts may keep a worker busy, waiting for one included.
+_INTERIM_SHARE: Final = 0.3
+#: How often an utterance is settled on average: at its end, and at pauses before that turned out not to be the end.
+_SETTLED_TIMES: Final = 1.5
+#: The part of the workers' time that talkers may take.
+_BUSY: Final = 0.9
+#: How much of what was measured counts after each further measurement.
+_KEPT: Final = 0.9
 
 
-class WhisperEngine(RecogniserEngine):
-    """``model`` is ``tiny.en``, ``base``, or a folder with a Whisper for CTranslate2.
+class RecognitionCost:
+    """Learns from the work itself, over about ten utterances. Thread-safe.
 
-    As many requests are listened to at once as this machine carries, by what recognition takes on it, and no more than
-    ``max_recognisers``. Without ``input_audio.language``, a model of many languages finds the language of each
-    utterance out.
+    A machine that is busy with other things takes longer, and carries fewer.
     """
 
-    def __init__(
-        self,
-        model: str = DEFAULT_MODEL,
-        *,
-        max_recognisers: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        #: Utterances that are read at the same time.
-        self.workers = cores()
-        self._model = model
-        self._recogniser: WhisperRecogniser | None = None
-        self._cost = RecognitionCost(self.workers)
-        super().__init__(
-            "whisper",
-            self._new_recogniser,
-            model=model if model in PINNED else Path(model).resolve().name,
-            languages=frozenset({"en"}),
-            max_talkers=max_recognisers or _MOST_PER_CORE * self.workers,
-            carried=self._cost.talkers,
-            clock=clock,
-        )
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._settled_sec = 0.0
+        self._settled_audio_sec = 0.0
+        self._interim_sec = 0.0
+        self._interims = 0.0
 
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        known = self._recogniser.languages if self._recogniser is not None else frozenset()
-        return replace(super().capabilities, languages=known or frozenset({"en"}))
+    def note_settled(self, took_sec: float, audio_sec: float) -> None:
+        """A settled text of so much audio took so long."""
+        with self._lock:
+            self._settled_sec = _KEPT * self._settled_sec + took_sec
+            self._settled_audio_sec = _KEPT * self._settled_audio_sec + audio_sec
 
-    def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
-        if request.language is None or self._recogniser is None:
-            return listening
-        return replace(listening, recogniser=self._recogniser.in_language(request.language))
+    def note_interim(self, took_sec: float) -> None:
+        """An interim text took so long."""
+        with self._lock:
+            self._interim_sec = _KEPT * self._interim_sec + took_sec
+            self._interims = _KEPT * self._interims + 1
 
-    def _new_recogniser(self) -> WhisperRecogniser:
-        self._recogniser = WhisperRecogniser(self._load_model, self._cost, workers=self.workers)
-        return self._recogniser
+    def talkers(self, interims: bool = True) -> int:
+        """How many may talk without a pause; one for each worker at least.
 
-    def _load_model(self) -> WhisperModel:
-        if (problem := whisper_problem(self._model)) is not None:
-            raise EngineFailed(problem)
-        return WhisperModel(whisper_folder(self._model), workers=self.workers)
+        With ``interims``, each has interim texts at the longest gap.
+
+        As many as workers before anything was measured.
+        """
+        with self._lock:
+            settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
+            interim = self._interim_sec / self._interims if interims and self._interims else 0.0
+        share = _SETTLED_TIMES * settled + interim / LONGEST_GAP_SEC
+        return max(self._workers, int(_BUSY * self._workers / share)) if share else self._workers
+
+
+def interim_gap_sec(took_sec: float) -> float:
+    """How long after an interim text the next one may come, if that took so long, with its time in the queue."""
+    return min(max(SHORTEST_GAP_SEC, took_sec / _INTERIM_SHARE), LONGEST_GAP_SEC)
+
+
+# Threads that take the most urgent work first.
+
+
+class UrgentFirst:
+    """Threads for work of different urgency: the lowest number goes first, and of equal ones the oldest.
+
+    What has begun is not interrupted. So work of the urgency ``patient``, or less urgent, leaves one thread free unless
+    there is only one. Thread-safe.
+    """
+
+    def __init__(self, threads: int, *, name: str, patient: int) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._numbers = count()
+        self._closed = False
+        self._patient = patient
+        self._patient_running = 0
+        self._most_patient = max(1, threads - 1)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
+        """Have ``call`` done. Cancelling works until it has begun. Raises RuntimeError after ``close``."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the threads have ended")
+            heappush(self._waiting, (urgency, next(self._numbers), future, call))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Drop what waits, and wait for what has begun. Blocks. Idempotent."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for _, _, future, _ in waiting:
+            future.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (next_one := self._take()) is not None:
+            urgency, future, call = next_one
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # whoever waits for the result is told
+                    future.set_exception(error)
+            del next_one, future, call  # not kept until there is more to do
+            if urgency >= self._patient:
+                with self._changed:
+                    self._patient_running -= 1
+                    self._changed.notify()
+
+    def _take(self) -> tuple[int, Future[Any], Callable[[], Any]] | None:
+        with self._changed:
+            while not self._may_begin() and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            urgency, _, future, call = heappop(self._waiting)
+            self._patient_running += urgency >= self._patient
+            return urgency, future, call
+
+    def _may_begin(self) -> bool:
+        if not self._waiting:
+            return False
+        return self._waiting[0][0] < self._patient or self._patient_running < self._most_patient

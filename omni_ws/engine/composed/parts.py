@@ -1,4 +1,7 @@
-"""The parts of a composition: their failures, what they can do together, and how long one may do nothing."""
+"""The parts of a composition: what they are, what they can do together, and what is known of them while they work.
+
+That is how long one has done nothing, and whether the LLM may begin an answer before the turn has ended.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.errors import EngineFailed, OmniError
 
-# The parts of a composition: their roles, their names, and their failures.
+T = TypeVar("T")
 
 
 class Role(StrEnum):
@@ -167,7 +170,7 @@ def mode_of(part: Engine) -> InputMode:
     return InputMode.EXTEND if part.capabilities.extend else InputMode.SNAPSHOT
 
 
-# What a composition can do: what its LLM can, widened by what the other parts can.
+# What the parts can do together.
 
 
 def hears(engine: Engine | None) -> bool:
@@ -181,7 +184,7 @@ def speaks(engine: Engine | None) -> bool:
 
 
 def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> EngineCapabilities:
-    """Derive the capabilities of a composition."""
+    """Return the capabilities of a composition: those of its LLM, widened by those of the other parts."""
     able = llm.capabilities
     if asr is not None and hears(asr):
         ears = asr.capabilities
@@ -226,10 +229,7 @@ def _stages(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> tuple[str
     return tuple(dict.fromkeys(stages))
 
 
-# Patience: how long a part may do nothing.
-
-
-T = TypeVar("T")
+# How long a part may do nothing.
 
 #: How long an ASR or a TTS may take for one step. Long: an ASR may work on a whole recording before it says anything.
 STALLED_SEC: Final = 300.0
@@ -339,8 +339,7 @@ class FirstOutputSink:
         return self._sink.offer(output)
 
 
-# AheadLoad: decides whether an answer may be begun before the turn has ended.
-
+# Whether an answer may be begun before the turn has ended.
 
 #: Answers that are begun ahead and held back, at most, for all requests of an engine.
 MOST_AHEAD: Final = 4

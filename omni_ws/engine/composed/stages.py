@@ -32,8 +32,7 @@ from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
-# The first stage of a composition: it writes speech down.
-
+# The stage that hears.
 
 _CHUNK_OVERHEAD_BYTES: Final = 128
 
@@ -55,7 +54,7 @@ INPUT_LINK: Final = StageLink(1 << 20, cost=_size_of)
 
 
 class AsrStage:
-    """A Stage of one request: chunks in; chunks to the LLM, transcripts to the client.
+    """The first Stage of a request, which writes speech down: chunks in; chunks to the LLM, transcripts to the client.
 
     Settled transcripts take the place of the audio, and input stays in its order: what follows audio waits until that
     is written down. For an LLM that hears, ``beside``, all input passes at once, and the transcripts are the client's
@@ -297,8 +296,7 @@ def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> Tr
     )
 
 
-# The middle stage of a composition: it answers.
-
+# The stage that answers.
 
 #: Text that is written and not yet spoken, in characters: beyond it the LLM waits for the TTS.
 SPEECH_LINK: Final = StageLink(2000, cost=len)
@@ -486,7 +484,7 @@ class _GivenInput:
         return chunk
 
 
-# The last stage of a composition: it speaks.
+# The stage that speaks.
 
 
 class TtsStage:
@@ -595,7 +593,7 @@ async def _chunks(first: str, rest: AsyncIterator[str]) -> AsyncGenerator[InputC
         yield InputChunk(Modality.TEXT, text.encode())
 
 
-# The stages that answer one request: the LLM, and the TTS if the answer is spoken.
+# The stages of one answer: the LLM, and the TTS if the answer is spoken.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

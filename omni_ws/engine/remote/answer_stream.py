@@ -29,405 +29,9 @@ from omni_ws.engine.remote.event_stream import WHOLE_BODY, ServerSentEvent, Upst
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.errors import EngineFailed, InvalidFrame, UpstreamInvalid
 
-# Tool calls and log-probabilities as upstreams send them. What is malformed is left out, and noted.
+# The answer.
 
-
-#: In one answer.
-_MOST_CALLS: Final = 1000
-#: A call without arguments.
-_NO_ARGUMENTS: Final = "{}"
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-#: What opens and closes in JSON; an escaped character with its backslash.
-_MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
-
-
-class Halves:
-    """Joins the pieces of a text where a character is cut in two, as servers do that count in UTF-16."""
-
-    def __init__(self) -> None:
-        self._half = ""
-
-    def feed(self, text: str) -> str:
-        """Return what is whole of the text so far."""
-        text, self._half = self._half + text, ""
-        if text and "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return whole_text(text)
-
-    def finish(self) -> str:
-        """Return what is in place of a half whose other one has not come."""
-        half, self._half = self._half, ""
-        return whole_text(half)
-
-
-def whole_text(text: str) -> str:
-    """The text with its surrogates joined, and those without the other half replaced."""
-    if _SURROGATE.search(text) is None:
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call under way: the upstream's ``place`` and id, our own, and what is known of it.
-
-    ``index`` is its place in our answer, None until it is told. ``held`` are arguments that may still mean none.
-    """
-
-    place: int
-    their_id: str
-    id: str
-    name: str = ""
-    index: int | None = None
-    has_arguments: bool = False
-    held: str = ""
-    halves: Halves = field(default_factory=Halves)
-    brackets: _Brackets = field(default_factory=lambda: _Brackets())
-
-
-class UpstreamToolCallReader:
-    """The calls of one answer.
-
-    Calls are told apart by id, without one by index. A name behind arguments of the same index begins a new call; one
-    before them continues the name, or repeats it. A call is told once its arguments begin, at the latest at the end.
-    """
-
-    def __init__(self) -> None:
-        #: Whether something that looks like a call could not be read.
-        self.unread = False
-        #: How many calls have been told.
-        self.count = 0
-        self._calls: list[_Call] = []
-        self._by_id: dict[str, _Call] = {}
-        #: The newest of each index of the upstream's.
-        self._newest: dict[int, _Call] = {}
-        self._is_legacy = False
-
-    @property
-    def begun(self) -> bool:
-        return bool(self._calls)
-
-    def read(self, deltas: object) -> Iterator[ToolCallFragment]:
-        """The next pieces, from ``tool_calls``."""
-        if isinstance(deltas, dict):
-            deltas = [deltas]
-        if not isinstance(deltas, list):
-            self.unread |= deltas is not None
-            return
-        for position, delta in enumerate(deltas):
-            function = delta.get("function") if isinstance(delta, dict) else None
-            index = delta.get("index") if isinstance(delta, dict) else None
-            index = position if index is None else index
-            if not isinstance(function, dict) or type(index) is not int or index < 0:
-                self.unread = True
-                continue
-            call_id, name = _text(delta.get("id")) or "", _text(function.get("name")) or ""
-            arguments = function.get("arguments")
-            call = self._call(index, call_id, name, more=bool(arguments))
-            yield from self._feed(call, name, arguments)
-
-    def read_legacy(self, function: object) -> Iterator[ToolCallFragment]:
-        """The next piece of the one call of an answer, from ``function_call``."""
-        if isinstance(function, dict) and (self._is_legacy or not self._calls):
-            self._is_legacy = True
-            yield from self.read([{"index": 0, "function": function}])
-
-    def finish(self) -> Iterator[ToolCallFragment]:
-        """What has not been told of the calls, at the end of the answer."""
-        for call in self._calls:
-            if call.index is None and call.name:
-                yield self._told(call, _NO_ARGUMENTS if not call.has_arguments else "")
-            elif call.index is None:
-                self.unread = True
-            elif not call.has_arguments:
-                yield ToolCallFragment(call.index, arguments=_NO_ARGUMENTS)
-            elif rest := call.halves.finish():
-                yield ToolCallFragment(call.index, arguments=rest)
-
-    def _call(self, index: int, call_id: str, name: str, *, more: bool) -> _Call:
-        """The call that a piece belongs to; ``more``: it has arguments."""
-        newest = self._newest.get(index)
-        known = self._by_id.get(call_id)
-        if known is not None:
-            begins_another = name and known.has_arguments and (name != known.name or index != known.place)
-            return self._begin(index, "") if begins_another else known
-        if newest is None:
-            return self._begin(index, call_id)
-        if not call_id:
-            begins_another = name and newest.has_arguments and (name != newest.name or newest.brackets.closed)
-            return self._begin(index, "") if begins_another else newest
-        if not name and more and newest.name:
-            return newest  # some servers make up another id for each piece
-        if newest.their_id or (name and newest.name not in ("", name)) or (name and newest.has_arguments):
-            return self._begin(index, call_id)
-        newest.their_id = call_id
-        newest.id = call_id if newest.index is None else newest.id
-        self._by_id[call_id] = newest
-        return newest
-
-    def _begin(self, index: int, call_id: str) -> _Call:
-        if len(self._calls) == _MOST_CALLS:
-            raise EngineFailed("the upstream's answer calls too many tools")
-        call = _Call(index, call_id, call_id or f"call_{uuid.uuid4().hex[:24]}")
-        self._calls.append(call)
-        self._newest[index] = call
-        if call_id:
-            self._by_id[call_id] = call
-        return call
-
-    def _feed(self, call: _Call, name: str, arguments: object) -> Iterator[ToolCallFragment]:
-        if name and name != call.name and not call.has_arguments and call.index is None:
-            call.name += name
-        text = self._arguments(call, arguments)
-        if not text:
-            return
-        if not call.name:
-            self.unread = True  # nobody knows whose they are
-            return
-        if not call.their_id:
-            call.brackets.feed(text)
-        if call.index is not None:
-            yield ToolCallFragment(call.index, arguments=text)
-            return
-        for earlier in self._calls[: self._calls.index(call)]:
-            if earlier.index is None and earlier.name:
-                yield self._told(earlier, "")
-        yield self._told(call, text)
-
-    def _arguments(self, call: _Call, arguments: object) -> str:
-        """The next piece of the arguments, empty while they may still be none."""
-        if isinstance(arguments, dict):
-            try:
-                arguments = "" if call.has_arguments else orjson.dumps(arguments).decode()
-            except orjson.JSONEncodeError:
-                self.unread = True
-                return ""
-        if not isinstance(arguments, str):
-            self.unread |= arguments is not None
-            return ""
-        text = call.halves.feed(arguments)
-        if call.has_arguments:
-            return text
-        call.held += text
-        if "null".startswith(call.held.strip()):
-            call.held = call.held.strip()  # blanks must not pile up
-            return ""
-        call.has_arguments = True
-        text, call.held = call.held.lstrip(), ""
-        return text
-
-    def _told(self, call: _Call, arguments: str) -> ToolCallFragment:
-        call.index = self.count
-        self.count += 1
-        return ToolCallFragment(call.index, call.id, call.name, arguments)
-
-
-class _Brackets:
-    """Whether a JSON text that comes in pieces is closed."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def feed(self, text: str) -> None:
-        """Read the next piece."""
-        if self._escaped:
-            text, self._escaped = text[1:], not text
-        for mark in _MARKS.findall(text):
-            if mark[0] == "\\":
-                self._escaped = len(mark) == 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark in "{[" else -1
-                self.closed = self._depth == 0
-
-
-def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    told = choice.get("logprobs")
-    content = told.get("content") if isinstance(told, dict) else None
-    return tuple(_tokens(content))
-
-
-def _tokens(entries: object) -> Iterator[TokenLogprob]:
-    for entry in entries if isinstance(entries, list) else ():
-        if not isinstance(entry, dict):
-            continue
-        token, logprob = entry.get("token"), entry.get("logprob")
-        if isinstance(token, str) and isinstance(logprob, int | float):
-            top = tuple(_tokens(entry.get("top_logprobs")))
-            yield TokenLogprob(token, _bytes(entry.get("bytes"), token), float(logprob), top)
-
-
-def _bytes(values: object, token: str) -> bytes:
-    """The token's own bytes; where the upstream does not tell them, those of its text."""
-    if isinstance(values, list) and all(type(value) is int and 0 <= value <= 255 for value in values):
-        return bytes(values)
-    return token.encode()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-# ThoughtFilter: separates what a reasoning model thinks, written into the text of its answer, from what it answers.
-
-
-_OPEN: Final = "<think>"
-CLOSING_TAG: Final = "</think>"
-#: White space before the first word, in characters, that is held back because a thought may follow it.
-_MOST_HELD: Final = 64
-#: Text that may be a thought without an opening tag, in characters: what is longer is taken for the answer.
-_MOST_UNOPENED: Final = 4 * 1024 * 1024
-
-
-class _Place(Enum):
-    """``BEGINNING`` → ``THOUGHT`` → ``GAP`` → ``ANSWER``; without a thought ``BEGINNING`` → ``ANSWER``.
-
-    Where the opening tag may be missing: ``BEGINNING`` → ``UNOPENED`` → ``GAP``, or at the end of the text ``ANSWER``.
-    """
-
-    BEGINNING = auto()
-    THOUGHT = auto()
-    #: What the closing tag makes a thought, if it comes.
-    UNOPENED = auto()
-    #: Between the thought and the first word of the answer.
-    GAP = auto()
-    ANSWER = auto()
-
-
-class ThoughtFilter:
-    """Takes ``<think>…</think>`` at the beginning of a text that arrives in pieces, cut anywhere.
-
-    Later in the text the same words are part of the answer. The white space around the thought goes with it. Takes time
-    linear in the length of the text; holds back less than a tag, or ``_MOST_HELD``.
-
-    Templates may end with the opening tag, which is then missing. With ``holds`` all is held back until the closing
-    tag, or the end. Without it such a tag is taken out where it begins a line, if ``watches``; what stood before it has
-    gone out.
-    """
-
-    def __init__(self, *, holds: bool = False, watches: bool = False) -> None:
-        self.holds = holds
-        #: Whether a thought was closed that had not been opened.
-        self.unopened = False
-        self._watches = watches
-        self._place = _Place.BEGINNING
-        self._held = ""
-        #: What is UNOPENED, and its size.
-        self._pieces: list[str] = []
-        self._size = 0
-        #: The end of the text before, and whether it ends a line, but for blanks.
-        self._border = ""
-        self._line_ended = True
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is not certain yet what the text so far is."""
-        return self._place is _Place.UNOPENED
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """Return what the next piece adds to the thought and to the answer."""
-        if self._place is _Place.ANSWER and not self._watches:
-            held, self._held = self._held, ""
-            return "", held + text
-        text, self._held = self._held + text, ""
-        thought = ""
-        if self._place is _Place.BEGINNING:
-            text = self._begin(text)
-        if self._place is _Place.ANSWER:
-            return "", self._watch(text)
-        if self._place is _Place.THOUGHT:
-            thought, text = self._think(text)
-        elif self._place is _Place.UNOPENED:
-            thought, text = self._wait(text)
-        if self._place is _Place.GAP:
-            text = text.lstrip()
-            if text:
-                self._place, self._watches = _Place.ANSWER, False
-        return thought, text
-
-    def finish(self) -> tuple[str, str]:
-        """Return the rest of the thought and of the answer, at the end of the text."""
-        held, self._held = self._held, ""
-        if self._place is _Place.THOUGHT:
-            return held, ""
-        self._place = _Place.ANSWER
-        return "", self._let_go() + held
-
-    def _begin(self, text: str) -> str:
-        bare = text.lstrip()
-        if len(text) - len(bare) <= _MOST_HELD:
-            if bare.startswith(_OPEN):
-                self._place = _Place.THOUGHT
-                return bare[len(_OPEN) :]
-            if _OPEN.startswith(bare):
-                self._held = text
-                return ""
-        self._place = _Place.UNOPENED if self.holds else _Place.ANSWER
-        return text
-
-    def _think(self, text: str) -> tuple[str, str]:
-        end = text.find(CLOSING_TAG)
-        if end >= 0:
-            self._place = _Place.GAP
-            return text[:end], text[end + len(CLOSING_TAG) :]
-        kept = _tag_begun(text)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], ""
-
-    def _wait(self, text: str) -> tuple[str, str]:
-        """Hold ``text`` back; the thought, and what follows it, once it is closed."""
-        self._pieces.append(text)
-        self._size += len(text)
-        closed = CLOSING_TAG in self._border + text
-        self._border = (self._border + text)[1 - len(CLOSING_TAG) :]
-        if self.holds and self._size <= _MOST_UNOPENED and not closed:
-            return "", ""
-        whole = self._let_go()
-        thought, _, answer = whole.partition(CLOSING_TAG)
-        if not closed or _OPEN in thought:
-            self._place, self._watches = _Place.ANSWER, False
-            return "", whole
-        self.unopened, self._place = True, _Place.GAP
-        return thought, answer
-
-    def _let_go(self) -> str:
-        text, self._pieces, self._size = "".join(self._pieces), [], 0
-        return text
-
-    def _watch(self, text: str) -> str:
-        """The answer; without a closing tag that begins a line, unless an opening one was there before."""
-        if not self._watches or _OPEN in self._border + text:
-            self._watches = False
-            return text
-        place = text.find(CLOSING_TAG)
-        if place >= 0:
-            self._watches = False
-            if self._ends_line(text[:place]):
-                behind = text[place + len(CLOSING_TAG) :].lstrip()
-                self.unopened, self._place = True, _Place.ANSWER if behind else _Place.GAP
-                return text[:place] + behind
-            return text
-        kept = _tag_begun(text)
-        if kept and self._ends_line(text[:-kept]):
-            text, self._held = text[:-kept], text[-kept:]
-        self._line_ended = self._ends_line(text)
-        self._border = (self._border + text)[1 - len(_OPEN) :]
-        return text
-
-    def _ends_line(self, text: str) -> bool:
-        bare = text.rstrip(" \t")
-        return bare.endswith("\n") if bare else self._line_ended
-
-
-def _tag_begun(text: str) -> int:
-    """How many characters at the end of ``text`` may begin a closing tag."""
-    return next(size for size in range(len(CLOSING_TAG) - 1, -1, -1) if text.endswith(CLOSING_TAG[:size]))
-
-
+#: The last event of a stream.
 DONE: Final = b"[DONE]"
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -505,7 +109,7 @@ class _Choice:
 
     index: int
     thoughts: ThoughtFilter
-    calls: UpstreamToolCallReader = field(default_factory=UpstreamToolCallReader)
+    calls: UpstreamToolCallReader = field(default_factory=lambda: UpstreamToolCallReader())
     halves: defaultdict[_Kind, Halves] = field(default_factory=lambda: defaultdict(Halves))
     #: Why it ended, as the upstream says.
     reason: str | None = None
@@ -799,3 +403,400 @@ def _finish_reason(choice: _Choice) -> FinishReason:
     if reason is FinishReason.LENGTH or choice.reason == CONTENT_FILTER:
         return reason
     return FinishReason.TOOL_CALLS if called else FinishReason.STOP
+
+
+# Tool calls and log-probabilities. What is malformed is left out, and noted.
+
+#: In one answer.
+_MOST_CALLS: Final = 1000
+#: A call without arguments.
+_NO_ARGUMENTS: Final = "{}"
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+#: What opens and closes in JSON; an escaped character with its backslash.
+_MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
+
+
+class Halves:
+    """Joins the pieces of a text where a character is cut in two, as servers do that count in UTF-16."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def feed(self, text: str) -> str:
+        """Return what is whole of the text so far."""
+        text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return whole_text(text)
+
+    def finish(self) -> str:
+        """Return what is in place of a half whose other one has not come."""
+        half, self._half = self._half, ""
+        return whole_text(half)
+
+
+def whole_text(text: str) -> str:
+    """The text with its surrogates joined, and those without the other half replaced."""
+    if _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call under way: the upstream's ``place`` and id, our own, and what is known of it.
+
+    ``index`` is its place in our answer, None until it is told. ``held`` are arguments that may still mean none.
+    """
+
+    place: int
+    their_id: str
+    id: str
+    name: str = ""
+    index: int | None = None
+    has_arguments: bool = False
+    held: str = ""
+    halves: Halves = field(default_factory=Halves)
+    brackets: _Brackets = field(default_factory=lambda: _Brackets())
+
+
+class UpstreamToolCallReader:
+    """The calls of one answer.
+
+    Calls are told apart by id, without one by index. A name behind arguments of the same index begins a new call; one
+    before them continues the name, or repeats it. A call is told once its arguments begin, at the latest at the end.
+    """
+
+    def __init__(self) -> None:
+        #: Whether something that looks like a call could not be read.
+        self.unread = False
+        #: How many calls have been told.
+        self.count = 0
+        self._calls: list[_Call] = []
+        self._by_id: dict[str, _Call] = {}
+        #: The newest of each index of the upstream's.
+        self._newest: dict[int, _Call] = {}
+        self._is_legacy = False
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._calls)
+
+    def read(self, deltas: object) -> Iterator[ToolCallFragment]:
+        """The next pieces, from ``tool_calls``."""
+        if isinstance(deltas, dict):
+            deltas = [deltas]
+        if not isinstance(deltas, list):
+            self.unread |= deltas is not None
+            return
+        for position, delta in enumerate(deltas):
+            function = delta.get("function") if isinstance(delta, dict) else None
+            index = delta.get("index") if isinstance(delta, dict) else None
+            index = position if index is None else index
+            if not isinstance(function, dict) or type(index) is not int or index < 0:
+                self.unread = True
+                continue
+            call_id, name = _text(delta.get("id")) or "", _text(function.get("name")) or ""
+            arguments = function.get("arguments")
+            call = self._call(index, call_id, name, more=bool(arguments))
+            yield from self._feed(call, name, arguments)
+
+    def read_legacy(self, function: object) -> Iterator[ToolCallFragment]:
+        """The next piece of the one call of an answer, from ``function_call``."""
+        if isinstance(function, dict) and (self._is_legacy or not self._calls):
+            self._is_legacy = True
+            yield from self.read([{"index": 0, "function": function}])
+
+    def finish(self) -> Iterator[ToolCallFragment]:
+        """What has not been told of the calls, at the end of the answer."""
+        for call in self._calls:
+            if call.index is None and call.name:
+                yield self._told(call, _NO_ARGUMENTS if not call.has_arguments else "")
+            elif call.index is None:
+                self.unread = True
+            elif not call.has_arguments:
+                yield ToolCallFragment(call.index, arguments=_NO_ARGUMENTS)
+            elif rest := call.halves.finish():
+                yield ToolCallFragment(call.index, arguments=rest)
+
+    def _call(self, index: int, call_id: str, name: str, *, more: bool) -> _Call:
+        """The call that a piece belongs to; ``more``: it has arguments."""
+        newest = self._newest.get(index)
+        known = self._by_id.get(call_id)
+        if known is not None:
+            begins_another = name and known.has_arguments and (name != known.name or index != known.place)
+            return self._begin(index, "") if begins_another else known
+        if newest is None:
+            return self._begin(index, call_id)
+        if not call_id:
+            begins_another = name and newest.has_arguments and (name != newest.name or newest.brackets.closed)
+            return self._begin(index, "") if begins_another else newest
+        if not name and more and newest.name:
+            return newest  # some servers make up another id for each piece
+        if newest.their_id or (name and newest.name not in ("", name)) or (name and newest.has_arguments):
+            return self._begin(index, call_id)
+        newest.their_id = call_id
+        newest.id = call_id if newest.index is None else newest.id
+        self._by_id[call_id] = newest
+        return newest
+
+    def _begin(self, index: int, call_id: str) -> _Call:
+        if len(self._calls) == _MOST_CALLS:
+            raise EngineFailed("the upstream's answer calls too many tools")
+        call = _Call(index, call_id, call_id or f"call_{uuid.uuid4().hex[:24]}")
+        self._calls.append(call)
+        self._newest[index] = call
+        if call_id:
+            self._by_id[call_id] = call
+        return call
+
+    def _feed(self, call: _Call, name: str, arguments: object) -> Iterator[ToolCallFragment]:
+        if name and name != call.name and not call.has_arguments and call.index is None:
+            call.name += name
+        text = self._arguments(call, arguments)
+        if not text:
+            return
+        if not call.name:
+            self.unread = True  # nobody knows whose they are
+            return
+        if not call.their_id:
+            call.brackets.feed(text)
+        if call.index is not None:
+            yield ToolCallFragment(call.index, arguments=text)
+            return
+        for earlier in self._calls[: self._calls.index(call)]:
+            if earlier.index is None and earlier.name:
+                yield self._told(earlier, "")
+        yield self._told(call, text)
+
+    def _arguments(self, call: _Call, arguments: object) -> str:
+        """The next piece of the arguments, empty while they may still be none."""
+        if isinstance(arguments, dict):
+            try:
+                arguments = "" if call.has_arguments else orjson.dumps(arguments).decode()
+            except orjson.JSONEncodeError:
+                self.unread = True
+                return ""
+        if not isinstance(arguments, str):
+            self.unread |= arguments is not None
+            return ""
+        text = call.halves.feed(arguments)
+        if call.has_arguments:
+            return text
+        call.held += text
+        if "null".startswith(call.held.strip()):
+            call.held = call.held.strip()  # blanks must not pile up
+            return ""
+        call.has_arguments = True
+        text, call.held = call.held.lstrip(), ""
+        return text
+
+    def _told(self, call: _Call, arguments: str) -> ToolCallFragment:
+        call.index = self.count
+        self.count += 1
+        return ToolCallFragment(call.index, call.id, call.name, arguments)
+
+
+class _Brackets:
+    """Whether a JSON text that comes in pieces is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        if self._escaped:
+            text, self._escaped = text[1:], not text
+        for mark in _MARKS.findall(text):
+            if mark[0] == "\\":
+                self._escaped = len(mark) == 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark in "{[" else -1
+                self.closed = self._depth == 0
+
+
+def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    told = choice.get("logprobs")
+    content = told.get("content") if isinstance(told, dict) else None
+    return tuple(_tokens(content))
+
+
+def _tokens(entries: object) -> Iterator[TokenLogprob]:
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        token, logprob = entry.get("token"), entry.get("logprob")
+        if isinstance(token, str) and isinstance(logprob, int | float):
+            top = tuple(_tokens(entry.get("top_logprobs")))
+            yield TokenLogprob(token, _bytes(entry.get("bytes"), token), float(logprob), top)
+
+
+def _bytes(values: object, token: str) -> bytes:
+    """The token's own bytes; where the upstream does not tell them, those of its text."""
+    if isinstance(values, list) and all(type(value) is int and 0 <= value <= 255 for value in values):
+        return bytes(values)
+    return token.encode()
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+# What a reasoning model thinks, written into the text of its answer.
+
+_OPENING_TAG: Final = "<think>"
+CLOSING_TAG: Final = "</think>"
+#: White space before the first word, in characters, that is held back because a thought may follow it.
+_MOST_HELD: Final = 64
+#: Text that may be a thought without an opening tag, in characters: what is longer is taken for the answer.
+_MOST_UNOPENED: Final = 4 * 1024 * 1024
+
+
+class _Place(Enum):
+    """``BEGINNING`` → ``THOUGHT`` → ``GAP`` → ``ANSWER``; without a thought ``BEGINNING`` → ``ANSWER``.
+
+    Where the opening tag may be missing: ``BEGINNING`` → ``UNOPENED`` → ``GAP``, or at the end of the text ``ANSWER``.
+    """
+
+    BEGINNING = auto()
+    THOUGHT = auto()
+    #: What the closing tag makes a thought, if it comes.
+    UNOPENED = auto()
+    #: Between the thought and the first word of the answer.
+    GAP = auto()
+    ANSWER = auto()
+
+
+class ThoughtFilter:
+    """Takes ``<think>…</think>`` at the beginning of a text that arrives in pieces, cut anywhere.
+
+    Later in the text the same words are part of the answer. The white space around the thought goes with it. Takes time
+    linear in the length of the text; holds back less than a tag, or ``_MOST_HELD``.
+
+    Templates may end with the opening tag, which is then missing. With ``holds`` all is held back until the closing
+    tag, or the end. Without it such a tag is taken out where it begins a line, if ``watches``; what stood before it has
+    gone out.
+    """
+
+    def __init__(self, *, holds: bool = False, watches: bool = False) -> None:
+        self.holds = holds
+        #: Whether a thought was closed that had not been opened.
+        self.unopened = False
+        self._watches = watches
+        self._place = _Place.BEGINNING
+        self._held = ""
+        #: What is UNOPENED, and its size.
+        self._pieces: list[str] = []
+        self._size = 0
+        #: The end of the text before, and whether it ends a line, but for blanks.
+        self._border = ""
+        self._line_ended = True
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is not certain yet what the text so far is."""
+        return self._place is _Place.UNOPENED
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return what the next piece adds to the thought and to the answer."""
+        if self._place is _Place.ANSWER and not self._watches:
+            held, self._held = self._held, ""
+            return "", held + text
+        text, self._held = self._held + text, ""
+        thought = ""
+        if self._place is _Place.BEGINNING:
+            text = self._begin(text)
+        if self._place is _Place.ANSWER:
+            return "", self._watch(text)
+        if self._place is _Place.THOUGHT:
+            thought, text = self._think(text)
+        elif self._place is _Place.UNOPENED:
+            thought, text = self._wait(text)
+        if self._place is _Place.GAP:
+            text = text.lstrip()
+            if text:
+                self._place, self._watches = _Place.ANSWER, False
+        return thought, text
+
+    def finish(self) -> tuple[str, str]:
+        """Return the rest of the thought and of the answer, at the end of the text."""
+        held, self._held = self._held, ""
+        if self._place is _Place.THOUGHT:
+            return held, ""
+        self._place = _Place.ANSWER
+        return "", self._let_go() + held
+
+    def _begin(self, text: str) -> str:
+        bare = text.lstrip()
+        if len(text) - len(bare) <= _MOST_HELD:
+            if bare.startswith(_OPENING_TAG):
+                self._place = _Place.THOUGHT
+                return bare[len(_OPENING_TAG) :]
+            if _OPENING_TAG.startswith(bare):
+                self._held = text
+                return ""
+        self._place = _Place.UNOPENED if self.holds else _Place.ANSWER
+        return text
+
+    def _think(self, text: str) -> tuple[str, str]:
+        end = text.find(CLOSING_TAG)
+        if end >= 0:
+            self._place = _Place.GAP
+            return text[:end], text[end + len(CLOSING_TAG) :]
+        kept = _tag_begun(text)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept], ""
+
+    def _wait(self, text: str) -> tuple[str, str]:
+        """Hold ``text`` back; the thought, and what follows it, once it is closed."""
+        self._pieces.append(text)
+        self._size += len(text)
+        closed = CLOSING_TAG in self._border + text
+        self._border = (self._border + text)[1 - len(CLOSING_TAG) :]
+        if self.holds and self._size <= _MOST_UNOPENED and not closed:
+            return "", ""
+        whole = self._let_go()
+        thought, _, answer = whole.partition(CLOSING_TAG)
+        if not closed or _OPENING_TAG in thought:
+            self._place, self._watches = _Place.ANSWER, False
+            return "", whole
+        self.unopened, self._place = True, _Place.GAP
+        return thought, answer
+
+    def _let_go(self) -> str:
+        text, self._pieces, self._size = "".join(self._pieces), [], 0
+        return text
+
+    def _watch(self, text: str) -> str:
+        """The answer; without a closing tag that begins a line, unless an opening one was there before."""
+        if not self._watches or _OPENING_TAG in self._border + text:
+            self._watches = False
+            return text
+        place = text.find(CLOSING_TAG)
+        if place >= 0:
+            self._watches = False
+            if self._ends_line(text[:place]):
+                behind = text[place + len(CLOSING_TAG) :].lstrip()
+                self.unopened, self._place = True, _Place.ANSWER if behind else _Place.GAP
+                return text[:place] + behind
+            return text
+        kept = _tag_begun(text)
+        if kept and self._ends_line(text[:-kept]):
+            text, self._held = text[:-kept], text[-kept:]
+        self._line_ended = self._ends_line(text)
+        self._border = (self._border + text)[1 - len(_OPENING_TAG) :]
+        return text
+
+    def _ends_line(self, text: str) -> bool:
+        bare = text.rstrip(" \t")
+        return bare.endswith("\n") if bare else self._line_ended
+
+
+def _tag_begun(text: str) -> int:
+    """How many characters at the end of ``text`` may begin a closing tag."""
+    return next(size for size in range(len(CLOSING_TAG) - 1, -1, -1) if text.endswith(CLOSING_TAG[:size]))

@@ -159,15 +159,14 @@ class RemoteAsrEngine(UpstreamEngine):
                 yield transcript
 
 
-# UtteranceListener: listens for one request; samples in, transcripts of an upstream out.
-
+# Listening: samples in, transcripts of an upstream out.
 
 #: What most models read at once is half a minute.
-_LIMITS: Final = UtteranceLimits(cut_after=24 * SAMPLE_RATE, longest=29 * SAMPLE_RATE)
+_UTTERANCE_LIMITS: Final = UtteranceLimits(cut_after=24 * SAMPLE_RATE, longest=29 * SAMPLE_RATE)
 
 
 class UtteranceListener:
-    """Cuts audio into utterances, and has each written down by ``transcribe``.
+    """Listens for one request: cuts audio into utterances, and has each written down by ``transcribe``.
 
     With ``speculates``, that begins at each pause of live audio that may be the end of the utterance, and with
     ``tells_guesses`` what comes of it is told while the pause lasts. Texts of an utterance after the first begin with a
@@ -190,7 +189,7 @@ class UtteranceListener:
         self._pace = AudioPace(clock)
         self._speculates = speculates
         self._tells_guesses = tells_guesses
-        self._splitter = UtteranceSplitter(_NotLive(), _LIMITS)
+        self._splitter = UtteranceSplitter(_NotLive(), _UTTERANCE_LIMITS)
         self._task: TranscriptTask | None = None
         #: Whether a guess was told from ``_task``.
         self._guess_told = False
@@ -281,11 +280,10 @@ class _NotLive:
         pass
 
 
-# TranscriptTask: a transcript that is made whether or not anybody reads it yet.
-
-
 class TranscriptTask:
-    """Iterating gives the texts that replace one another, the newest of those that were not read, and last the settled.
+    """A transcript that is made whether or not anybody reads it yet.
+
+    Iterating gives the texts that replace one another, the newest of those that were not read, and last the settled.
 
     ``length`` is that of the utterance, in samples. Iterating raises what making the transcript raised. Whoever made it
     has to close it.
@@ -332,14 +330,12 @@ class TranscriptTask:
             asyncio.get_running_loop().call_soon(self._changed.set)
 
 
-# Utterances written down by an upstream's ``/v1/audio/transcriptions``.
-
+# Utterances written down by an upstream.
 
 #: The most that is read of one transcript, in bytes: a thousand times what anybody says in half a minute.
 _MOST_BYTES: Final = 1 << 20
 #: What a server says that does not stream; "upstream" is another word.
 _STREAMING: Final = re.compile(r"\bstream", re.IGNORECASE)
-
 
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 

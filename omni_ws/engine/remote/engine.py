@@ -35,11 +35,11 @@ from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, Upstr
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, MediaLimitFields
 
-# RemoteEngine: streaming input in front of any server that speaks the OpenAI API, as ``remote.*`` configures it.
-
 
 class RemoteEngine(ComposedEngine):
-    """A RemoteLlmEngine, and a RemoteTtsEngine where there is a speech upstream.
+    """Streaming input in front of a server, as ``remote.*`` configures it.
+
+    It is a RemoteLlmEngine, and a RemoteTtsEngine where there is a speech upstream.
 
     A model that speaks by itself speaks its answers also beside a speech upstream, which then only reads aloud.
     """
@@ -97,13 +97,12 @@ def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
     )
 
 
-# RemoteLlmEngine: a language model behind any server that speaks the OpenAI API.
-
+# The language model.
 
 #: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
 _MESSAGE_BYTES: Final = 16
 #: Arguments of chat templates that turn thinking off.
-_THINKING: Final = ("enable_thinking", "thinking")
+_THINKING_ARGUMENTS: Final = ("enable_thinking", "thinking")
 
 
 class RemoteLlmEngine(UpstreamEngine):
@@ -223,7 +222,7 @@ class RemoteLlmEngine(UpstreamEngine):
         self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, named: bool
     ) -> None:
         """Say whether the answer may begin inside of a thought. ``named``: the prompt speaks of the tag itself."""
-        thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING)
+        thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING_ARGUMENTS)
         opens = self.settings.opens_thoughts
         opens = server.opens_thoughts if opens is None else opens
         answer.expect_thoughts(

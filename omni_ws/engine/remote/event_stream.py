@@ -14,10 +14,7 @@ from omni_ws.core.chunks import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding,
 from omni_ws.engine.base import AudioOutput
 from omni_ws.errors import EngineFailed, OmniError
 
-# Reading server-sent events as they come (WHATWG HTML, "Server-sent events").
-#
-# Lines end in LF, CR or CRLF, wherever the bytes were cut; comments, ids and reconnection times are skipped.
-
+# Server-sent events (WHATWG HTML, "Server-sent events").
 
 #: One event may be the whole audio of an answer in base64; what is longer is no event.
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
@@ -40,7 +37,10 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventReader:
-    """Fed with bytes, gives events. A body that begins as a JSON object does is one event, WHOLE_BODY."""
+    """Fed with bytes, gives events. A body that begins as a JSON object does is one event, WHOLE_BODY.
+
+    Lines end in LF, CR or CRLF, wherever the bytes were cut; comments, ids and reconnection times are skipped.
+    """
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -129,8 +129,7 @@ def _is_object(body: bytes | bytearray) -> bool:
     return body.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"{"
 
 
-# Audio of an upstream, in whatever pieces it comes, as samples at one rate.
-
+# Audio.
 
 #: A piece may be a whole answer; it goes on in pieces of this length.
 _OUTPUT_MS: Final = 500
@@ -140,7 +139,9 @@ _COMPRESSED: Final = (b"ID3", b"fLaC", b"OggS", b"\x1aE\xdf\xa3")
 
 
 class UpstreamAudio:
-    """Takes bare 16-bit samples, one wav stream, and pieces that each are a wav file of their own.
+    """Audio in whatever pieces it comes, as samples at one rate.
+
+    Takes bare 16-bit samples, one wav stream, and pieces that each are a wav file of their own.
 
     ``sample_rate`` is that of bare samples. The first audio settles the rate of everything that comes out.
     """

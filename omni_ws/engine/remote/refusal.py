@@ -1,4 +1,8 @@
-"""What an upstream's refusals are to our own client, and how much of a history it takes."""
+"""What an upstream's refusals and failures are to our own client, and how much of a history it takes.
+
+A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
+said of the key of this server, and of failures, is nobody's business but the operator's.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,6 @@ from omni_ws.errors import (
 )
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS
 from omni_ws.wire.session_config import SamplingConfig
-
-# What an upstream's refusals and failures are to our own client.
-#
-# A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
-# said of the key of this server, and of failures, is nobody's business but the operator's.
-
 
 logger = logging.getLogger(__name__)
 
@@ -277,23 +275,22 @@ def _is_random(word: str) -> bool:
 
 # How servers say that a prompt is too long for the model, and the numbers that they name.
 
-
 #: Codes and types that say it.
-_KINDS: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_TOO_LONG_KINDS: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 #: What messages say where there is no such code: vLLM, OpenAI; llama.cpp; LM Studio; Ollama.
-_MESSAGES: Final = (
+_TOO_LONG_PHRASES: Final = (
     *("maximum context length", "maximum model length", "model's context length", "max_model_len"),
     "available context size",
     *("greater than the context length", "context the overflows"),
     "exceeds the context length",
 )
 #: Messages are not searched further than this.
-_MOST_READ: Final = 1000
-_LIMIT: Final = re.compile(
+_MOST_SEARCHED: Final = 1000
+_CONTEXT_LENGTH: Final = re.compile(
     r"(?:context length (?:is|of)(?: only)?|context size \(|model length(?: of)?|max_model_len(?: of|=)?) ?\(?(\d{1,9})"
 )
 #: The prompt alone, in tokens. "at least" is no count.
-_PROMPT: Final = (
+_PROMPT_LENGTHS: Final = (
     re.compile(r"prompt contains (\d{1,9}) input tokens"),
     re.compile(r"messages resulted in (\d{1,9}) tokens"),
     re.compile(r"\((\d{1,9}) in the messages"),
@@ -305,25 +302,25 @@ _PROMPT: Final = (
 
 def says_too_long(message: str, *, code: str, kind: str) -> bool:
     """Whether an error means that the prompt is too long."""
-    if code in _KINDS or kind in _KINDS:
+    if code in _TOO_LONG_KINDS or kind in _TOO_LONG_KINDS:
         return True
-    read = message[:_MOST_READ].lower()
-    return any(phrase in read for phrase in _MESSAGES)
+    read = message[:_MOST_SEARCHED].lower()
+    return any(phrase in read for phrase in _TOO_LONG_PHRASES)
 
 
 def context_limit(message: str, fields: Mapping[str, Any]) -> int | None:
     """The context in tokens, from llama.cpp's ``n_ctx`` or the message."""
-    return _number(fields.get("n_ctx")) or _first(message, (_LIMIT,))
+    return _number(fields.get("n_ctx")) or _first_number(message, (_CONTEXT_LENGTH,))
 
 
 def prompt_tokens(message: str, fields: Mapping[str, Any]) -> int | None:
     """The tokens of the prompt, from llama.cpp's ``n_prompt_tokens`` or the message."""
-    return _number(fields.get("n_prompt_tokens")) or _first(message, _PROMPT)
+    return _number(fields.get("n_prompt_tokens")) or _first_number(message, _PROMPT_LENGTHS)
 
 
-def _first(message: str, patterns: tuple[re.Pattern[str], ...]) -> int | None:
+def _first_number(message: str, patterns: tuple[re.Pattern[str], ...]) -> int | None:
     for pattern in patterns:
-        if (found := pattern.search(message[:_MOST_READ])) is not None:
+        if (found := pattern.search(message[:_MOST_SEARCHED])) is not None:
             return int(found.group(1)) or None
     return None
 
@@ -332,8 +329,7 @@ def _number(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# ContextWindow: how much of a history goes to an upstream whose context is limited.
-
+# How much of a history goes to an upstream whose context is limited.
 
 #: Tokens for each byte of UTF-8 until an upstream has counted some: more than in most texts.
 _FIRST_RATE: Final = 0.3
@@ -342,7 +338,7 @@ _LEAST_COUNTED_BYTES: Final = 200
 #: How far an estimate may be off.
 _MARGIN: Final = 1.05
 #: Tokens that are kept free for an answer without a limit of its own.
-_RESERVE: Final = 256
+_ANSWER_RESERVE: Final = 256
 #: How often one request may be sent with fewer turns; the last time without any.
 MOST_TRIES: Final = 5
 
@@ -390,7 +386,7 @@ class ContextWindow:
         """
         if self.limit is None:
             return 0
-        room = self.limit - min(answer or _RESERVE, self.limit // 2)
+        room = self.limit - min(answer or _ANSWER_RESERVE, self.limit // 2)
         size = fixed + sum(turns)
         for count, turn in enumerate(turns):
             if size * self._rate * _MARGIN <= room:

@@ -364,9 +364,6 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-# The order in which upstreams take calls of tools and their results.
-
-
 def with_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Messages of a chat body in which every call is followed by its result at once.
 

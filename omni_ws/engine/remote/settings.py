@@ -14,9 +14,6 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.config.values import MIB
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 
-# What the remote engines are made with.
-
-
 #: The sampling parameters that most servers honour.
 DEFAULT_SAMPLING: Final = (
     *("temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty"),
@@ -119,8 +116,7 @@ def key_of(value: SecretStr | None) -> str | None:
     return None if value is None else value.get_secret_value()
 
 
-# What servers with OpenAI's API do in their own way: which one it is, what it ignores, where it tells its context.
-
+# Which server it is, what it ignores, and where it tells its context.
 
 #: The context of a model in Ollama where nothing else is said (its documentation: OLLAMA_CONTEXT_LENGTH).
 OLLAMA_CONTEXT: Final = 4096

@@ -20,6 +20,8 @@ from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer, UpstreamEngine
 from omni_ws.errors import EmptyInput, EngineFailed, OmniError, UnsupportedModality
 
+_EVENT_STREAM: Final = "text/event-stream"
+
 
 class RemoteTtsEngine(UpstreamEngine):
     """Does the task speech, clause by clause, while the text still arrives."""
@@ -92,12 +94,6 @@ async def _text(source: InputSource, words: WordCounter) -> AsyncGenerator[str, 
         raise EmptyInput("the request has no input")
 
 
-# Text read aloud by an upstream's ``/v1/audio/speech``.
-
-
-_EVENTS: Final = "text/event-stream"
-
-
 class RemoteVoice:
     """One request's voice: its pieces of text become one stream of audio at one rate."""
 
@@ -113,7 +109,7 @@ class RemoteVoice:
     async def speak(self, text: str) -> AsyncGenerator[AudioOutput, None]:
         """The audio as it is made. Raises what the upstream's refusal means, and EngineFailed."""
         async with self._pool.post("audio/speech", self._body(text), headers=self._headers) as answer:
-            outputs = self._events(answer) if answer.content_type.startswith(_EVENTS) else self._samples(answer)
+            outputs = self._events(answer) if answer.content_type.startswith(_EVENT_STREAM) else self._samples(answer)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield self._counted(output)

@@ -43,7 +43,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote import asr_engine as utterance_listener
+from omni_ws.engine.remote import asr_engine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine, TranscriptTask, TranscriptText
 from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.upstream import Timeouts, Upstream
@@ -148,7 +148,7 @@ async def test_silence_is_not_sent() -> None:
 
 
 async def test_long_speech_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utterance_listener, "_LIMITS", UtteranceLimits(cut_after=16_000, longest=24_000))
+    monkeypatch.setattr(asr_engine, "_UTTERANCE_LIMITS", UtteranceLimits(cut_after=16_000, longest=24_000))
     async with upstream(written=[writes("x")]) as there, remote_asr(there) as engine:
         answer = await transcribed(engine, clip_bytes("librivox_ss_0870"))
     assert len(there.heard) > 3
@@ -436,7 +436,7 @@ def transcripts_begun(monkeypatch: pytest.MonkeyPatch) -> list[TranscriptTask]:
             super().__init__(texts, length=length)
             tasks.append(self)
 
-    monkeypatch.setattr(utterance_listener, "TranscriptTask", Noted)
+    monkeypatch.setattr(asr_engine, "TranscriptTask", Noted)
     return tasks
 
 

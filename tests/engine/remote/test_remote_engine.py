@@ -31,7 +31,6 @@ from support.scripted_upstream import (
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, ToolCallOutput, TranscriptOutput
-from omni_ws.engine.remote import upstream as upstream_engine
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -282,7 +281,7 @@ async def test_earlier_pictures_go_where_something_sees() -> None:
 
 
 async def test_large_requests_and_events_go_through_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_engine, "_INLINE_BYTES", 10)
+    monkeypatch.setattr("omni_ws.engine.remote.upstream._INLINE_BYTES", 10)
     data = base64.b64encode(TONE.tobytes()).decode()
     async with (
         upstream(streams(delta(audio={"data": data}), finish())) as there,

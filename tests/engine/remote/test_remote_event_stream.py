@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.remote import event_stream as server_sent_events
+from omni_ws.engine.remote import event_stream
 from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.errors import EngineFailed
 
@@ -67,7 +67,7 @@ def test_names_without_data_are_nothing() -> None:
 
 
 def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_sent_events, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
     assert EventReader().feed(b"data: " + b"x" * 94) == []
     with pytest.raises(EngineFailed):
         EventReader().feed(b"data: " + b"x" * 95)
@@ -78,7 +78,7 @@ def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_lines_without_data_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_sent_events, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
     reader = EventReader()
     reader.feed(b"data:\n" * 100)
     with pytest.raises(EngineFailed):

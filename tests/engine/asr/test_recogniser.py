@@ -1,4 +1,4 @@
-"""Interim texts of a model that reads utterances from their beginning: when it is asked, and what is shown."""
+"""Utterances, and interim texts of a model that reads them from their beginning: when it is asked, what is shown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ import numpy as np
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, Utterance
 from omni_ws.engine.vllm.asr_engine import INTERIM_GROWTH, interim_gap_sec
+
+
+def test_an_utterance_grows_and_is_read_in_any_part() -> None:
+    utterance = Utterance(8000)
+    for start in (0, 3, 6):
+        utterance.append(np.arange(start, start + 3, dtype=np.int16))
+    assert (utterance.start_ms, utterance.length) == (500, 9)
+    assert utterance.pcm().tolist() == list(range(9))
+    utterance.append(np.array([9], np.int16))
+    assert utterance.pcm(start=7).tolist() == [7, 8, 9]
+    assert utterance.pcm(2, 4).tolist() == [2, 3]
 
 
 class Reader:
