@@ -1,4 +1,4 @@
-"""AudioDecoder and AudioEncoder: audio of any format to samples, and samples to the format that is asked for."""
+"""AudioDecoder and AudioEncoder: a client's audio, in any format, to samples at an engine's rate, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from omni_ws.audio import pcm as g711
 from omni_ws.audio.container import WavHeaderReader, wav_header
 from omni_ws.audio.files import FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
 from omni_ws.audio.pcm import (
@@ -22,6 +21,8 @@ from omni_ws.audio.pcm import (
     as_pcm16,
     as_samples,
     bounded,
+    encode_a_law,
+    encode_mu_law,
     mixed_down,
     pcm16_from_samples,
     samples_from_bytes,
@@ -34,9 +35,7 @@ from omni_ws.errors import UnsupportedFormat
 if TYPE_CHECKING:
     from omni_ws.audio.compressed import CompressedEncoder
 
-
-# AudioDecoder: decodes a client's audio, in any supported format, to samples at an engine's rate.
-
+# Decoding
 
 _RAW_LAYOUTS = {
     AudioEncoding.PCM16: SampleLayout.S16,
@@ -346,7 +345,7 @@ def _source_decoder(source: AudioFormat, room: Room | None) -> _SourceDecoder:
     return _FileStream(source.encoding, room)
 
 
-# AudioEncoder: encodes an engine's samples in the format that the client requested.
+# Encoding
 
 
 class AudioEncoder:
@@ -431,8 +430,8 @@ def _raw_bytes(samples: Samples, target: AudioFormat) -> bytes:
         case AudioEncoding.F32:
             return bounded(samples).astype("<f4", copy=False).tobytes()
         case AudioEncoding.PCMU:
-            return g711.encode_mu_law(pcm16_from_samples(samples))
+            return encode_mu_law(pcm16_from_samples(samples))
         case AudioEncoding.PCMA:
-            return g711.encode_a_law(pcm16_from_samples(samples))
+            return encode_a_law(pcm16_from_samples(samples))
         case _:
             return pcm16_from_samples(samples).tobytes()

@@ -30,8 +30,7 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, ch
 from omni_ws.core.quota import UNLIMITED, Room
 from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
 
-# CompressedDecoder: decodes WebM, Ogg, Opus, MP3, FLAC and AAC as the bytes arrive; Mp4Decoder: MP4 files.
-
+# Decoding
 
 #: libav's names of the containers, by signature. The signature wins over the client's name for the format.
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
@@ -45,7 +44,7 @@ _BLOCK_BYTES = 128
 
 
 class CompressedDecoder:
-    """Decodes one stream of compressed audio in its container, in a thread of its own.
+    """Decodes one stream of WebM, Ogg, MP3, FLAC or AAC as the bytes arrive, in a thread of its own.
 
     The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, with an
     error, or with ``close``; dropping the object closes it too. Every call raises UnsupportedFormat for input that
@@ -197,8 +196,7 @@ def _block(frame: av.AudioFrame, encoding: AudioEncoding) -> SourceBlock:
     return SourceBlock(mixed_down(np.ascontiguousarray(samples).reshape(-1), channels), frame.sample_rate)
 
 
-# CompressedEncoder: encodes MP3, FLAC, AAC, and Opus in Ogg or WebM.
-
+# Encoding
 
 _MP3_RATES = frozenset({8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000})
 _AAC_RATES = _MP3_RATES | {64_000, 88_200, 96_000}
@@ -255,7 +253,7 @@ class _Pieces:
 
 
 class CompressedEncoder:
-    """Encodes one stream of samples at the target's rate and muxes it into its container.
+    """Encodes one stream of samples at the target's rate, and muxes it: MP3, FLAC, AAC, and Opus in Ogg or WebM.
 
     Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and a sink that can seek
     gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
@@ -354,7 +352,6 @@ def _bit_rate(target: AudioFormat) -> int:
 
 
 # Opus packets without a container, as RTP carries them (RFC 7587): 24 kHz, mono, pcm16 on this side.
-
 
 SAMPLE_RATE: Final = 24_000
 #: Audio in a packet that is sent: 20 ms.

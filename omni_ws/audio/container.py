@@ -1,4 +1,4 @@
-"""Media types of audio, RIFF WAVE headers, containers that arrive in pieces, and files that are read back and forth."""
+"""Containers of audio: media types, WAV headers, and files that arrive in pieces or are kept as a whole."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from omni_ws.core.file_heads import RIFF_MAGIC
 from omni_ws.core.quota import UNLIMITED, Room
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 
-# Media types of audio, as in ``Content-Type`` and the ``format`` of a chunk.
+# Media types, as in ``Content-Type`` and the ``format`` of a chunk.
 #
 # Sources: RFC 9110 section 8.3.1 (syntax), RFC 2586 (L16), RFC 4856 (PCMU, PCMA), RFC 7845 (Opus in Ogg), RFC 2046 and
 # RFC 3551 (``audio/basic``), RFC 2231 (parameters that name their character set).
-
 
 _ENCODINGS = {
     "audio/pcm": AudioEncoding.PCM16,
@@ -161,11 +160,10 @@ def _integer(name: str, value: str) -> int:
     return int(value)
 
 
-# RIFF WAVE headers: an incremental reader, and a writer.
+# Headers of RIFF WAVE
 #
 # Sources: Microsoft/IBM, "Multimedia Programming Interface and Data Specifications 1.0"; mmreg.h for the format codes;
 # EBU Tech 3306 for RF64; ITU-R BS.2088 for BW64.
-
 
 _PCM, _FLOAT, _A_LAW, _MU_LAW, _EXTENSIBLE = 0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE
 _EXTENSIBLE_GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
@@ -323,30 +321,19 @@ def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> by
     )
 
 
-# ContainerReader: feeds a pull parser, such as libav's demuxer, with input that arrives in pieces.
-#
-# libav reads from a file and blocks until there is data. Here it does so in a thread of its own, in strict alternation
-# with the caller: ``pieces`` returns when the parser has consumed all input so far and waits for more. The output
-# therefore depends on the bytes alone, never on timing.
-
+# Files that arrive in pieces
 
 T = TypeVar("T")
 
 #: Options of libav: use the stream parameters of the header, instead of probing seconds of input.
 STREAMING_OPTIONS = {"probesize": "32", "analyzeduration": "0"}
+#: An option of ``av.open``: metadata in unknown character sets is replaced instead of raising an error.
+LENIENT_METADATA = "replace"
 
 #: How many samples a decoder's thread may decode in advance of its consumer. The longest block of FLAC has as many.
 BURST_SAMPLES = 1 << 16
 #: The memory of these samples (float32), doubled because the block that exceeds the limit may be as large again.
 BURST_BYTES = 8 * BURST_SAMPLES
-
-#: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
-#: not outnumber the others.
-_BROKEN_PACKETS_ALLOWED = 8
-
-
-#: An option of ``av.open``: metadata in unknown character sets is replaced instead of raising an error.
-LENIENT_METADATA = "replace"
 
 
 class ByteSource(Protocol):
@@ -467,7 +454,11 @@ class _Exchange(Generic[T]):
 
 
 class ContainerReader(Generic[T]):
-    """Runs ``parse`` in a thread and feeds it with pushed input.
+    """Runs ``parse``, a pull parser such as libav's demuxer, in a thread and feeds it with pushed input.
+
+    libav reads from a file and blocks until there is data. Here it does so in strict alternation with the caller:
+    ``pieces`` returns when the parser has consumed all input so far and waits for more. The output therefore depends on
+    the bytes alone, never on timing.
 
     The thread starts at the first call of ``pieces`` and ends with the parser, or with ``close``. It also ends when the
     reader is dropped, so ``parse`` must not refer to the owner of the reader.
@@ -518,6 +509,11 @@ class ContainerReader(Generic[T]):
         self._started = False
 
 
+#: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
+#: not outnumber the others.
+_BROKEN_PACKETS_ALLOWED = 8
+
+
 class PacketTally:
     """Decides whether a stream with undecodable packets is still worth reading.
 
@@ -544,7 +540,7 @@ class PacketTally:
             raise UnsupportedFormat(f"{self._what}: no usable packet; the data may be corrupt")
 
 
-# MP4 files that can only be decoded as a whole, because their index (``moov``) follows the media data (``mdat``).
+# MP4 files, which can only be decoded as a whole where their index (``moov``) follows the media data (``mdat``)
 
 
 class Mp4Order(Enum):

@@ -2,7 +2,7 @@
 
 Clients send each half second as a WAV file of its own, or one recording after the other. ``FileCutter`` finds the
 borders without decoding anything. A further kind of file takes a head in ``kind_of_head`` (``core/file_heads.py``), a
-Walker (``file_walkers.py``), and a decoder.
+Walker, and a decoder.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
     return None
 
 
-# Walkers: where the elements of a file end (chunks, pages, frames), by kind of file, without decoding them.
+# Where the elements of a file end (chunks, pages, frames), by kind of file
 #
 # Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 (RIFF, RF64); RFC 3533 (Ogg); RFC 9639
 # (FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS); id3.org (ID3v2); RFC 8794 and
@@ -384,22 +384,8 @@ _ENDLESS_BYTES: Final = 0x7FFF_F000
 _MAX_DS64_BYTES: Final = 4096
 #: What writers put behind the samples, whatever the size of the RIFF chunk says.
 _TRAILING_CHUNKS: Final = frozenset(
-    {
-        b"LIST",
-        b"id3 ",
-        b"ID3 ",
-        b"bext",
-        b"iXML",
-        b"cue ",
-        b"smpl",
-        b"inst",
-        b"fact",
-        b"JUNK",
-        b"junk",
-        b"PAD ",
-        b"FLLR",
-    }
-    | {b"PEAK", b"DISP", b"_PMX", b"axml", b"acid", b"plst", b"labl", b"note", b"afsp", b"SAUR"}
+    {b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"cue ", b"smpl", b"inst", b"fact", b"JUNK", b"junk", b"PAD "}
+    | {b"FLLR", b"PEAK", b"DISP", b"_PMX", b"axml", b"acid", b"plst", b"labl", b"note", b"afsp", b"SAUR"}
 )
 
 
@@ -514,7 +500,7 @@ class OggWalker:
 
 
 #: Heads that FLAC's frames do not contain by chance.
-_HEADS: Final = re.compile(
+_HEADS_IN_FLAC: Final = re.compile(
     rb"fLaC[\x00\x80]\x00\x00\x22|OggS\x00[\x02\x06]|(?:RIFF|RF64|BW64)....WAVE|\x1a\x45\xdf\xa3|ID3[\x02-\x04]\x00"
     rb"|\x00\x00[\x00-\x0f].ftyp",
     re.DOTALL,
@@ -555,7 +541,7 @@ class FlacWalker:
 
     @staticmethod
     def heads(window: bytes) -> list[int]:
-        return [found.start() for found in _HEADS.finditer(window)]
+        return [found.start() for found in _HEADS_IN_FLAC.finditer(window)]
 
 
 class _FrameWalker(abc.ABC):
@@ -764,18 +750,17 @@ WALKERS: Final[dict[FileKind, Callable[[], Walker]]] = {
 }
 
 
-# Frames of FLAC, which have no length: where the last one of some bytes may end (RFC 9639, 9.1 and 9.3).
-
+# Frames of FLAC, which have no length (RFC 9639, 9.1 and 9.3)
 
 #: No frame is looked for further back: 18 KB hold one of 4,608 samples in stereo.
 TAIL_BYTES: Final = 1 << 16
-
-_SYNC: Final = re.compile(rb"\xff[\xf8\xf9]")
+_FLAC_SYNC: Final = re.compile(rb"\xff[\xf8\xf9]")
 #: The shortest frame: a header of six bytes, a constant subframe of two, the checksum.
-_MIN_FRAME_BYTES: Final = 10
+_MIN_FLAC_FRAME_BYTES: Final = 10
 
 
-def _table(polynomial: int, bits: int) -> list[int]:
+def _checksums(polynomial: int, bits: int) -> list[int]:
+    """The table for a cyclic redundancy check, by byte."""
     top, mask = 1 << (bits - 1), (1 << bits) - 1
     table = []
     for byte in range(256):
@@ -786,11 +771,11 @@ def _table(polynomial: int, bits: int) -> list[int]:
     return table
 
 
-_CRC8: Final = _table(0x07, 8)
-_CRC16: Final = _table(0x8005, 16)
+_CRC8: Final = _checksums(0x07, 8)
+_CRC16: Final = _checksums(0x8005, 16)
 
 
-def _has_header(data: bytes) -> bool:
+def _has_flac_header(data: bytes) -> bool:
     """Whether a frame begins here: only a header that is right has the checksum at its end."""
     if len(data) < 6 or data[2] >> 4 == 0 or data[2] & 0x0F == 0x0F or data[3] >> 4 > 10 or data[3] & 1:
         return False
@@ -806,13 +791,14 @@ def _has_header(data: bytes) -> bool:
 
 def frame_ends(tail: bytes) -> list[int]:
     """Return where the last frame in ``tail`` may end: its checksum is right there, once in 65,536 by chance."""
-    starts = [found.start() for found in _SYNC.finditer(tail) if _has_header(tail[found.start() : found.start() + 20])]
+    syncs = [found.start() for found in _FLAC_SYNC.finditer(tail)]
+    starts = [start for start in syncs if _has_flac_header(tail[start : start + 20])]
     if not starts:
         return []
     ends: list[int] = []
     checksum = 0
     for position, byte in enumerate(tail[starts[-1] :], starts[-1] + 1):
         checksum = (checksum << 8 & 0xFFFF) ^ _CRC16[checksum >> 8 ^ byte]
-        if checksum == 0 and position - starts[-1] >= _MIN_FRAME_BYTES:
+        if checksum == 0 and position - starts[-1] >= _MIN_FLAC_FRAME_BYTES:
             ends.append(position)
     return ends

@@ -1,4 +1,4 @@
-"""Raw samples: bytes and float32, G.711, mixing, other rates."""
+"""Raw audio: samples in memory, their layouts in bytes, mixing, G.711 and other sample rates."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-# The in-memory form of audio that decoders, engines and encoders share.
-
-
-#: Mono audio: float32 of shape (samples,), from -1.0 to 1.0. The sample rate is known from the context.
+#: Mono audio, as decoders, engines and encoders share it: float32 of shape (samples,), from -1.0 to 1.0. The sample
+#: rate is known from the context.
 Samples: TypeAlias = NDArray[np.float32]
 #: The same as 16-bit integers, of which 32768 would be 1.0: what many voices make, and most clients ask for.
 Pcm16: TypeAlias = NDArray[np.int16]
 
-
-class SourceBlock(NamedTuple):
-    """Decoded mono audio with its sample rate in Hz."""
-
-    samples: Samples
-    sample_rate: int
-
-
-# Raw samples: conversion between bytes and float32, mixing, clipping.
-
+#: An empty array, read-only because it is shared.
+NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
+NO_SAMPLES.setflags(write=False)
 
 #: The 16-bit value that corresponds to 1.0.
 PCM16_SCALE = 32768.0
@@ -36,6 +27,13 @@ _TO_PCM16: Final = np.float32(PCM16_SCALE)
 _FROM_PCM16: Final = np.float32(1 / PCM16_SCALE)
 _LEAST_PCM16: Final = np.float32(-PCM16_SCALE)
 _MOST_PCM16: Final = np.float32(PCM16_SCALE - 1)
+
+
+class SourceBlock(NamedTuple):
+    """Decoded mono audio with its sample rate in Hz."""
+
+    samples: Samples
+    sample_rate: int
 
 
 class SampleLayout(Enum):
@@ -148,7 +146,6 @@ def as_samples(audio: Samples | Pcm16) -> Samples:
 # After ITU-T G.711 (11/1988). Its 14-bit (mu-law) and 13-bit (A-law) values are left-justified in 16 bits, as in the
 # ITU's software tool library (G.191). Encoding and decoding are table look-ups.
 
-
 _MU_BIAS = 33
 _MU_CLIP = 0x1FFF
 _SIGN_BIT = 0x80
@@ -229,15 +226,10 @@ def encode_a_law(pcm16: NDArray[np.int16]) -> bytes:
     return _A_LAW_ENCODED[pcm16.view(np.uint16)].tobytes()
 
 
-# StreamResampler: changes the sample rate of a stream piece by piece.
-
+# Streams in pieces
 
 #: Presets of soxr. LQ delays speech by less than 7 ms and suffices for it; HQ, for files, delays by 20 to 30 ms.
 ResampleQuality: TypeAlias = Literal["QQ", "LQ", "MQ", "HQ", "VHQ"]
-
-#: An empty array, read-only because it is shared.
-NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
-NO_SAMPLES.setflags(write=False)
 
 
 class StreamResampler:
@@ -277,11 +269,8 @@ class StreamResampler:
         return rest
 
 
-# WholeFrames: cuts a stream of raw audio at the boundaries of its frames.
-
-
 class WholeFrames:
-    """Returns the whole frames (one sample of each channel) of a stream, and keeps what is incomplete."""
+    """Cuts a stream of bytes into whole frames (one sample of each channel), and keeps what is incomplete."""
 
     def __init__(self, frame_bytes: int) -> None:
         self._frame_bytes = frame_bytes

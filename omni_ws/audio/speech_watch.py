@@ -1,4 +1,8 @@
-"""SpeechWatch: detects speech in one audio stream of any format, and the rule by which it begins and ends."""
+"""SpeechWatch: detects speech in one audio stream of any format, and the rule by which it begins and ends.
+
+Engines and the server's turn detection share the rule, so that both agree on what speech is. A SpeechWatch blocks, and
+is called from worker threads.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,15 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from omni_ws.audio.codec import AudioDecoder
-from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples
+from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.vad import HEARD_SAMPLES, SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
 
-# The rule by which speech begins and ends, over the probabilities of speech that ``vad`` computes.
+# The rule, over the probabilities of speech that ``vad`` computes.
 #
-# Engines and the server's turn detection share it, so that both agree on what speech is. Rule and constants were
-# selected in a comparison on recorded speech and noise: white and pink noise, clicks, hum and music open no turn, and
-# speech 10 dB above the noise is detected.
-
+# Rule and constants were selected in a comparison on recorded speech and noise: white and pink noise, clicks, hum and
+# music open no turn, and speech 10 dB above the noise is detected.
 
 #: A turn begins when this many of the last ``START_SPAN`` windows are above the threshold.
 START_WINDOWS = 3
@@ -246,10 +248,7 @@ class PrefixPadding:
         return kept[max(0, len(kept) - self.capacity) :]
 
 
-# SpeechWatch: detects speech in one audio stream of any format.
-#
-# Blocking; called from worker threads.
-
+# Streams of any format
 
 T = TypeVar("T")
 
@@ -510,8 +509,7 @@ class _Pauses:
     def _between(self, start: int, end: int) -> Samples:
         """The samples of the stream from ``start`` to ``end``."""
         held = np.concatenate([np.empty(0, np.int16), *self._blocks])
-        piece = held[max(0, start - self._held_from) : end - self._held_from]
-        return piece.astype(np.float32) / np.float32(32768)
+        return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
 
     def _forget(self) -> None:
         """Drop what no question can be about."""

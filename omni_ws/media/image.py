@@ -1,4 +1,4 @@
-"""Images: their size, their pixels, their colours, and what is too large."""
+"""Still images: decoding, limits on their size, and a description by size, colour and brightness."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from PIL import Image
 
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import UnsupportedFormat
-
-# Decodes still images, and describes their size, colour and brightness.
-
 
 #: uint8 of shape (height, width, 3): red, green, blue.
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -63,7 +60,7 @@ _LUMA = np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)  # ITU-R BT.709
 class ImageFacts:
     """What can be said of an image without a model.
 
-    ``brightness`` is from 0.0 (black) to 1.0 (white); ``dominant_colour`` is one of ``colour.COLOUR_NAMES``.
+    ``brightness`` is from 0.0 (black) to 1.0 (white); ``dominant_colour`` is one of ``COLOUR_NAMES``.
     """
 
     width: int
@@ -171,12 +168,9 @@ def _starts(length: int, side: int) -> NDArray[np.intp]:
     return np.arange(count) * length // count
 
 
-# MediaLimits: the size of images, and the size and frame rate of videos, as a model sees them.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """Limits on the pixels of an image or frame, and on the frames of a video; None for no limit.
+    """Limits on the pixels of an image or frame, and on the frames of a video, as a model sees them; None for no limit.
 
     Images outside their limits are scaled, preserving the aspect ratio. ``video_total_pixels`` limits the sum over all
     frames of a video and takes precedence over ``video_min_pixels``.
@@ -223,8 +217,7 @@ def _fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
-# Names the dominant colour of an image.
-
+# Colours
 
 #: The colours by hue: (name, upper limit of the hue in degrees). Red is at both ends of the circle.
 _HUES = (

@@ -1,4 +1,4 @@
-"""Videos: their frames, which of them are taken, and what can be told of them."""
+"""Videos: decoding as they arrive, the frames that a model sees, and a description without a model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
 from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, thumbnail_of
-
-# VideoDecoder: decodes video as it arrives, as single images or as a container in pieces.
-
 
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160
@@ -75,7 +72,7 @@ class VideoLimits(NamedTuple):
 
 
 class VideoDecoder:
-    """Decodes one video input.
+    """Decodes one video input as it arrives: single images, or a container in pieces.
 
     A chunk that begins with the signature of an image is one frame. Otherwise the first bytes open a container (MP4,
     WebM, Matroska, MPEG-TS), and all chunks are pieces of it.
@@ -331,16 +328,16 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise UnsupportedFormat(f"at most {max_pixels} pixels per frame, got {width}x{height}")
 
 
-# FrameSelection: selects the frames of a video that a model sees, under limits on their number and total size.
-
+# Selecting frames
 
 #: The limit on decoded frames that are kept until the end of the video, in bytes.
 MAX_KEPT_BYTES = 512 * 1024 * 1024
 
 
 class FrameSelection:
-    """Selects frames spread evenly over a video, whose length is known only at its end: frames are kept until then.
+    """Selects frames under limits on their number and total size, spread evenly over a video.
 
+    Its length is known only at its end: frames are kept until then.
     At most ``2 * video_max_frames`` are kept. Beyond that every other frame is dropped, from those kept and from those
     that follow, so that the distance between them doubles.
 
@@ -411,8 +408,7 @@ class FrameSelection:
         self._room.give(size)
 
 
-# Describes a video without a model: duration, dominant colour, motion.
-
+# Describing
 
 #: Frames are compared as thumbnails of this width and height.
 _SIDE = 64

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.audio import pcm as g711
+from omni_ws.audio import pcm
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
@@ -28,8 +28,8 @@ SPEECH = Path(__file__).parent.parent / "data" / "goforward.wav"
 TO_BYTES: dict[AudioEncoding, Callable[[Samples], bytes]] = {
     AudioEncoding.PCM16: lambda samples: pcm16_from_samples(samples).tobytes(),
     AudioEncoding.F32: lambda samples: samples.astype("<f4").tobytes(),
-    AudioEncoding.PCMU: lambda samples: g711.encode_mu_law(pcm16_from_samples(samples)),
-    AudioEncoding.PCMA: lambda samples: g711.encode_a_law(pcm16_from_samples(samples)),
+    AudioEncoding.PCMU: lambda samples: pcm.encode_mu_law(pcm16_from_samples(samples)),
+    AudioEncoding.PCMA: lambda samples: pcm.encode_a_law(pcm16_from_samples(samples)),
     AudioEncoding.WAV: lambda samples: (
         wav_header(sample_rate=16000, channels=1, data_bytes=2 * len(samples)) + pcm16_from_samples(samples).tobytes()
     ),

@@ -28,117 +28,6 @@ from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import cores
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
-# GgufProcess: the engine's side of the process that runs a GGUF model.
-
-
-_MODULE: Final = "omni_ws.engine.llm.gguf_server"
-#: The newest lines of its log, which are kept for the reason of its end.
-_LAST_LINES: Final = 5
-#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
-_MOST_CHARACTERS: Final = 500
-
-
-class GgufProcess:
-    """One process, from ``launch`` to ``end`` or to its own end."""
-
-    #: What it serves; set by ``launch``.
-    ready: Ready
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._said: deque[str] = deque(maxlen=_LAST_LINES)
-        self._listening = asyncio.create_task(self._listen(), name="log of llama.cpp")
-
-    @classmethod
-    async def launch(cls, order: Order) -> GgufProcess:
-        """Start a process, and return it when it has loaded its model. Raises EngineFailed."""
-        process = cls(
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", _MODULE),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
-                # Ctrl-C in a terminal is for the server, whose answers in progress still need the model.
-                start_new_session=True,
-            )
-        )
-        try:
-            process.ready = await process._give(order)
-        except BaseException:
-            await process.end()
-            raise
-        return process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        return self._process.returncode is not None
-
-    @property
-    def last_words(self) -> str:
-        """The end of its log; empty where it said nothing."""
-        return "; ".join(self._said)
-
-    async def wait(self) -> int:
-        """Wait for its end; return its exit status, or minus the signal that ended it."""
-        return await self._process.wait()
-
-    async def end(self) -> None:
-        """End it at once: it has nothing to lose. Idempotent."""
-        if not self.ended:
-            self._process.kill()
-        await self._process.wait()
-        await self._listening
-
-    async def _give(self, order: Order) -> Ready:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        try:
-            # By the pipe, since other users see command lines. It stays open: its end would end the process.
-            stdin.write(json.dumps(asdict(order)).encode() + b"\n")
-            await stdin.drain()
-        except ConnectionError:
-            pass  # it ended, which the next line says
-        answer: dict[str, Any] = json.loads(await stdout.readline() or b"{}")
-        if "address" in answer:
-            return Ready(**answer)
-        status = await self._process.wait()
-        await self._listening
-        # The package only says that it failed; why is in the log of llama.cpp.
-        reason = self.last_words or answer.get("reason") or _end(status)
-        raise EngineFailed(f"llama.cpp does not load {order.file}: {reason}", fatal=True)
-
-    async def _listen(self) -> None:
-        stderr = self._process.stderr
-        assert stderr is not None
-        while True:
-            try:
-                line = await stderr.readline()
-            except ValueError:  # too long to be held: so much of it is left out
-                continue
-            if not line:
-                return
-            if text := line.decode(errors="replace").strip()[:_MOST_CHARACTERS]:
-                self._said.append(text)
-                logger.debug("llama.cpp: %s", text)
-
-
-def _end(status: int) -> str:
-    if status == -9:
-        return "it was killed, perhaps because memory ran out"
-    return f"it ended by itself, status {status}"
-
-
-def _environment() -> dict[str, str]:
-    # In Google's containers llama.cpp would listen where this one says.
-    return {name: value for name, value in child_environment().items() if name != "AIP_MODE"}
-
-
 logger = logging.getLogger(__name__)
 
 #: Seconds before a process that died is started again: doubled each time, up to the longest, until one lasts.
@@ -251,7 +140,7 @@ class GgufEngine:
 
     async def _launch(self) -> _Running:
         settings, key = self.settings, secrets.token_urlsafe(32)
-        template = await asyncio.to_thread(_read, settings)
+        template = await asyncio.to_thread(_checked_template, settings)
         process = await GgufProcess.launch(
             Order(
                 file=str(settings.file),
@@ -391,7 +280,7 @@ class _Place:
             self._places.release()
 
 
-def _read(settings: GgufSettings) -> str | None:
+def _checked_template(settings: GgufSettings) -> str | None:
     """Check the files; return the text of the template. Raises EngineFailed. Blocks."""
     check_model_file(settings.file)
     if (template := settings.chat_template) is None:
@@ -434,8 +323,117 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-# What can be told of a GGUF file before it is loaded.
+# The process
 
+_SERVER_MODULE: Final = "omni_ws.engine.llm.gguf_server"
+#: The newest lines of its log, which are kept for the reason of its end.
+_LAST_LINES: Final = 5
+#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
+_MOST_CHARACTERS: Final = 500
+
+
+class GgufProcess:
+    """The engine's side of one process, from ``launch`` to ``end`` or to its own end."""
+
+    #: What it serves; set by ``launch``.
+    ready: Ready
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._listening = asyncio.create_task(self._listen(), name="log of llama.cpp")
+
+    @classmethod
+    async def launch(cls, order: Order) -> GgufProcess:
+        """Start a process, and return it when it has loaded its model. Raises EngineFailed."""
+        process = cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", _SERVER_MODULE),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_environment(),
+                # Ctrl-C in a terminal is for the server, whose answers in progress still need the model.
+                start_new_session=True,
+            )
+        )
+        try:
+            process.ready = await process._give(order)
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
+    def last_words(self) -> str:
+        """The end of its log; empty where it said nothing."""
+        return "; ".join(self._said)
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit status, or minus the signal that ended it."""
+        return await self._process.wait()
+
+    async def end(self) -> None:
+        """End it at once: it has nothing to lose. Idempotent."""
+        if not self.ended:
+            self._process.kill()
+        await self._process.wait()
+        await self._listening
+
+    async def _give(self, order: Order) -> Ready:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            # By the pipe, since other users see command lines. It stays open: its end would end the process.
+            stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            await stdin.drain()
+        except ConnectionError:
+            pass  # it ended, which the next line says
+        answer: dict[str, Any] = json.loads(await stdout.readline() or b"{}")
+        if "address" in answer:
+            return Ready(**answer)
+        status = await self._process.wait()
+        await self._listening
+        # The package only says that it failed; why is in the log of llama.cpp.
+        reason = self.last_words or answer.get("reason") or _how_it_ended(status)
+        raise EngineFailed(f"llama.cpp does not load {order.file}: {reason}", fatal=True)
+
+    async def _listen(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:  # too long to be held: so much of it is left out
+                continue
+            if not line:
+                return
+            if text := line.decode(errors="replace").strip()[:_MOST_CHARACTERS]:
+                self._said.append(text)
+                logger.debug("llama.cpp: %s", text)
+
+
+def _how_it_ended(status: int) -> str:
+    if status == -9:
+        return "it was killed, perhaps because memory ran out"
+    return f"it ended by itself, status {status}"
+
+
+def _environment() -> dict[str, str]:
+    # In Google's containers llama.cpp would listen where this one says.
+    return {name: value for name, value in child_environment().items() if name != "AIP_MODE"}
+
+
+# The file: what can be told of it before it is loaded
 
 _MAGIC: Final = b"GGUF"
 #: The magic and the version, little-endian.
@@ -443,7 +441,7 @@ _HEAD: Final = struct.Struct("<4sI")
 #: The versions of the format that llama.cpp reads.
 _VERSIONS: Final = (2, 3)
 #: The name of one of several files that are a model together.
-_PART: Final = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
+_PART_NAME: Final = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
 _GB: Final = 1_000_000_000
 
 
@@ -477,7 +475,7 @@ def available_memory() -> int | None:
 
 def _parts(file: Path) -> list[Path]:
     """All files of the model of which ``file`` is one."""
-    named = _PART.fullmatch(file.name)
+    named = _PART_NAME.fullmatch(file.name)
     return [file] if named is None else [*file.parent.glob(f"{glob.escape(named[1])}?????{named[2]}")]
 
 

@@ -1,4 +1,4 @@
-"""What was said, as rules read it: plain words, the talk so far, arithmetic, how words sound."""
+"""What somebody said, as rules read it: in plain words, after the talk so far, as arithmetic, and by its sound."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import numpy as np
 
 from omni_ws.core.history import Message
 
-# Plain words: what somebody wrote or was heard to say, in one spelling, and without courtesies around it.
-
+# Plain words: what was written or heard, in one spelling, and without courtesies around it
 
 _QUOTES: Final = str.maketrans("’‘ʼ`´", "'''''")
 _SIGNS: Final = re.compile(r"°\s?[cf]\b|[%°&]")
@@ -107,8 +106,7 @@ def _stripped(courtesy: re.Pattern[str], words: str) -> Iterator[str]:
         words = shorter
 
 
-# Talk: the conversation so far, as answers by rules need it.
-
+# The conversation so far
 
 #: Of how many messages of each side the texts are looked at, and how many characters of each.
 RECENT: Final = 64
@@ -116,7 +114,7 @@ _LOOKED_AT: Final = 2048
 
 
 class Talk:
-    """What both sides said, the newest last."""
+    """What both sides said, as answers by rules need it: the newest last."""
 
     def __init__(self, history: Sequence[Message]) -> None:
         self._history = history
@@ -167,35 +165,15 @@ def _said(history: Sequence[Message], role: str) -> list[str]:
     return texts[::-1]
 
 
-# Arithmetic as people say and write it: "two plus three times four", "12 / (3 + 1)".
+# Arithmetic as people say and write it: "two plus three times four", "12 / (3 + 1)"
 
-
-_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+_SMALL = listed(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
 _UNITS = {word: value for value, word in enumerate(_SMALL)}
 _TENS = {
-    word: 10 * (place + 2)
-    for place, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])
+    word: 10 * (place + 2) for place, word in enumerate(listed("twenty thirty forty fifty sixty seventy eighty ninety"))
 }
 _BELOW_HUNDRED = _UNITS | _TENS
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
@@ -430,7 +408,6 @@ class _Parser:
 #
 # A sound is one character; the sounds of a sentence have no gaps, because recognition misplaces them.
 
-
 T = TypeVar("T")
 
 #: Words that are not spoken as they are spelled, and are in every second sentence.
@@ -480,9 +457,9 @@ _FIRM: Final = 1 - _WEAK
 _ROUNDING: Final = 1e-9
 #: How much two sentences that count as one may differ, for each sound and at most; in short ones, a little is much.
 NEAR: Final = 0.18
-_MOST: Final = 1.6
-_SHORT: Final = 6
-_MOST_IN_SHORT: Final = 0.35
+_MOST_APART: Final = 1.6
+_FEW_SOUNDS: Final = 6
+_MOST_APART_IN_FEW: Final = 0.35
 #: In fewer sounds than these, too much of a sentence would have to be guessed. Longer ones are seldom misheard whole.
 MIN_SOUNDS: Final = 4
 MAX_SOUNDS: Final = 30
@@ -537,7 +514,7 @@ class SoundIndex(Generic[T]):
         sounds = sounds_of(words)
         if not MIN_SOUNDS <= len(sounds) <= MAX_SOUNDS or any(map(str.isdigit, words)):
             return None
-        limit = _MOST_IN_SHORT if len(sounds) < _SHORT else min(_MOST, NEAR * len(sounds))
+        limit = _MOST_APART_IN_FEW if len(sounds) < _FEW_SOUNDS else min(_MOST_APART, NEAR * len(sounds))
         best: tuple[float, int, T] | None = None
         for least, place in self.candidates(sounds, limit):
             if least > limit:

@@ -1,4 +1,8 @@
-"""RulesEngine and RulesFirst: answer by rules, alone or in front of a model."""
+"""RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
+
+What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and never
+parroted.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +46,15 @@ from omni_ws.media.image import ImageFacts, MediaLimits, describe_image
 from omni_ws.media.video import Motion, VideoFacts, VideoObserver
 from omni_ws.profiler import events
 
-# RulesEngine: answers text by rules, and describes pictures plainly; no model.
-
-
 T = TypeVar("T")
 
 TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
 
 class RulesEngine:
-    """Deterministic: the same conversation at the same time gives the same text.
+    """Answers text by rules, and describes pictures plainly, without a model.
 
+    Deterministic: the same conversation at the same time gives the same text.
     ``now`` tells the time. Coins and dice are drawn from it, unless the request has a ``seed``.
     """
 
@@ -185,9 +187,6 @@ def _words_of(history: Sequence[Message]) -> int:
     return sum(count_words(message.text) for message in history)
 
 
-# RulesFirst: an LLM in front of which rules answer what they know exactly.
-
-
 class RulesFirst:
     """The engine ``llm``, but for the time, dates, sums, units, spelling and the like, which small models get wrong.
 
@@ -262,10 +261,7 @@ class RulesFirst:
         return None if sentences is None else list(sentences)
 
 
-# Answers by rules: no model, the same answer to the same conversation.
-#
-# What is understood stands in ``intents/``. What is not is admitted in one sentence, never guessed and never parroted.
-
+# Answers
 
 #: Longer texts, in characters, are at most something to repeat or to spell.
 MAX_REQUEST: Final = 4096
@@ -536,8 +532,7 @@ def _courtesy(text: str) -> int:
     return length
 
 
-# Sights: what is said about pictures: their size, their colour, their motion. Nothing is recognised.
-
+# Pictures
 
 _DARK = 0.2
 _BRIGHT = 0.7
@@ -552,7 +547,7 @@ MAX_DESCRIBED = 8
 
 
 class Sights:
-    """The pictures of one request, as facts: no pixels are kept."""
+    """The pictures of one request: their size, colour and motion. Nothing is recognised, and no pixels are kept."""
 
     def __init__(self) -> None:
         self._images: list[ImageFacts] = []

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from omni_ws.engine.spoken import english_numbers as dates
+from omni_ws.engine.spoken import english_numbers
 from omni_ws.engine.spoken.english_numbers import (
     ABBREVIATIONS,
     BEFORE_DATES,
@@ -38,9 +38,12 @@ from omni_ws.engine.spoken.english_numbers import (
     cardinal,
     decimal,
     in_pairs,
+    is_adjective,
     ordinal,
     plural,
+    plural_of,
     roman,
+    short_year,
     year,
 )
 
@@ -263,22 +266,20 @@ def _money_range(match: re.Match[str]) -> str:
 
 def _money_before(match: re.Match[str]) -> str:
     symbol, sign, amount, magnitude, code, per = match.groups()
-    said = _money(code or symbol, amount, magnitude, adjective=dates.is_adjective(match))
+    said = _money(code or symbol, amount, magnitude, adjective=is_adjective(match))
     minus = "minus " if sign and sign in "-−" else "plus " if sign else ""
     return minus + said + (f" per {PER.get(per, per)}" if per else "")
 
 
 def _money_behind(match: re.Match[str]) -> str:
     first, last, currency, per = match.groups()
-    said = (f"{decimal(first)} to " if first else "") + _money(
-        currency, last, None, adjective=dates.is_adjective(match)
-    )
+    said = (f"{decimal(first)} to " if first else "") + _money(currency, last, None, adjective=is_adjective(match))
     return said + (f" per {PER.get(per, per)}" if per else "")
 
 
 def _much_money(match: re.Match[str]) -> str:
     """ "$100s"."""
-    return f"{dates.plural_of(match[2].replace(',', ''))} of {CURRENCIES[match[1]][1]}"
+    return f"{plural_of(match[2].replace(',', ''))} of {CURRENCIES[match[1]][1]}"
 
 
 def _money(currency: str, amount: str, magnitude: str | None, *, adjective: bool = False) -> str:
@@ -301,7 +302,7 @@ def _unit(match: re.Match[str]) -> str:
     amount, joint, unit, per = match.groups()
     one, several = UNITS[unit]
     # "a 5-km run" has the unit as an adjective.
-    single = amount == "1" or joint == "-" or (dates.is_adjective(match) and not unit.startswith("°"))
+    single = amount == "1" or joint == "-" or (is_adjective(match) and not unit.startswith("°"))
     return f"{decimal(amount)} {one if single else several}" + (f" per {UNITS[per][0]}" if per else "")
 
 
@@ -580,7 +581,7 @@ _RULES: Final = _rules(
     # Dates and times: their signs mean something else than elsewhere.
     (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to ", "-–"),
     (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", "-−+"),
-    *((pattern, read, "0") for pattern, read in dates.RULES),
+    *((pattern, read, "0") for pattern, read in english_numbers.RULES),
     (r"\b(FY) ?[’']?(\d{4})\b", lambda match: f"{match[1]} {year(match[2])}", "0"),
     (
         rf"(?<![\w.,{_SIGNS_OF_MONEY}-])(?:\d+(?:-\d+){{2,}}(?:-X)?|\d{{4}}(?: \d{{4}}){{3}})(?![\w-]|[.,]\d)",
@@ -671,7 +672,7 @@ _RULES: Final = _rules(
     (r"(?<=[A-Za-z])(\d+\.\d+)(?!\w|\.\d)", lambda match: f" {decimal(match[1])}", "."),
     (r"(?<![\w.])\d+\.\d+(?=[A-Za-z])", lambda match: f"{decimal(match[0])} ", "."),
     (r"(?<!\.)\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z\d]+\b", _letters_and_digits, "0"),
-    (r"(?:(?<=\s)|^)[’'](\d\d)\b", lambda match: dates.short_year(match[1]), "'’"),
+    (r"(?:(?<=\s)|^)[’'](\d\d)\b", lambda match: short_year(match[1]), "'’"),
     (rf"(?<![A-Za-z\d])(?:{_NUMBER})(?![A-Za-z])", _number, "0"),
     # Names of files and places.
     (r"/\.(?=[A-Za-z])", " slash dot ", "/"),

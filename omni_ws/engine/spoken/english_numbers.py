@@ -1,4 +1,4 @@
-"""English numbers and dates in words, and the tables of english.toml."""
+"""Numbers, dates and times in English words, and the tables of english.toml."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import tomllib
 from collections.abc import Callable
 from importlib import resources
 from typing import Any, Final
-
-# Numbers in English words.
-
 
 #: Longer numbers are read digit by digit: nobody follows their names.
 MAX_NAMED_DIGITS: Final = 15
@@ -134,8 +131,7 @@ def _below_thousand(number: int) -> str:
     return f"{_SMALL[hundreds]} hundred" + (f" {_below_hundred(rest)}" if rest else "")
 
 
-# The tables of english.toml: units, currencies, months, abbreviations, and words around numbers.
-
+# The tables: units, currencies, months, abbreviations, and words around numbers
 
 _TABLES: Final[dict[str, Any]] = tomllib.loads(
     resources.files("omni_ws.engine.spoken").joinpath("english.toml").read_text(encoding="utf-8")
@@ -204,16 +200,15 @@ OF_MINUTES: Final = _words("of_minutes")
 MODELS: Final = _words("models")
 
 
-# Dates, times of day, durations and decades as they are read in English.
+# Dates, times of day, durations and decades
 #
 # A date in digits alone is read in the order that its form is known for: the year first means month and day behind it,
 # dots mean the day first, slashes and hyphens the American order. A number over 12 is a day wherever it stands.
 
-
 _MONTH: Final = "|".join(sorted(MONTH_NAMES, key=len, reverse=True))
 #: Units of a duration, the longest first: one cannot follow a shorter one.
 _DURATIONS: Final = {"w": "week", "d": "day", "h": "hour", "m": "minute", "s": "second"}
-_PART: Final = r"(?:wks?|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?|[wdhms])"
+_DURATION_UNIT: Final = r"(?:wks?|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?|[wdhms])"
 
 
 def _iso(match: re.Match[str]) -> str:
@@ -338,7 +333,7 @@ def _era(match: re.Match[str]) -> str:
 
 def _duration(match: re.Match[str]) -> str:
     """ "1h 30m" is a time, and so is "5m 30s"; "5m 30m" is none."""
-    parts = re.findall(rf"(\d+(?:\.\d+)?) ?({_PART}(?![a-z]))?", match[0])
+    parts = re.findall(rf"(\d+(?:\.\d+)?) ?({_DURATION_UNIT}(?![a-z]))?", match[0])
     units = [unit[:1] for _, unit in parts]
     if units[-1] == "":  # 1h30
         units[-1] = "m"
@@ -449,7 +444,8 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     (r"(?<![\w:.])(\d{1,3}):(\d{1,5})(?![\w:])(?!\.\d)", _ratio),
     (r"(?<![\w:.,])(1[3-9]|2[0-3])h([0-5]\d)(?!\w)", _time_with_h),
     (
-        rf"(?<![\w.,:/-])\d+(?:\.\d+)? ?{_PART}(?:,? (?:and )?\d+ ?{_PART}|(?<=[dhm])\d+ ?{_PART}|(?<=h)\d\d(?!\w))+"
+        rf"(?<![\w.,:/-])\d+(?:\.\d+)? ?{_DURATION_UNIT}"
+        rf"(?:,? (?:and )?\d+ ?{_DURATION_UNIT}|(?<=[dhm])\d+ ?{_DURATION_UNIT}|(?<=h)\d\d(?!\w))+"
         r"(?![\w/°²³])",
         _duration,
     ),

@@ -1,4 +1,7 @@
-"""SpeakableText: turns what a model writes into what a voice should read, while it is being written."""
+"""SpeakableText: turns what a model writes into what a voice should read, while it is being written.
+
+WrittenWords finds the way back: the written word that a spoken one stands for.
+"""
 
 from __future__ import annotations
 
@@ -385,8 +388,7 @@ def spoken_form(text: str, language: str = "en") -> list[Spoken]:
     return [*speakable.feed(text), *speakable.rest()]
 
 
-# WrittenWords: finds the written word that a spoken one stands for.
-
+# From what is read to what is written
 
 #: Characters that may lie between two words that a voice pronounced: it skips what it cannot pronounce.
 MAX_SKIPPED: Final = 200
@@ -474,8 +476,7 @@ class WrittenWords:
         self._read = max(0, self._read - length)
 
 
-# InlineMarkup: takes the markup out of the words of a text, one at a time.
-
+# Markup within a line
 
 #: Tags that a model writes. Others, such as a type in angle brackets, are text.
 _TAG_NAMES: Final = (
@@ -718,8 +719,7 @@ def _latex(word: str) -> str:
     return " ".join(_LATEX.sub(read, word).replace("$", "").split())
 
 
-# SpokenTable: reads the rows of a table so that a listener knows which column a value is in.
-
+# Tables
 
 #: A longer line, in characters, is read as text: a row is read at once, in up to 20 ms.
 MAX_ROW: Final = 1000
@@ -742,7 +742,7 @@ class SpokenTable:
     """Takes the lines of a table and returns what is said of them: "Alice: Age 30, City Paris." for a row.
 
     The first line is held back until the next one tells whether it holds the names of the columns. These are said with
-    each value but the first, which names the row.
+    each value but the first, which names the row: so a listener knows which column a value is in.
     """
 
     def __init__(self, *, english: bool) -> None:

@@ -181,8 +181,7 @@ def _find() -> tuple[str, bytes | None, str]:
         raise NoVoice(f"espeakng-loader is incomplete: {error}") from error
 
 
-# The words of a text with their times, from what espeak-ng tells while it speaks. Standard library only.
-
+# Words with their times
 
 _TOKEN: Final = re.compile(r"[^\s—…]+")
 _OPENING: Final = "\"'`({[“‘«¿¡「『（"
@@ -199,7 +198,9 @@ class _OpenWord:
 
 
 class WordTimes:
-    """One text's; each method takes the milliseconds from the start of its audio.
+    """The words of one text with their times, from what espeak-ng tells while it speaks.
+
+    Each method takes the milliseconds from the start of the text's audio.
 
     A word is what stands between white space, without the punctuation around it, or one letter of a script that is
     written without spaces. Where espeak-ng begins a word is only taken as a place in the text: it begins several in a

@@ -157,8 +157,7 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-# HibariReader: turns a text into the phonemes that hibari's network speaks, and keeps where each word is in them.
-
+# Reading: from text to phonemes
 
 #: Phonemes that the network speaks at once: some 13 s, which bounds the memory for them.
 MAX_PHONEMES: Final = 200
@@ -205,7 +204,10 @@ class _Word(NamedTuple):
 
 
 class HibariReader:
-    """Uses the rules and the dictionary of the package hibari-tts."""
+    """Turns a text into the phonemes that the network speaks, and keeps where each word is in them.
+
+    Uses the rules and the dictionary of the package hibari-tts.
+    """
 
     def __init__(self, *, british: bool = False) -> None:
         from hibari.g2p.normalize import normalize
@@ -334,11 +336,10 @@ def _cut(words: Sequence[_Word]) -> Iterator[Sequence[_Word]]:
         yield words[begin:]
 
 
-# What the package hibari-tts reads text with, its dictionaries packed: 12 MB of memory instead of 80.
-
+# What the package reads text with, its dictionaries packed: 12 MB of memory instead of 80
 
 #: The last part of the tagger's file, and by far the largest.
-_WEIGHTS: Final = b',"weights":'
+_TAGGER_WEIGHTS: Final = b',"weights":'
 
 
 def hibari_g2p(*, british: bool = False) -> Any:
@@ -354,7 +355,7 @@ def hibari_g2p(*, british: bool = False) -> Any:
     gold, silver = (PackedEntries(_unzipped(f"lexicon_{accent}_{part}.json.gz")) for part in ("gold", "silver"))
     g2p.lexicon = Lexicon(gold, silver, british)
     g2p.tokenizer = Tokenizer(json.loads(_asset("tokenizer_exceptions.json")))
-    tagger, _, weights = _unzipped("tagger.json.gz").partition(_WEIGHTS)
+    tagger, _, weights = _unzipped("tagger.json.gz").partition(_TAGGER_WEIGHTS)
     g2p.tagger = Tagger({**json.loads(tagger + b"}"), "weights": PackedEntries(weights)})
     g2p.british, g2p.unk, g2p._oov = british, "", _UnknownWords("oov_gb.onnx" if british else "oov.onnx")
     return g2p
@@ -392,31 +393,30 @@ def _unzipped(name: str) -> bytes:
     return gzip.decompress(_asset(name))
 
 
-# PackedEntries: a large JSON object that is searched in its own text, which takes a sixth of the memory of a dict.
-
-
-_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_ENTRY: Final = re.compile(_STRING + rb":(?:" + _STRING + rb"|\{(?:" + _STRING + rb'|[^"{}])*\})')
+_JSON_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_JSON_ENTRY: Final = re.compile(_JSON_STRING + rb":(?:" + _JSON_STRING + rb"|\{(?:" + _JSON_STRING + rb'|[^"{}])*\})')
 #: Entries that are searched from the first to the last.
-_BLOCK: Final = 64
+_BLOCK_ENTRIES: Final = 64
 #: Values that are kept as objects: most words are said again soon.
-_KEPT: Final = 2048
+_KEPT_VALUES: Final = 2048
 
 
 class PackedEntries:
-    """What ``get`` finds is not to be changed. Not for several threads.
+    """A large JSON object that is searched in its own text, which takes a sixth of the memory of a dict.
 
+    What ``get`` finds is not to be changed. Not for several threads.
     ``text`` is UTF-8 without white space between the entries, and escapes only what JSON must. Each value is a string,
     or an object of strings and numbers. There is at least one entry.
     """
 
     def __init__(self, text: bytes) -> None:
-        entries = sorted(_ENTRY.findall(text))
+        entries = sorted(_JSON_ENTRY.findall(text))
         #: Text does not contain the bytes of line ends, which JSON escapes.
         self._blocks = [
-            b"\n".join([b"", *entries[start : start + _BLOCK], b""]) for start in range(0, len(entries), _BLOCK)
+            b"\n".join([b"", *entries[start : start + _BLOCK_ENTRIES], b""])
+            for start in range(0, len(entries), _BLOCK_ENTRIES)
         ]
-        self.get = lru_cache(_KEPT)(self._found)
+        self.get = lru_cache(_KEPT_VALUES)(self._found)
 
     def _found(self, name: str) -> Any:
         """Return the value of the entry ``name``, None where there is none."""

@@ -1,4 +1,4 @@
-"""SynthesisEngine: reads text aloud clause by clause, with a voice in a process of its own."""
+"""SynthesisEngine: reads text aloud clause by clause, while it still arrives, with a voice in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import Samples, samples_from_pcm16
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
@@ -49,7 +49,7 @@ from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
 from omni_ws.weights import fetched_file
 
-# SynthesisEngine: reads text aloud with a speech synthesiser, clause by clause, while the text still arrives.
+log = logging.getLogger(__name__)
 
 
 class SynthesisEngine:
@@ -240,10 +240,7 @@ def _moved(word: Word, by_ms: float) -> Word:
     return Word(word.text, round(word.start_ms + by_ms), round(word.end_ms + by_ms))
 
 
-# The server's side of the voice: it owns the worker process, gives it one job at a time, and starts it again.
-
-
-log = logging.getLogger(__name__)
+# The server's side of the voice
 
 WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
@@ -287,8 +284,9 @@ class _Job:
 
 
 class Voice:
-    """Speaks for any number of callers; their texts take turns in the order in which they came.
+    """Owns the worker process, gives it one job at a time, and starts it again when it dies.
 
+    It speaks for any number of callers; their texts take turns in the order in which they came.
     ``file`` is what hibari speaks from, None for the one in the cache of weights.
     """
 
@@ -543,8 +541,7 @@ class Voice:
         match frame.kind:
             case FrameKind.AUDIO if not job.withdrawn:
                 (sample_rate,) = RATE.unpack_from(frame.payload)
-                pcm = np.frombuffer(frame.payload, "<i2", offset=RATE.size)
-                samples = pcm.astype(np.float32) * np.float32(1 / 32768)
+                samples = samples_from_pcm16(np.frombuffer(frame.payload, "<i2", offset=RATE.size))
                 words, job.words = job.words, ()
                 job.output.put_nowait(SpokenAudio(samples, sample_rate, words))
             case FrameKind.WORDS:
@@ -578,8 +575,7 @@ async def _read_frame(process: asyncio.subprocess.Process) -> Frame:
     return Frame(kind, job, await process.stdout.readexactly(length))
 
 
-# Whether this machine has what the voice hibari needs, and the file it speaks from. Loads none of its packages.
-
+# The voice hibari: whether this machine has what it needs. Loads none of its packages.
 
 #: Its network and its rules are no interface: another version may not fit.
 VERSION: Final = "0.2.1"

@@ -1,4 +1,7 @@
-"""What a synthesiser is to the voice worker, and the frames between that and the server. Standard library only."""
+"""What a speech synthesiser is to the voice worker, and the frames between that and the server.
+
+Imports nothing but the standard library: the worker starts fast.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
-
-# What a speech synthesiser is to the voice worker. Standard library only.
 
 
 class NoVoice(Exception):
@@ -58,10 +59,7 @@ class Synthesiser(Protocol):
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None: ...
 
 
-# The frames between the server and its voice worker. Imports nothing but the standard library: the worker starts fast.
-#
-# A frame is a big-endian head (u32 length of the payload, u8 kind, u32 job) and the payload.
-
+# Frames: a big-endian head (u32 length of the payload, u8 kind, u32 job) and the payload
 
 HEAD = struct.Struct(">IBI")
 RATE = struct.Struct(">I")

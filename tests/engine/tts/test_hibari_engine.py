@@ -20,7 +20,7 @@ from omni_ws.config import load
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tts import synthesis_engine as hibari_weights
+from omni_ws.engine.tts import synthesis_engine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine, Voice, hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice
 from omni_ws.engine_choice import create_engine
@@ -119,10 +119,10 @@ async def test_a_start_without_weights_says_what_to_do(monkeypatch: pytest.Monke
 
 async def test_a_start_without_the_packages_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
-        without.setattr(hibari_weights, "find_spec", lambda name: None)
+        without.setattr(synthesis_engine, "find_spec", lambda name: None)
         with pytest.raises(EngineFailed, match=r"packages are not installed: .*'omni_ws\[hibari\]'$"):
             await Voice(VoiceChoice.HIBARI).start()
-    monkeypatch.setattr(hibari_weights, "version", lambda name: "0.3.0")
+    monkeypatch.setattr(synthesis_engine, "version", lambda name: "0.3.0")
     with pytest.raises(EngineFailed, match=r"it needs hibari-tts 0\.2\.1, and 0\.3\.0 is installed: "):
         await Voice(VoiceChoice.HIBARI).start()
 

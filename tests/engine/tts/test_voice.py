@@ -16,7 +16,7 @@ from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.tts import synthesis_engine as voice_module
+from omni_ws.engine.tts import synthesis_engine
 from omni_ws.engine.tts.synthesis_engine import SpokenAudio, Voice
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.installing import install_command
@@ -189,7 +189,7 @@ async def test_a_killed_worker_costs_its_own_text_only(voice: Voice) -> None:
 
 
 async def test_a_hanging_worker_is_replaced(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_module, "SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr(synthesis_engine, "SILENCE_TIMEOUT", 0.05)
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
     with pytest.raises(EngineFailed, match="died"):
@@ -199,8 +199,8 @@ async def test_a_hanging_worker_is_replaced(voice: Voice, monkeypatch: pytest.Mo
 
 
 async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_module, "WORKER_MODULE", "omni_ws.not_there")
-    monkeypatch.setattr(voice_module, "MAX_BACKOFF", 0.01)
+    monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
+    monkeypatch.setattr(synthesis_engine, "MAX_BACKOFF", 0.01)
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGKILL)
     while voice.healthy:
@@ -213,7 +213,7 @@ async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkey
 
 
 async def test_a_worker_may_take_longer_to_start_than_to_speak(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_module, "WORKER_MODULE", "support.late_voice_worker")
+    monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "support.late_voice_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     dead = voice.worker_pid
     assert dead is not None
@@ -235,7 +235,7 @@ async def test_however_often_a_worker_has_died_another_one_starts(
     voice_alone: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voice = voice_alone
-    monkeypatch.setattr(voice_module, "MAX_BACKOFF", 0.01)
+    monkeypatch.setattr(synthesis_engine, "MAX_BACKOFF", 0.01)
     voice._deaths = 2000
     dead = voice.worker_pid
     assert dead is not None
@@ -267,7 +267,7 @@ async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
 
 
 async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_module, "WORKER_MODULE", "support.voiceless_worker")
+    monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "support.voiceless_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     voice = Voice()
     await voice.start()

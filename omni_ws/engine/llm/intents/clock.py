@@ -11,8 +11,6 @@ from typing import Final
 from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
 from omni_ws.engine.llm.plain_words import listed, parse_number
 
-# The time of day, and days of the calendar.
-
 
 def _time(asked: Asked, slots: Slots) -> Iterator[str]:
     return iter((f"It is {_clock(asked.now)}.",))
@@ -242,8 +240,7 @@ CLOCK = (
 )
 
 
-# Days as people name them: tomorrow, next Friday, July 4th, Christmas, in ten days.
-
+# Days as people name them: tomorrow, next Friday, July 4th, Christmas, in ten days
 
 _MONTHS: Final = {name.lower(): number for number, name in enumerate(calendar.month_name) if name}
 _SHORT_MONTHS: Final = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if name}
@@ -267,6 +264,9 @@ _DAY_MONTH = re.compile(
 _ISO = re.compile(r"(?P<year>\d{4}) (?P<month>\d{1,2}) (?P<day>\d{1,2})")
 _AHEAD = re.compile(r"(?:in )?(?P<number>.+) (?P<unit>days?|weeks?)(?: (?P<way>from now|from today|ago|later))?")
 _MOST_DAYS: Final = 1_000_000
+_DAYS_CALLED_DAY: Final = frozenset(
+    ("new year's day", "christmas day", "valentine's day", "independence day", "the day after tomorrow")
+)
 
 
 def in_full(day: date, *, weekday: bool = True) -> str:
@@ -292,18 +292,13 @@ def day_named(words: str, today: date) -> tuple[str, date] | None:
             return words[:1].upper() + words[1:], today + timedelta(near[words])
         if (feast := _feast(words, today)) is not None:
             return feast
-        if (weekday := _calendar_days_weekday(words, today)) is not None:
+        if (weekday := _weekday_named(words, today)) is not None:
             return weekday
         if (ahead := _ahead(words, today)) is not None:
             return ahead
-        return _calendar_days_date(words, today)
+        return _date_named(words, today)
     except (ValueError, OverflowError):
         return None
-
-
-_DAYS_CALLED_DAY: Final = frozenset(
-    ("new year's day", "christmas day", "valentine's day", "independence day", "the day after tomorrow")
-)
 
 
 def named_days(year: int) -> dict[str, tuple[str, date]]:
@@ -335,7 +330,7 @@ def _feast(words: str, today: date) -> tuple[str, date] | None:
     return None
 
 
-def _calendar_days_weekday(words: str, today: date) -> tuple[str, date] | None:
+def _weekday_named(words: str, today: date) -> tuple[str, date] | None:
     which, _, name = words.rpartition(" ")
     if name not in _WEEKDAYS or which not in ("", "next", "this", "last", "the coming"):
         return None
@@ -360,7 +355,7 @@ def _ahead(words: str, today: date) -> tuple[str, date] | None:
     return words[:1].upper() + words[1:], today + timedelta(-days if match["way"] == "ago" else days)
 
 
-def _calendar_days_date(words: str, today: date) -> tuple[str, date] | None:
+def _date_named(words: str, today: date) -> tuple[str, date] | None:
     match = _MONTH_DAY.fullmatch(words) or _DAY_MONTH.fullmatch(words) or _ISO.fullmatch(words)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Matcher: finds what somebody means among the intents, and what an intent is."""
+"""Intents, things that people say in several ways and what is answered to them; Matcher finds the one that is meant."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
 from omni_ws.engine.llm.plain_words import NEAR, SoundIndex, Talk, distance, plain_words, requests, sounds_of
-
-# Intent: something that people say in several ways, and what is answered to it.
-
 
 #: A slot's name → what stood there, in plain words, or as it was written where the intent asks for that.
 Slots: TypeAlias = Mapping[str, str]
@@ -78,9 +75,6 @@ class Intent:
         if self.reply is not None:
             return self.reply(asked, slots)
         return iter((asked.talk.fresh(self.says),))
-
-
-# Matcher: finds what somebody means among the intents.
 
 
 #: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
@@ -214,15 +208,17 @@ def _filled(match: re.Match[str]) -> Slots:
     return {name: text for name, text in match.groupdict().items() if text}
 
 
-# Phrases: sentences with alternatives, written as one: "(hi|hello) [there]" is four sentences.
+# Phrases and keys
 
-
-_TOKEN: Final = re.compile(r"[()\[\]|]|[^()\[\]|]+")
+_PHRASE_TOKEN: Final = re.compile(r"[()\[\]|]|[^()\[\]|]+")
 
 
 def expanded(phrase: str) -> list[str]:
-    """Every sentence that ``phrase`` stands for, with single spaces. Brackets may stand in brackets."""
-    tokens = iter((*_TOKEN.findall(phrase), ""))
+    """Every sentence that ``phrase`` stands for, with single spaces: "(hi|hello) [there]" is four.
+
+    Brackets may stand in brackets.
+    """
+    tokens = iter((*_PHRASE_TOKEN.findall(phrase), ""))
     return list(dict.fromkeys(" ".join(sentence.split()) for sentence in _alternatives(tokens, "")))
 
 

@@ -1,4 +1,4 @@
-"""What rules work out exactly: arithmetic, units, letters, chance."""
+"""What rules work out exactly: calculations, units, counting and spelling, and what chance decides."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Final
 from omni_ws.engine.llm.intents.matcher import Asked, Intent, Slots
 from omni_ws.engine.llm.plain_words import NotArithmetic, Talk, evaluate, in_digits, listed, parse_number, parse_value
 
-# Arithmetic: calculations, percentages, roots and powers.
-
+# Calculations, percentages, roots and powers
 
 _MAX_EXPONENT: Final = 100
 _MAX_POWER: Final = 10**30
@@ -50,7 +49,7 @@ _PARTS: Final = {
     "one fifth": 5,
 }
 #: Words that stand for the last result.
-_THAT: Final = "that|it|this|the result|the answer|that number"
+_LAST_RESULT: Final = "that|it|this|the result|the answer|that number"
 _RESULT: Final = re.compile(r"\bThat (?:makes|is) (?:about )?(?P<value>(?:minus )?\d+(?:\.\d+)?)\b(?!\.\d)")
 _VERBS: Final = {"add": "+", "subtract": "-", "take away": "-", "multiply": "*", "divide": "/"}
 _TIMES: Final = {"double": 2, "twice": 2, "triple": 3, "three times": 3, "quadruple": 4}
@@ -80,7 +79,7 @@ def _last_result(talk: Talk) -> Fraction | None:
 
 def _value(asked: Asked, words: str) -> Fraction | None:
     """The number that ``words`` are, or the last result, if they stand for that."""
-    return _last_result(asked.talk) if words in _THAT.split("|") else parse_value(words)
+    return _last_result(asked.talk) if words in _LAST_RESULT.split("|") else parse_value(words)
 
 
 def _calculate_on(asked: Asked, slots: Slots) -> Iterator[str] | None:
@@ -218,10 +217,10 @@ NUMBERS = (
     Intent(
         name="calculation goes on",
         written=(
-            rf"(?:(?:what(?:['’]?s| is)|how about|what about|then|and|so) )*(?:(?:{_THAT}) )?"
+            rf"(?:(?:what(?:['’]?s| is)|how about|what about|then|and|so) )*(?:(?:{_LAST_RESULT}) )?"
             r"(?P<operation>(?:(?:plus|minus|times|divided by|multiplied by) |[-−+*/×÷]).+?)",
-            rf"(?:(?:then|and|now) )*(?P<verb>{'|'.join(_VERBS)})(?: (?:{_THAT}))?(?: by| with)? (?P<number>.+?)"
-            rf"(?: (?:to|from) (?:{_THAT}))?",
+            rf"(?:(?:then|and|now) )*(?P<verb>{'|'.join(_VERBS)})(?: (?:{_LAST_RESULT}))?(?: by| with)? (?P<number>.+?)"
+            rf"(?: (?:to|from) (?:{_LAST_RESULT}))?",
         ),
         reply=_calculate_on,
     ),
@@ -251,7 +250,7 @@ NUMBERS = (
 )
 
 
-# Conversion of units: lengths, weights, volumes, temperatures, times, speeds and data.
+# Units: lengths, weights, volumes, temperatures, times, speeds and data
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +265,7 @@ class _Unit:
 
 
 #: A kind, then: singular / plural where that is no mere "s" | size | further names. Volumes are those of the USA.
-_TABLE: Final = {
+_UNIT_TABLE: Final = {
     "length": "meter|1|m; millimeter|0.001|mm; centimeter|0.01|cm; kilometer|1000|km; inch/inches|0.0254|; "
     "foot/feet|0.3048|ft; yard|0.9144|; mile|1609.344|",
     "weight": "gram|1|g; milligram|0.001|mg; kilogram|1000|kg,kilo,kilos; metric ton|1000000|tonne,tonnes,ton,tons; "
@@ -297,7 +296,7 @@ _MOST_PLACES: Final = 6
 
 def _units() -> dict[str, _Unit]:
     units: dict[str, _Unit] = {}
-    for kind, entries in _TABLE.items():
+    for kind, entries in _UNIT_TABLE.items():
         for entry in entries.split("; "):
             names, size, others = entry.split("|")
             one, _, many = names.partition("/")
@@ -309,7 +308,7 @@ def _units() -> dict[str, _Unit]:
 
 
 _UNITS: Final = _units()
-_NAMES: Final = "|".join(sorted(_UNITS, key=len, reverse=True))
+_UNIT_NAMES: Final = "|".join(sorted(_UNITS, key=len, reverse=True))
 
 
 def _converted(asked: Asked, slots: Slots) -> Iterator[str] | None:
@@ -362,8 +361,8 @@ _SMALL_NUMBERS: Final = {
 }  # fmt: skip
 #: "Five kilometers", "five feet ten", "six pounds and two ounces".
 _MEASURE: Final = (
-    rf"(?P<number>.+?) (?P<from>{_NAMES})"
-    rf"(?: (?:and )?(?P<more>(?!and )[a-z0-9.]+(?: [a-z0-9.]+)??)(?: (?P<smaller>{_NAMES}))?)?"
+    rf"(?P<number>.+?) (?P<from>{_UNIT_NAMES})"
+    rf"(?: (?:and )?(?P<more>(?!and )[a-z0-9.]+(?: [a-z0-9.]+)??)(?: (?P<smaller>{_UNIT_NAMES}))?)?"
 )
 _CONVERT: Final = r"(?:what is |what are |how much is |how much are |how many is |convert |change |turn )?"
 
@@ -371,13 +370,13 @@ UNITS = (
     Intent(
         name="units",
         slots=(
-            rf"{_CONVERT}{_MEASURE} (?:in|to|into|as|in to) (?P<to>{_NAMES})",
+            rf"{_CONVERT}{_MEASURE} (?:in|to|into|as|in to) (?P<to>{_UNIT_NAMES})",
             rf"how (?:tall|long|far|heavy|much|big|high|hot|cold|warm|fast|old) (?:is|are) {_MEASURE} (?:in|as) "
-            rf"(?P<to>{_NAMES})",
-            rf"how (?:many|much) (?P<to>{_NAMES}) (?:are |is |does |do |go )?(?:there )?(?:in|into|make|makes|"
+            rf"(?P<to>{_UNIT_NAMES})",
+            rf"how (?:many|much) (?P<to>{_UNIT_NAMES}) (?:are |is |does |do |go )?(?:there )?(?:in|into|make|makes|"
             rf"has|equal|equals|to|per|fit in) ?{_MEASURE}(?: have| make| equal)?",
-            rf"how (?:many|much) (?P<to>{_NAMES}) (?:are|is) {_MEASURE}",
-            rf"how (?:many|much) (?P<to>{_NAMES}) (?:does|do) {_MEASURE} (?:have|make|equal)",
+            rf"how (?:many|much) (?P<to>{_UNIT_NAMES}) (?:are|is) {_MEASURE}",
+            rf"how (?:many|much) (?P<to>{_UNIT_NAMES}) (?:does|do) {_MEASURE} (?:have|make|equal)",
         ),
         reply=_converted,
     ),
@@ -394,8 +393,7 @@ UNITS = (
 )
 
 
-# Counting, spelling and repeating: what rules do exactly.
-
+# Counting, spelling and repeating
 
 MAX_COUNT: Final = 1000
 NUMBERS_PER_SENTENCE: Final = 10
@@ -414,8 +412,8 @@ _CHOICE: Final = re.compile(
     re.I,
 )
 #: Words that stand for the word that was spelled last.
-_LETTERS_THAT: Final = "it|that|this|that word|the word"
-_SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_THAT})\b)(.{{1,60}})", re.I)
+_LAST_WORD: Final = "it|that|this|that word|the word"
+_SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_LAST_WORD})\b)(.{{1,60}})", re.I)
 
 
 def repeated(words: str) -> Iterator[str] | None:
@@ -464,7 +462,7 @@ def _counted(first: int, last: int) -> Iterator[str]:
 
 def _backwards(asked: Asked, slots: Slots) -> Iterator[str] | None:
     words = slots["words"]
-    if words.lower() in _LETTERS_THAT.split("|"):
+    if words.lower() in _LAST_WORD.split("|"):
         words = next((found[1] for heard in reversed(asked.talk.heard) if (found := _SPELLED.search(heard))), words)
     return spelled(words[::-1])
 
@@ -563,8 +561,7 @@ LETTERS = (
 )
 
 
-# Coins, dice and choices: drawn from the chance of the request.
-
+# Coins, dice and choices, drawn from the chance of the request
 
 MAX_DICE: Final = 20
 MAX_SIDES: Final = 1000
