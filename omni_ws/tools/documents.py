@@ -34,8 +34,6 @@ class GeneratedDocument(NamedTuple):
     render: Callable[[], str]
 
 
-# Documentation
-
 _CONFIGURATION_HEAD: Final = """\
 # Configuration
 
