@@ -1,4 +1,4 @@
-"""The command ``omni-ws bench``."""
+"""The command ``omni-ws bench``, and the report that it prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 
 from omni_ws.bench.talker import (
-    Distribution,
     Load,
     MeasuredValues,
     Question,
@@ -177,19 +176,36 @@ def _modalities(text: str) -> tuple[str, ...]:
     return names
 
 
-# Reports what a load test measured, as text or JSON. What was not observed is absent, or null.
-
+# The report, as JSON and as text
 
 _COLUMNS: Final = ("n", "median", "p90", "p99", "max")
 _LABEL_WIDTH: Final = 34
+#: Of turns, beside what was asked, answered and failed.
+_REMARKS: Final = {
+    "unfinished": "unfinished",
+    "empty_answers": "answered without text and audio",
+    "partial_answers": "answers before the speech had ended",
+}
+_LABELS: Final = {
+    "session_opened": "opening a session",
+    "first_text": "{start} → first text",
+    "first_audio": "{start} → first audio",
+    "final": "{start} → final",
+    "acknowledgement": "acknowledgement of a piece",
+    "gap_in_playback": "gap in playback",
+    "client_lag": "lag of this program itself",
+}
 
 
 def as_json(load: Load, tally: Tally, *, interrupted: bool) -> dict[str, Any]:
-    """Builds the report for programs. Times are in milliseconds where their name says so, else in seconds."""
+    """Builds the report for programs. Times are in milliseconds where their name says so, else in seconds.
+
+    What was not observed is absent, or null.
+    """
     elapsed = tally.last_at - tally.began_at
     return {
         "url": _shown_url(load.url),
-        "question": _report_question(load),
+        "question": _asked(load),
         "interrupted": interrupted,
         "seconds": round(elapsed, 3),
         "sessions": {"wanted": load.sessions, "opened": tally.opened, "refused": dict(tally.refused)},
@@ -253,23 +269,6 @@ def _lines(load: Load, report: Mapping[str, Any], refusals: Mapping[str, str]) -
         yield from _output_lines(report)
 
 
-#: Of turns, beside what was asked, answered and failed.
-_REMARKS: Final = {
-    "unfinished": "unfinished",
-    "empty_answers": "answered without text and audio",
-    "partial_answers": "answers before the speech had ended",
-}
-_LABELS: Final = {
-    "session_opened": "opening a session",
-    "first_text": "{start} → first text",
-    "first_audio": "{start} → first audio",
-    "final": "{start} → final",
-    "acknowledgement": "acknowledgement of a piece",
-    "gap_in_playback": "gap in playback",
-    "client_lag": "lag of this program itself",
-}
-
-
 def _output_lines(report: Mapping[str, Any]) -> Iterator[str]:
     playback, output = report["playback"], report["output"]
     if playback["answers_with_audio"]:
@@ -288,7 +287,7 @@ def _output_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _milliseconds(values: MeasuredValues) -> dict[str, float] | None:
-    distribution: Distribution | None = values.distribution()
+    distribution = values.distribution()
     if distribution is None:
         return None
     times = {name: round(getattr(distribution, name) * 1000, 1) for name in _COLUMNS[1:]}
@@ -303,7 +302,7 @@ def _is_open(load: Load) -> bool:
     return isinstance(load.question, SpokenQuestion) and load.question.turn_detection is not None
 
 
-def _report_question(load: Load) -> dict[str, Any]:
+def _asked(load: Load) -> dict[str, Any]:
     match load.question:
         case TypedQuestion(text=text):
             return {"text": text}

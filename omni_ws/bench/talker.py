@@ -1,4 +1,4 @@
-"""Talkers: sessions that put load on a server, and the tally of what it answers."""
+"""Talkers, who put load on a server: what they ask, what they hear, and what they have measured."""
 
 from __future__ import annotations
 
@@ -34,24 +34,9 @@ from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
 
-# Talkers: each has a connection of its own and asks one question after the other.
-
-
 #: After a turn that failed, unless the server asks for a longer one.
 PAUSE_AFTER_FAILURE_SEC: Final = 0.5
 LAG_INTERVAL_SEC: Final = 0.1
-
-
-def code_of(error: Exception) -> str:
-    """The code of the server, or a word of this program's for what no server reports."""
-    match error:
-        case OmniError():
-            return error.code
-        case ConnectionFailed():
-            return "unreachable"
-        case TimeoutError():
-            return "no_answer_in_time"
-    return "connection_lost"
 
 
 async def bench(load: Load, tally: Tally) -> None:
@@ -82,77 +67,11 @@ async def _measure_lag(tally: Tally) -> None:
         tally.client_lag.add(loop.time() - due)
 
 
-class Ears:
-    """What a talker hears: reads the events of its session, and notes when each came."""
-
-    def __init__(self, session: ClientSession, tally: Tally) -> None:
-        #: What ended the session; None while it is open.
-        self.error: Exception | None = None
-        self._session = session
-        self._tally = tally
-        self._watch: AnswerWatch | None = None
-        self._changed = asyncio.Event()
-        #: Pieces that were sent and not acknowledged: their numbers, and when.
-        self._sent: deque[tuple[int, float]] = deque()
-
-    def follow(self, watch: AnswerWatch) -> None:
-        """Gives this watch the events from now on."""
-        self._watch = watch
-
-    def sent(self, sequence_id: int, at: float) -> None:
-        self._sent.append((sequence_id, at))
-
-    async def listen(self) -> None:
-        """Reads until the session ends."""
-        loop = asyncio.get_running_loop()
-        try:
-            async for event in self._session.events():
-                now = loop.time()
-                if isinstance(event, InputAck):
-                    self._acknowledged(event.next_sequence_id, now)
-                elif self._watch is not None:
-                    self._watch.take(event, now)
-                    self._changed.set()
-            async for _ in self._session.response():  # none is left, and it raises why
-                pass
-            self.error = ConnectionLost("the session has ended")
-        except (OmniError, ConnectionLost) as error:
-            self.error = error
-        self._changed.set()
-
-    def _acknowledged(self, next_sequence_id: int, now: float) -> None:
-        while self._sent and self._sent[0][0] < next_sequence_id:
-            self._tally.acknowledgement.add(now - self._sent.popleft()[1])
-
-    async def answered(self, watch: AnswerWatch) -> None:
-        """Waits until the turn is over. Raises the error that ended the session before."""
-        while not watch.is_over:
-            if self.error is not None:
-                raise self.error
-            self._changed.clear()
-            await self._changed.wait()
-
-
-@asynccontextmanager
-async def _listening(session: ClientSession, tally: Tally) -> AsyncIterator[Ears]:
-    ears = Ears(session, tally)
-    task = asyncio.create_task(ears.listen())
-    try:
-        yield ears
-    finally:
-        await _stop(task)
-
-
-async def _stop(task: asyncio.Task[None]) -> None:
-    """Ends a task; raises what went wrong in it."""
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.result()
-
-
 class LoadTalker:
-    """One of many who talk to the server. ``number`` counts from 0 and staggers their starts."""
+    """One of many who talk to the server: asks one question after the other, over a connection of its own.
+
+    ``number`` counts from 0 and staggers their starts.
+    """
 
     def __init__(self, load: Load, tally: Tally, number: int) -> None:
         self._load = load
@@ -282,8 +201,27 @@ class LoadTalker:
                 ears.sent(await session.send_audio(piece, end=ends and place == last), now)
 
 
-# What a load test asks, and how often.
+def code_of(error: Exception) -> str:
+    """The code of the server, or a word of this program's for what no server reports."""
+    match error:
+        case OmniError():
+            return error.code
+        case ConnectionFailed():
+            return "unreachable"
+        case TimeoutError():
+            return "no_answer_in_time"
+    return "connection_lost"
 
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    """Ends a task; raises what went wrong in it."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+
+
+# What they ask
 
 PIECE_MS: Final = 20
 PIECE_SEC: Final = PIECE_MS / 1000
@@ -344,16 +282,16 @@ class SpokenQuestion:
         return LEAD_PIECES + self.spoken_pieces
 
 
-Question: TypeAlias = TypedQuestion | SpokenQuestion
-
-
 def _level(piece: bytes) -> float:
     return float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(np.float64) ** 2)))
 
 
+Question: TypeAlias = TypedQuestion | SpokenQuestion
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What all talkers do. Times are seconds.
+    """What all talkers ask, and how often. Times are seconds.
 
     Each asks ``turns`` times or, with None, begins no turn after ``run_sec``. ``patience_sec`` is how long an answer
     may take from the end of the input; ``pause_sec`` passes between an answer and the next question.
@@ -385,7 +323,68 @@ class Load:
         return config
 
 
-# AnswerWatch: the events of one turn, and when each came. Times are arguments, in seconds.
+# What they hear
+
+
+@asynccontextmanager
+async def _listening(session: ClientSession, tally: Tally) -> AsyncIterator[Ears]:
+    ears = Ears(session, tally)
+    task = asyncio.create_task(ears.listen())
+    try:
+        yield ears
+    finally:
+        await _stop(task)
+
+
+class Ears:
+    """What a talker hears: reads the events of its session, and notes when each came."""
+
+    def __init__(self, session: ClientSession, tally: Tally) -> None:
+        #: What ended the session; None while it is open.
+        self.error: Exception | None = None
+        self._session = session
+        self._tally = tally
+        self._watch: AnswerWatch | None = None
+        self._changed = asyncio.Event()
+        #: Pieces that were sent and not acknowledged: their numbers, and when.
+        self._sent: deque[tuple[int, float]] = deque()
+
+    def follow(self, watch: AnswerWatch) -> None:
+        """Gives this watch the events from now on."""
+        self._watch = watch
+
+    def sent(self, sequence_id: int, at: float) -> None:
+        self._sent.append((sequence_id, at))
+
+    async def listen(self) -> None:
+        """Reads until the session ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            async for event in self._session.events():
+                now = loop.time()
+                if isinstance(event, InputAck):
+                    self._acknowledged(event.next_sequence_id, now)
+                elif self._watch is not None:
+                    self._watch.take(event, now)
+                    self._changed.set()
+            async for _ in self._session.response():  # none is left, and it raises why
+                pass
+            self.error = ConnectionLost("the session has ended")
+        except (OmniError, ConnectionLost) as error:
+            self.error = error
+        self._changed.set()
+
+    def _acknowledged(self, next_sequence_id: int, now: float) -> None:
+        while self._sent and self._sent[0][0] < next_sequence_id:
+            self._tally.acknowledgement.add(now - self._sent.popleft()[1])
+
+    async def answered(self, watch: AnswerWatch) -> None:
+        """Waits until the turn is over. Raises the error that ended the session before."""
+        while not watch.is_over:
+            if self.error is not None:
+                raise self.error
+            self._changed.clear()
+            await self._changed.wait()
 
 
 _BYTES_PER_SAMPLE: Final = 2
@@ -424,7 +423,7 @@ class HeardAnswer:
 
 
 class AnswerWatch:
-    """Follows one turn up to the end of its answer.
+    """Follows one turn up to the end of its answer: its events, and when each came, in seconds.
 
     With an ``open_microphone`` the server decides what a turn is. A recording with pauses may be several: what is
     answered, or cut off, before its end is counted in ``partial_answers``, and the turn goes on.
@@ -496,8 +495,7 @@ class AnswerWatch:
         self.is_over = True
 
 
-# What all talkers of a load test have measured so far, in bounded memory.
-
+# What they have measured, in bounded memory
 
 #: Values that are kept for percentiles: half a megabyte.
 KEPT_VALUES: Final = 65_536
@@ -546,7 +544,7 @@ class MeasuredValues:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and times of a load test. Times are seconds; those of answers count from the end of the input."""
+    """What all talkers have measured so far. Times are seconds; those of answers count from the end of the input."""
 
     began_at: float = 0.0
     #: The end of the last turn or, before one has ended, of the last session that was opened.

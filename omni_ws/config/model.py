@@ -1,4 +1,9 @@
-"""Settings of the server: names, types, defaults and descriptions."""
+"""Settings of the server: names, types, defaults and descriptions.
+
+The field names are the keys of the configuration file; flags and environment variables are derived from them. The
+descriptions appear in ``--help`` and in docs/configuration.md. ``ServerConfig`` is the whole; its groups come first,
+since their defaults are part of it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
@@ -31,115 +35,11 @@ from omni_ws.config.values import (
     literal_address,
 )
 
-# Allowlist of hosts from which media may be fetched.
-
-
-DEFAULT_PORTS: Final = {"https": 443, "http": 80}
-
-_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
-_HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
-#: Well-known prefix of NAT64 (RFC 6052).
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-
-
-@dataclass(frozen=True, slots=True)
-class MediaDomain:
-    """An entry of the list: a host name or a network.
-
-    ``port`` None means the default port of the scheme.
-    """
-
-    name: str | None
-    network: Network | None
-    port: int | None
-    plain_http: bool
-
-    @classmethod
-    def parse(cls, entry: str) -> MediaDomain:
-        """Parses ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
-
-        A prefix ``http://`` allows plain HTTP as well; ``https://`` is the default. Raises ValueError.
-        """
-        scheme, separator, host = entry.strip().lower().rpartition("://")
-        if separator and scheme not in DEFAULT_PORTS:
-            raise ValueError(f"{entry!r}: the scheme must be https or http")
-        plain_http = scheme == "http"
-        if (network := _network(host)) is not None:
-            return cls(None, network, None, plain_http)
-        match = _HOST_AND_PORT.fullmatch(host)
-        port = int(match["port"]) if match and match["port"] else None
-        if match is None or (port is not None and not 0 < port < 65536):
-            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
-        if (network := _network(match["host"])) is not None:
-            return cls(None, network, port, plain_http)
-        name = match["host"].rstrip(".")
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
-        return cls(name, None, port, plain_http)
-
-    def lists(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether the entry covers this scheme, host and port."""
-        if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
-            return False
-        if self.name is not None:
-            return host == self.name
-        address = literal_address(host)
-        return address is not None and self.holds(address)
-
-    def holds(self, address: Address) -> bool:
-        """Returns whether the entry is a network with this address."""
-        return self.network is not None and address in self.network
-
-
-class MediaDomains:
-    """The entries of ``http.media_domains``. An empty list allows nothing."""
-
-    def __init__(self, entries: Iterable[str]) -> None:
-        """Parses the entries. Raises ValueError for an invalid one."""
-        self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
-
-    def __bool__(self) -> bool:
-        return bool(self._domains)
-
-    def allow_url(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether a URL with this scheme, host and port may be fetched."""
-        host = host.lower().rstrip(".")
-        return any(domain.lists(scheme, host, port) for domain in self._domains)
-
-    def allow_address(self, address: str) -> bool:
-        """Returns whether a listed host may resolve to ``address``.
-
-        It must be public, or within a listed network; otherwise a name could lead into the private network (SSRF).
-        """
-        parsed = literal_address(address)
-        if parsed is None:
-            return False
-        if any(domain.holds(parsed) for domain in self._domains):
-            return True
-        return all(one.is_global and not one.is_multicast for one in (parsed, _embedded(parsed)))
-
-
-def _network(text: str) -> Network | None:
-    try:
-        return ipaddress.ip_network(text.strip("[]"), strict=False)
-    except ValueError:
-        return None
-
-
-def _embedded(address: Address) -> Address:
-    """Returns the IPv4 address that NAT64, 6to4 or Teredo embeds in an IPv6 one; otherwise ``address``."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.sixtofour or (address.teredo[1] if address.teredo else address)
-
-
-# Settings of what clients send and get: streaming input, HTTP, and the limits of the server.
-
+# What clients send and get
 
 # on_modality is left out: it needs the name of a modality.
 StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length"]
+
 _Minimum = Annotated[int, Field(ge=1)]
 _MODALITY_MISSING: Final = 'on_modality needs a modality, in an object: {type = "on_modality", modality = "audio"}'
 
@@ -265,6 +165,109 @@ class LimitsConfig(Section):
     )
 
 
+# HTTP, and the hosts from which media may be fetched
+
+DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+
+_HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+_HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
+#: Well-known prefix of NAT64 (RFC 6052).
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDomain:
+    """An entry of the list: a host name or a network.
+
+    ``port`` None means the default port of the scheme.
+    """
+
+    name: str | None
+    network: Network | None
+    port: int | None
+    plain_http: bool
+
+    @classmethod
+    def parse(cls, entry: str) -> MediaDomain:
+        """Parses ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
+
+        A prefix ``http://`` allows plain HTTP as well; ``https://`` is the default. Raises ValueError.
+        """
+        scheme, separator, host = entry.strip().lower().rpartition("://")
+        if separator and scheme not in DEFAULT_PORTS:
+            raise ValueError(f"{entry!r}: the scheme must be https or http")
+        plain_http = scheme == "http"
+        if (network := _network(host)) is not None:
+            return cls(None, network, None, plain_http)
+        match = _HOST_AND_PORT.fullmatch(host)
+        port = int(match["port"]) if match and match["port"] else None
+        if match is None or (port is not None and not 0 < port < 65536):
+            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
+        if (network := _network(match["host"])) is not None:
+            return cls(None, network, port, plain_http)
+        name = match["host"].rstrip(".")
+        if not _HOST_NAME.fullmatch(name):
+            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
+        return cls(name, None, port, plain_http)
+
+    def lists(self, scheme: str, host: str, port: int) -> bool:
+        """Returns whether the entry covers this scheme, host and port."""
+        if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
+            return False
+        if self.name is not None:
+            return host == self.name
+        address = literal_address(host)
+        return address is not None and self.holds(address)
+
+    def holds(self, address: Address) -> bool:
+        """Returns whether the entry is a network with this address."""
+        return self.network is not None and address in self.network
+
+
+class MediaDomains:
+    """The entries of ``http.media_domains``. An empty list allows nothing."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        """Parses the entries. Raises ValueError for an invalid one."""
+        self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._domains)
+
+    def allow_url(self, scheme: str, host: str, port: int) -> bool:
+        """Returns whether a URL with this scheme, host and port may be fetched."""
+        host = host.lower().rstrip(".")
+        return any(domain.lists(scheme, host, port) for domain in self._domains)
+
+    def allow_address(self, address: str) -> bool:
+        """Returns whether a listed host may resolve to ``address``.
+
+        It must be public, or within a listed network; otherwise a name could lead into the private network (SSRF).
+        """
+        parsed = literal_address(address)
+        if parsed is None:
+            return False
+        if any(domain.holds(parsed) for domain in self._domains):
+            return True
+        return all(one.is_global and not one.is_multicast for one in (parsed, _embedded(parsed)))
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(text.strip("[]"), strict=False)
+    except ValueError:
+        return None
+
+
+def _embedded(address: Address) -> Address:
+    """Returns the IPv4 address that NAT64, 6to4 or Teredo embeds in an IPv6 one; otherwise ``address``."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.sixtofour or (address.teredo[1] if address.teredo else address)
+
+
 class HttpConfig(Section):
     """HTTP on the same port."""
 
@@ -299,56 +302,7 @@ class HttpConfig(Section):
         return entries
 
 
-# Settings of the server: names, types, defaults and descriptions.
-#
-# The field names are the keys of the configuration file; flags and environment variables are derived from them. The
-# descriptions appear in ``--help`` and in docs/configuration.md.
-
-
-class EngineName(StrEnum):
-    """Names of the engines."""
-
-    EMBEDDED = "embedded"
-    VLLM = "vllm"
-    REMOTE = "remote"
-    FAKE = "fake"
-
-
-class LogFormat(StrEnum):
-    """Forms of log lines."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """Log levels."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class VoiceChoice(StrEnum):
-    """Synthesisers of the embedded engine."""
-
-    AUTO = "auto"
-    HIBARI = "hibari"
-    ESPEAK = "espeak"
-    NONE = "none"
-
-
-class AuthConfig(Section):
-    """Authentication."""
-
-    keys_file: Path | None = Field(default=None, description="TOML file of API keys, each with a name and limits.")
-    usage_file: Path | None = Field(
-        default=None,
-        description="File that keeps what keys with daily limits have used; unset: omni_ws/usage.json in the user's "
-        "cache folder.",
-    )
-    insecure_no_auth: bool = Field(default=False, description="Allow listening beyond this machine without a key.")
+# Engines
 
 
 class FakeConfig(Section):
@@ -361,6 +315,15 @@ class FakeConfig(Section):
         default=None, description="Fail each request after this many outputs; unset: never."
     )
     reply: str | None = Field(default=None, description="Answer with this text instead of an echo.")
+
+
+class VoiceChoice(StrEnum):
+    """Synthesisers of the embedded engine."""
+
+    AUTO = "auto"
+    HIBARI = "hibari"
+    ESPEAK = "espeak"
+    NONE = "none"
 
 
 class EmbeddedSettings(Section):
@@ -506,6 +469,9 @@ class RemoteConfig(Section):
     )
 
 
+# Telephony, WebRTC and gRPC
+
+
 class TelephonyConfig(Section):
     """Telephone calls: the media streams of a telephony gateway, and Asterisk's AudioSocket."""
 
@@ -575,6 +541,21 @@ class GrpcConfig(Section):
     readout_manifest: Path | None = Field(default=None, description="Manifest of the readout vectors.")
 
 
+# The server
+
+
+class AuthConfig(Section):
+    """Authentication."""
+
+    keys_file: Path | None = Field(default=None, description="TOML file of API keys, each with a name and limits.")
+    usage_file: Path | None = Field(
+        default=None,
+        description="File that keeps what keys with daily limits have used; unset: omni_ws/usage.json in the user's "
+        "cache folder.",
+    )
+    insecure_no_auth: bool = Field(default=False, description="Allow listening beyond this machine without a key.")
+
+
 class ProfilerConfig(Section):
     """Profiles of requests and of the engine."""
 
@@ -582,6 +563,31 @@ class ProfilerConfig(Section):
         default=None,
         description="Folder for profiles; unset: omni_ws/profiles in the user's cache folder.",
     )
+
+
+class EngineName(StrEnum):
+    """Names of the engines."""
+
+    EMBEDDED = "embedded"
+    VLLM = "vllm"
+    REMOTE = "remote"
+    FAKE = "fake"
+
+
+class LogFormat(StrEnum):
+    """Forms of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Log levels."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class ServerConfig(Section):
@@ -695,7 +701,7 @@ class ServerConfig(Section):
     def _proxies_are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
         for network in networks:
             try:
-                ip_network(network, strict=False)
+                ipaddress.ip_network(network, strict=False)
             except ValueError:
                 raise ValueError(f"{network!r} is neither an address nor a network such as 10.0.0.0/8") from None
         return networks

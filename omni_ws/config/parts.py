@@ -1,4 +1,4 @@
-"""The three parts of a composed engine: what names them, and their settings."""
+"""The three parts of a composed engine, ASR, LLM and TTS: what names them, and their settings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from pydantic import Field, field_validator
 
 from omni_ws.config.values import Count, Key, Seconds, Section, Text, Whole
 
-# What ``asr.use``, ``llm.use`` and ``tts.use`` may say: a name, a name with a model, or the URL of a server.
-
+# What ``use`` may say: a name, a name with a model, or the URL of a server
 
 #: The form in which any of them names a server.
 _URL_FORM: Final = "http://HOST:PORT/v1"
-
 #: The names of each part with the form that its users write. Those with a colon need a model behind it, those with
 #: brackets may have one. FILE and FOLDER are models, too.
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -48,6 +46,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "none": "none",
     },
 }
+
 #: The name of a choice that is a URL.
 SERVER: Final = "server"
 #: The ports on which servers of models listen on this machine unless told otherwise.
@@ -118,8 +117,7 @@ def needs_model(part: str, name: str) -> bool:
     return takes_model(part, name) and "[" not in FORMS[part][name]
 
 
-# Settings of the three parts of an engine that is composed: ASR, LLM, TTS.
-
+# Settings
 
 #: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
 SPOKEN_INSTRUCTIONS: Final = (

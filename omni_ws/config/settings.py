@@ -1,4 +1,4 @@
-"""Table of all settings, with the key, flag and environment variable of each."""
+"""The table of all settings, with the key, flag and environment variable of each, and the text form of their values."""
 
 from __future__ import annotations
 
@@ -178,8 +178,7 @@ def _last_part(name: str) -> str:
     return plain.rpartition(".")[2]
 
 
-# Formats settings for ``--help``, ``--print-config`` and the documentation.
-
+# Values as ``--help``, ``--print-config`` and the documentation show them
 
 MASK: Final = "********"
 #: Names of free-form arguments that hold secrets.

@@ -1,4 +1,4 @@
-"""Types of configuration values, their text forms, and the base of their groups."""
+"""What configuration is made of: types of values, their text forms, and the base of groups of settings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
-
-# The exception for a configuration that cannot be used.
 
 
 class ConfigurationError(ValueError):
@@ -27,43 +25,19 @@ class ConfigurationError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-# The folder for what can be made or fetched again.
+class Section(BaseModel):
+    """Base of a group of settings: immutable, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The names of settings whose values are not the defaults, which a file may repeat."""
+        fields = type(self).model_fields
+        return frozenset(name for name, field in fields.items() if getattr(self, name) != field.get_default())
 
 
-def user_cache_folder() -> Path:
-    """``omni_ws`` in the user's cache folder (XDG Base Directory Specification).
-
-    A user that the system does not know, as in some containers, has its home at ``/``.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(cache):
-        return Path(cache) / "omni_ws"
-    home = os.path.expanduser("~")
-    return Path(home if os.path.isabs(home) else "/") / ".cache" / "omni_ws"
-
-
-# IP addresses in text form.
-
-
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-def literal_address(text: str) -> Address | None:
-    """Parses an address, with or without brackets and zone; returns None for a host name.
-
-    An IPv4-mapped IPv6 address is returned as IPv4.
-    """
-    try:
-        address = ipaddress.ip_address(text.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
-
-
-# Types of configuration values, and their text forms.
-
+# Text forms
 
 MIB: Final = 1024**2
 
@@ -131,6 +105,9 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+# Types
+
+
 def _not_a_switch(value: object) -> object:
     # bool is a subclass of int: true would be accepted as 1.
     if isinstance(value, bool):
@@ -167,16 +144,32 @@ def _not_empty(key: SecretStr) -> SecretStr:
 Key = Annotated[SecretStr, AfterValidator(_not_empty)]
 
 
-# The base of the groups of settings.
+# Addresses and folders
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Section(BaseModel):
-    """Base of a group of settings: immutable, and strict about unknown keys."""
+def literal_address(text: str) -> Address | None:
+    """Parses an address, with or without brackets and zone; returns None for a host name.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+    An IPv4-mapped IPv6 address is returned as IPv4.
+    """
+    try:
+        address = ipaddress.ip_address(text.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
-    @property
-    def changed(self) -> frozenset[str]:
-        """The names of settings whose values are not the defaults, which a file may repeat."""
-        fields = type(self).model_fields
-        return frozenset(name for name, field in fields.items() if getattr(self, name) != field.get_default())
+
+def user_cache_folder() -> Path:
+    """``omni_ws`` in the user's cache folder (XDG Base Directory Specification), for what can be made or fetched again.
+
+    A user that the system does not know, as in some containers, has its home at ``/``.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache):
+        return Path(cache) / "omni_ws"
+    home = os.path.expanduser("~")
+    return Path(home if os.path.isabs(home) else "/") / ".cache" / "omni_ws"

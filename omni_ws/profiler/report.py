@@ -1,4 +1,8 @@
-"""Profiles of a server: read, and shown as a table, as a page, and for Perfetto."""
+"""Profiles of a server: read, and shown as a table, as a page, and for Perfetto.
+
+Event files become timelines, one a request. Out of these comes the report on a run: stages, hops, latencies, and time
+that no stage accounts for. It is JSON data, and each form of output renders it or the timelines.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-
-# Builds the report on a run: timelines, stages, hops, latencies, and time that no stage accounts for.
-
 
 #: Name of the row for time that no stage accounts for.
 UNACCOUNTED: Final = "(unaccounted)"
@@ -200,8 +201,8 @@ def _until(line: Timeline, start: Any, name: str) -> float | None:
     return _since(line.at(start), min(times, default=None))
 
 
-def _sum(line: Timeline, name: str, field: str) -> float | None:
-    values = [event.metadata.get(field, 0) for event in line.events if event.event_name == name]
+def _sum(line: Timeline, name: str, key: str) -> float | None:
+    values = [event.metadata.get(key, 0) for event in line.events if event.event_name == name]
     return _round(sum(values)) if values else None
 
 
@@ -222,156 +223,9 @@ def _round(value: float) -> float:
     return round(value, 3)
 
 
-# Renders timelines as a trace for Perfetto and chrome://tracing.
+# Event files
 
-
-#: Maximum number of threads of a stage, for intervals that overlap without being nested.
-_LANES: Final = 64
-
-
-def as_trace(lines: Iterable[Timeline]) -> dict[str, Any]:
-    """Builds the JSON object of the Trace Event Format.
-
-    Each request is a process, each stage a thread. Times are in microseconds.
-    """
-    lines = list(lines)
-    # Monotonic clocks of processes are not comparable, so requests are placed by the time of day of their first event.
-    origin = min((line.events[0].timestamp_ns for line in lines), default=0)
-    events = [event for number, line in enumerate(lines, 1) for event in _request(number, line, origin)]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _request(process: int, line: Timeline, origin: int) -> Iterator[dict[str, Any]]:
-    def microseconds(when: int) -> float:
-        return (line.events[0].timestamp_ns - origin + when - line.start) / 1000
-
-    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": line.request_id}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
-    threads: dict[str, int] = {}
-    stages = dict.fromkeys(event.stage for event in line.events)
-    for number, stage in enumerate(stages):
-        threads[stage] = number * _LANES
-        yield {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": process,
-            "tid": threads[stage],
-            "args": {"name": stage},
-        }
-    for lane, interval in _in_lanes(line.intervals):
-        yield {
-            "ph": "X",
-            "name": interval.name,
-            "cat": "stage" if interval.explains else "presence",
-            "pid": process,
-            "tid": threads[interval.stage] + lane,
-            "ts": microseconds(interval.start),
-            "dur": (interval.end - interval.start) / 1000,
-        }
-    for event in line.events:
-        yield {
-            "ph": "i",
-            "s": "t",
-            "name": event.event_name,
-            "pid": process,
-            "tid": threads[event.stage],
-            "ts": microseconds(line.at(event)),
-            "args": event.metadata,
-        }
-
-
-def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
-    """Assigns intervals to threads, whose slices must be disjoint or nested."""
-    ends: dict[tuple[str, int], list[int]] = {}
-    for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
-        for lane in range(_LANES):
-            around = ends.setdefault((interval.stage, lane), [])
-            while around and around[-1] <= interval.start:
-                around.pop()
-            if not around or interval.end <= around[-1] or lane == _LANES - 1:
-                around.append(interval.end)
-                yield lane, interval
-                break
-
-
-# Renders a report as text for a terminal.
-
-
-_FIGURES: Final = ("count", "avg", "p50", "p95", "max")
-#: Requests that are listed, the longest first.
-MOST_TIMELINES: Final = 20
-
-
-def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
-    """Renders the report."""
-    return "\n".join(_lines(report, timelines)) + "\n"
-
-
-def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
-    yield from _head(report)
-    yield ""
-    yield "Latencies (ms; rtf: a ratio)"
-    yield from _table(report["rollups"], ("measure", *_FIGURES))
-    yield ""
-    yield "Stages (ms)"
-    yield from _table(report["stage_breakdown"], ("stage", "interval", *_in_ms(_FIGURES), "total_ms"))
-    yield ""
-    yield "Hops (ms)"
-    yield from _table(report["hop_breakdown"], ("src", "dst", "kind", *_in_ms(_FIGURES)))
-    yield ""
-    requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])
-    shown = f", the {timelines} longest" if len(requests) > timelines else ""
-    yield f"Requests (ms){shown}"
-    columns = ("request_id", "origin", "task", "finish_reason", "end_to_end_ms", "ttft_ms", "ttfa_ms", "unaccounted_ms")
-    yield from _table(requests[:timelines], columns)
-
-
-def _head(report: Mapping[str, Any]) -> Iterator[str]:
-    share = report["accounted_share"]
-    yield (
-        f"run {report['run_id'] or '(unnamed)'}: {report['request_count']} requests, "
-        f"{report['end_to_end_ms']:g} ms in total" + (f", {share:.1%} accounted for" if share is not None else "")
-    )
-    if report["partial_requests"]:
-        yield f"{report['partial_requests']} requests without a recorded start or end are left out of the figures"
-    if report["broken_lines"]:
-        first = report["broken_lines"][0]
-        yield f"{len(report['broken_lines'])} invalid lines, the first at {first}"
-    if report["other_runs"]:
-        others = ", ".join(f"{name or '(unnamed)'} ({count} events)" for name, count in report["other_runs"].items())
-        yield f"other runs (select with --run): {others}"
-
-
-def _in_ms(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name if name == "count" else f"{name}_ms" for name in names)
-
-
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
-    if not rows:
-        yield "  (none)"
-        return
-    cells = [[_cell(row[column]) for column in columns] for row in rows]
-    titles = [column.removesuffix("_ms") for column in columns]
-    widths = [max(len(title), *(len(row[at]) for row in cells)) for at, title in enumerate(titles)]
-    numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
-    for row in (titles, *cells):
-        line = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numeric, strict=True)
-        )
-        yield ("  " + "  ".join(line)).rstrip()
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-# Reads event files, tolerating damaged ones.
-
-
-_PATTERN: Final = "events_*.jsonl"
+_FILES: Final = "events_*.jsonl"
 #: Longer lines are invalid.
 _MAX_LINE_BYTES: Final = 1 << 20
 
@@ -426,18 +280,18 @@ class EventFiles:
 
 
 def read(paths: Iterable[Path]) -> EventFiles:
-    """Reads files, and all event files of folders. Raises NoEvents if there are none."""
+    """Reads files, and all event files of folders; tolerates damaged lines. Raises NoEvents if there are no events."""
     recording = EventFiles()
     paths = list(paths)
     for path in paths:
         if path.is_dir():
-            recording.files += sorted(path.glob(_PATTERN))
+            recording.files += sorted(path.glob(_FILES))
         elif path.is_file():
             recording.files.append(path)
         else:
             raise NoEvents(f"{path}: no such file or folder")
     if not recording.files:
-        raise NoEvents(f"{', '.join(map(str, paths))}: no file {_PATTERN}")
+        raise NoEvents(f"{', '.join(map(str, paths))}: no file {_FILES}")
     for path in recording.files:
         _read_file(path, recording)
     if not recording.events:
@@ -465,8 +319,7 @@ def _reading_lines(file: Any) -> Iterator[bytes]:
         yield line
 
 
-# Timeline of a request: its events in order, and the intervals and hops they delimit.
-
+# Timelines
 
 #: Pairs of events that start and end an interval of a stage. An event may be in several pairs.
 PAIRS: Final = (
@@ -503,8 +356,7 @@ MS: Final = 1_000_000
 class Interval(NamedTuple):
     """Work of a stage between two events, in nanoseconds of the timeline.
 
-    ``explains`` is False for an interval that accounts for no time: the stage is present, but not necessarily at
-    work.
+    ``explains`` is False for an interval that accounts for no time: the stage is present, but not necessarily at work.
     """
 
     stage: str
@@ -534,7 +386,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Events of one request.
+    """Events of one request in order, and the intervals and hops they delimit.
 
     Times are monotonic if every event has a monotonic time, otherwise times of day.
     """
@@ -672,13 +524,85 @@ _OPENS: Final = _by(0)
 _CLOSES: Final = _by(1)
 
 
-# Renders a report as a self-contained HTML page: a waterfall of each request, and the tables.
+# As text for a terminal
 
+_FIGURES: Final = ("count", "avg", "p50", "p95", "max")
+#: Requests that are listed, the longest first.
+MOST_TIMELINES: Final = 20
+
+
+def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
+    """Renders the report."""
+    return "\n".join(_lines(report, timelines)) + "\n"
+
+
+def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
+    yield from _head(report)
+    yield ""
+    yield "Latencies (ms; rtf: a ratio)"
+    yield from _table(report["rollups"], ("measure", *_FIGURES))
+    yield ""
+    yield "Stages (ms)"
+    yield from _table(report["stage_breakdown"], ("stage", "interval", *_in_ms(_FIGURES), "total_ms"))
+    yield ""
+    yield "Hops (ms)"
+    yield from _table(report["hop_breakdown"], ("src", "dst", "kind", *_in_ms(_FIGURES)))
+    yield ""
+    requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])
+    shown = f", the {timelines} longest" if len(requests) > timelines else ""
+    yield f"Requests (ms){shown}"
+    columns = ("request_id", "origin", "task", "finish_reason", "end_to_end_ms", "ttft_ms", "ttfa_ms", "unaccounted_ms")
+    yield from _table(requests[:timelines], columns)
+
+
+def _head(report: Mapping[str, Any]) -> Iterator[str]:
+    share = report["accounted_share"]
+    yield (
+        f"run {report['run_id'] or '(unnamed)'}: {report['request_count']} requests, "
+        f"{report['end_to_end_ms']:g} ms in total" + (f", {share:.1%} accounted for" if share is not None else "")
+    )
+    if report["partial_requests"]:
+        yield f"{report['partial_requests']} requests without a recorded start or end are left out of the figures"
+    if report["broken_lines"]:
+        first = report["broken_lines"][0]
+        yield f"{len(report['broken_lines'])} invalid lines, the first at {first}"
+    if report["other_runs"]:
+        others = ", ".join(f"{name or '(unnamed)'} ({count} events)" for name, count in report["other_runs"].items())
+        yield f"other runs (select with --run): {others}"
+
+
+def _in_ms(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name if name == "count" else f"{name}_ms" for name in names)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
+    if not rows:
+        yield "  (none)"
+        return
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    titles = [column.removesuffix("_ms") for column in columns]
+    widths = [max(len(title), *(len(row[at]) for row in cells)) for at, title in enumerate(titles)]
+    numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+    for row in (titles, *cells):
+        line = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numeric, strict=True)
+        )
+        yield ("  " + "  ".join(line)).rstrip()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+# As a self-contained HTML page: a waterfall of each request, and the tables
 
 #: Limits of what is drawn: requests, the longest first, and marks of each.
 MOST_REQUESTS: Final = 300
 MOST_MARKS: Final = 500
-_PLACE: Final = "/*DATA*/null"
+_DATA_PLACE: Final = "/*DATA*/null"
 #: Events that are drawn as the ends of bars.
 _SHOWN_AS_BARS: Final = frozenset(
     {"stage_stream_chunk_sent", "stage_stream_chunk_received", *(name for pair in PAIRS for name in pair)}
@@ -702,7 +626,7 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
         "unaccounted": UNACCOUNTED,
     }
     # Escapes "<", so that no text of an event can end the script element.
-    return template.replace(_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
+    return template.replace(_DATA_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
@@ -712,7 +636,7 @@ def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
         return round((when - line.start) / MS, 3)
 
     marks = [
-        [event.stage, event.event_name, ms(line.at(event)), _metadata(event.metadata)]
+        [event.stage, event.event_name, ms(line.at(event)), _shown_metadata(event.metadata)]
         for event in line.events
         if event.event_name not in _SHOWN_AS_BARS
     ]
@@ -726,7 +650,7 @@ def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
     }
 
 
-def _metadata(metadata: Mapping[str, Any]) -> str:
+def _shown_metadata(metadata: Mapping[str, Any]) -> str:
     shown = (
         f"{name}: {_short(value)}" for name, value in metadata.items() if name != "monotonic_ns" and value is not None
     )
@@ -735,3 +659,74 @@ def _metadata(metadata: Mapping[str, Any]) -> str:
 
 def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)[:80]
+
+
+# As a trace for Perfetto and chrome://tracing
+
+#: Maximum number of threads of a stage, for intervals that overlap without being nested.
+_LANES: Final = 64
+
+
+def as_trace(lines: Iterable[Timeline]) -> dict[str, Any]:
+    """Builds the JSON object of the Trace Event Format.
+
+    Each request is a process, each stage a thread. Times are in microseconds.
+    """
+    lines = list(lines)
+    # Monotonic clocks of processes are not comparable, so requests are placed by the time of day of their first event.
+    origin = min((line.events[0].timestamp_ns for line in lines), default=0)
+    events = [event for number, line in enumerate(lines, 1) for event in _trace_of(number, line, origin)]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _trace_of(process: int, line: Timeline, origin: int) -> Iterator[dict[str, Any]]:
+    def microseconds(when: int) -> float:
+        return (line.events[0].timestamp_ns - origin + when - line.start) / 1000
+
+    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": line.request_id}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    threads: dict[str, int] = {}
+    stages = dict.fromkeys(event.stage for event in line.events)
+    for number, stage in enumerate(stages):
+        threads[stage] = number * _LANES
+        yield {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": process,
+            "tid": threads[stage],
+            "args": {"name": stage},
+        }
+    for lane, interval in _in_lanes(line.intervals):
+        yield {
+            "ph": "X",
+            "name": interval.name,
+            "cat": "stage" if interval.explains else "presence",
+            "pid": process,
+            "tid": threads[interval.stage] + lane,
+            "ts": microseconds(interval.start),
+            "dur": (interval.end - interval.start) / 1000,
+        }
+    for event in line.events:
+        yield {
+            "ph": "i",
+            "s": "t",
+            "name": event.event_name,
+            "pid": process,
+            "tid": threads[event.stage],
+            "ts": microseconds(line.at(event)),
+            "args": event.metadata,
+        }
+
+
+def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
+    """Assigns intervals to threads, whose slices must be disjoint or nested."""
+    ends: dict[tuple[str, int], list[int]] = {}
+    for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
+        for lane in range(_LANES):
+            around = ends.setdefault((interval.stage, lane), [])
+            while around and around[-1] <= interval.start:
+                around.pop()
+            if not around or interval.end <= around[-1] or lane == _LANES - 1:
+                around.append(interval.end)
+                yield lane, interval
+                break

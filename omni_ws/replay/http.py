@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import h11
-import orjson
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
@@ -19,7 +18,7 @@ from websockets.typing import Subprotocol
 from omni_ws.audio.container import parse_audio_mime
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
-from omni_ws.replay.compare import Answers, NativeAnswers, ReplayedAnswer
+from omni_ws.replay.compare import Answers, NativeAnswers, ReplayedAnswer, parsed
 from omni_ws.replay.recording import Pace, RecordedSession, Target, Timetable, content
 from omni_ws.wire.recording import (
     AnsweredLine,
@@ -32,194 +31,11 @@ from omni_ws.wire.recording import (
     SentLine,
 )
 
-# Collects the answer from an HTTP response while it arrives.
-
-
-class HttpAnswer:
-    """Reads the response formats of all routes."""
-
-    def __init__(self) -> None:
-        self.answer = ReplayedAnswer("")
-        self.status = 0
-        #: Session that the request opened.
-        self.session_id: str | None = None
-        self._content_type = ""
-        self._body = bytearray()
-
-    def begin(self, status: int, content_type: str) -> None:
-        """Handles the head of the response."""
-        self.status = status
-        self._content_type = content_type
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether there is an answer, and not only the state of one in progress."""
-        answer = self.answer
-        return bool(answer.outputs or answer.transcript or answer.errors or answer.finish_reason)
-
-    def feed(self, at: float, data: bytes) -> None:
-        """Handles a piece of the body."""
-        if self._content_type.startswith("audio/"):
-            self.answer.audio += data
-            self.answer.output(at, is_audio=True)
-            return
-        self._body += data
-        if self._content_type.startswith("text/event-stream"):
-            *events, rest = self._body.split(b"\n\n")
-            self._body = bytearray(rest)
-            for event in events:
-                self._event(at, bytes(event))
-
-    def finish(self, at: float) -> None:
-        """Handles the end of the response."""
-        self.answer.final_at = at
-        if self._content_type.startswith("audio/"):
-            self.answer.format = _audio_format(self._content_type)
-        elif self._content_type.startswith("application/json"):
-            self._read(at, _json(bytes(self._body)))
-        elif self._content_type.startswith("text/") and not self._content_type.startswith("text/event-stream"):
-            self._add_text(at, self._body.decode("utf-8", "replace"))
-        if self.answer.finish_reason is None and self.status == 200 and self.has_answer:
-            self.answer.finish_reason = "stop"
-
-    def _event(self, at: float, event: bytes) -> None:
-        for line in event.split(b"\n"):
-            if line.startswith(b"data:"):
-                self._read(at, _json(line[5:]))
-
-    def _read(self, at: float, fields: dict[str, Any]) -> None:
-        self.session_id = fields.get("session_id")
-        error = fields.get("error")
-        if isinstance(error, dict):
-            self.answer.errors.append(str(error.get("code")))
-        transcript = fields.get("input_transcript")
-        if isinstance(transcript, dict) and not transcript.get("interim"):
-            self.answer.transcript += str(transcript.get("text", ""))
-        match fields.get("type"):
-            case "speech.audio.delta":
-                self._add_audio(at, fields.get("audio"))
-            case "transcript.text.delta":
-                self._add_text(at, fields.get("delta"))
-        if "type" not in fields:
-            self._add_text(at, fields.get("text"))
-        for choice in fields.get("choices") or ():
-            self._choice(at, choice)
-
-    def _choice(self, at: float, choice: dict[str, Any]) -> None:
-        message = choice.get("delta") or choice.get("message") or choice
-        self._add_text(at, message.get("content") or message.get("text"))
-        audio = message.get("audio")
-        if isinstance(audio, dict):
-            self._add_audio(at, audio.get("data"))
-        for call in message.get("tool_calls") or ():
-            function = call.get("function") or {}
-            self.answer.tool_calls += f"{function.get('name') or ''}{function.get('arguments') or ''}"
-        if choice.get("finish_reason"):
-            self.answer.finish_reason = choice["finish_reason"]
-
-    def _add_text(self, at: float, text: object) -> None:
-        if isinstance(text, str) and text:
-            self.answer.text += text
-            self.answer.output(at)
-
-    def _add_audio(self, at: float, data: object) -> None:
-        if isinstance(data, str) and data:
-            self.answer.audio += base64.b64decode(data)
-            self.answer.format = AudioFormat(sample_rate=24_000)
-            self.answer.output(at, is_audio=True)
-
-
-def _audio_format(content_type: str) -> AudioFormat | None:
-    try:
-        return parse_audio_mime(content_type)
-    except OmniError:
-        return None
-
-
-def _json(data: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:  # [DONE]
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 _READ_BYTES: Final = 1 << 16
 #: Interval of polls for a result that is not ready.
 _ASK_AGAIN_SEC: Final = 0.1
 _SESSION_ID: Final = re.compile(r"(?<=/v1/streaming_input/sessions/)[^/?]+|(?<=session_id=)[^&]+")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
-
-
-@dataclass(slots=True)
-class Exchange:
-    """A request with its response, or a WebSocket that reads the result of a session."""
-
-    head: RequestedLine | OpenedLine
-    began_at: float
-    input_ended_at: float | None = None
-    ended_at: float | None = None
-    lost: bool = False
-    pieces: list[ReceivedLine] = field(default_factory=list)
-    answer: HttpAnswer = field(default_factory=HttpAnswer)
-    messages: NativeAnswers = field(default_factory=NativeAnswers)
-
-    @property
-    def path(self) -> str:
-        return self.head.target.partition("?")[0]
-
-    @property
-    def reads_result(self) -> bool:
-        """Whether it reads the result of a Mode B session."""
-        return isinstance(self.head, OpenedLine) or self.path.endswith("/result")
-
-
-def recorded_exchanges(recording: RecordedSession) -> list[Exchange]:
-    """Reconstructs the exchanges of a recording."""
-    exchanges: list[Exchange] = []
-    for event in recording.events:
-        if isinstance(event, RequestedLine | OpenedLine):
-            exchanges.append(Exchange(event, event.at))
-            continue
-        one = exchanges[getattr(event, "connection")]  # noqa: B009  (what has none ends a recording)
-        match event:
-            case ReceivedLine():
-                one.pieces.append(event)
-            case InputEndedLine():
-                one.input_ended_at = event.at
-            case AnsweredLine():
-                one.answer.begin(event.status, event.headers.get("Content-Type", ""))
-            case SentLine() if isinstance(one.head, OpenedLine):
-                one.messages.heard(event.at, content(event))
-            case SentLine():
-                one.answer.feed(event.at, as_bytes(content(event)))
-            case OutputEndedLine():
-                one.answer.finish(event.at)
-            case ClosedLine():
-                one.ended_at, one.lost = event.at, event.by == "lost"
-    return exchanges
-
-
-def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
-    """Collects answers: one for each reader of the result of a session, otherwise the one of the request."""
-    found = Answers()
-    for one in exchanges:
-        if isinstance(one.head, OpenedLine):
-            found.answers += one.messages.found.answers
-        elif one.answer.has_answer and (one.reads_result or not is_session):
-            found.answers.append(one.answer.answer)
-        if one.answer.status >= 400:
-            found.errors.append(f"{one.path.rsplit('/', 1)[-1]} {one.answer.status}")
-    for answer in found.answers:
-        answer.asked_at = _asked_at(exchanges, answer)
-    return found
-
-
-def _asked_at(exchanges: list[Exchange], answer: ReplayedAnswer) -> float:
-    """Time of the last end of an input before the answer started."""
-    until = answer.first_output_at
-    ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
-    return max((end for end in ends if until is None or end <= until), default=exchanges[0].began_at)
 
 
 class HttpReplay:
@@ -369,6 +185,181 @@ class HttpReplay:
                     return
                 case h11.ConnectionClosed() | h11.PAUSED:
                     return
+
+
+# Requests with their responses
+
+
+class HttpAnswer:
+    """The answer out of a response, collected while that arrives. Reads the formats of all routes."""
+
+    def __init__(self) -> None:
+        self.answer = ReplayedAnswer("")
+        self.status = 0
+        #: Session that the request opened.
+        self.session_id: str | None = None
+        self._content_type = ""
+        self._body = bytearray()
+
+    def begin(self, status: int, content_type: str) -> None:
+        """Handles the head of the response."""
+        self.status = status
+        self._content_type = content_type
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether there is an answer, and not only the state of one in progress."""
+        answer = self.answer
+        return bool(answer.outputs or answer.transcript or answer.errors or answer.finish_reason)
+
+    def feed(self, at: float, data: bytes) -> None:
+        """Handles a piece of the body."""
+        if self._content_type.startswith("audio/"):
+            self.answer.audio += data
+            self.answer.output(at, is_audio=True)
+            return
+        self._body += data
+        if self._content_type.startswith("text/event-stream"):
+            *events, rest = self._body.split(b"\n\n")
+            self._body = bytearray(rest)
+            for event in events:
+                self._event(at, bytes(event))
+
+    def finish(self, at: float) -> None:
+        """Handles the end of the response."""
+        self.answer.final_at = at
+        if self._content_type.startswith("audio/"):
+            self.answer.format = _audio_format(self._content_type)
+        elif self._content_type.startswith("application/json"):
+            self._read(at, parsed(bytes(self._body)))
+        elif self._content_type.startswith("text/") and not self._content_type.startswith("text/event-stream"):
+            self._add_text(at, self._body.decode("utf-8", "replace"))
+        if self.answer.finish_reason is None and self.status == 200 and self.has_answer:
+            self.answer.finish_reason = "stop"
+
+    def _event(self, at: float, event: bytes) -> None:
+        for line in event.split(b"\n"):
+            if line.startswith(b"data:"):
+                self._read(at, parsed(line[5:]))  # nothing for [DONE]
+
+    def _read(self, at: float, fields: dict[str, Any]) -> None:
+        self.session_id = fields.get("session_id")
+        error = fields.get("error")
+        if isinstance(error, dict):
+            self.answer.errors.append(str(error.get("code")))
+        transcript = fields.get("input_transcript")
+        if isinstance(transcript, dict) and not transcript.get("interim"):
+            self.answer.transcript += str(transcript.get("text", ""))
+        match fields.get("type"):
+            case "speech.audio.delta":
+                self._add_audio(at, fields.get("audio"))
+            case "transcript.text.delta":
+                self._add_text(at, fields.get("delta"))
+        if "type" not in fields:
+            self._add_text(at, fields.get("text"))
+        for choice in fields.get("choices") or ():
+            self._choice(at, choice)
+
+    def _choice(self, at: float, choice: dict[str, Any]) -> None:
+        message = choice.get("delta") or choice.get("message") or choice
+        self._add_text(at, message.get("content") or message.get("text"))
+        audio = message.get("audio")
+        if isinstance(audio, dict):
+            self._add_audio(at, audio.get("data"))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            self.answer.tool_calls += f"{function.get('name') or ''}{function.get('arguments') or ''}"
+        if choice.get("finish_reason"):
+            self.answer.finish_reason = choice["finish_reason"]
+
+    def _add_text(self, at: float, text: object) -> None:
+        if isinstance(text, str) and text:
+            self.answer.text += text
+            self.answer.output(at)
+
+    def _add_audio(self, at: float, data: object) -> None:
+        if isinstance(data, str) and data:
+            self.answer.audio += base64.b64decode(data)
+            self.answer.format = AudioFormat(sample_rate=24_000)
+            self.answer.output(at, is_audio=True)
+
+
+def _audio_format(content_type: str) -> AudioFormat | None:
+    try:
+        return parse_audio_mime(content_type)
+    except OmniError:
+        return None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request with its response, or a WebSocket that reads the result of a session."""
+
+    head: RequestedLine | OpenedLine
+    began_at: float
+    input_ended_at: float | None = None
+    ended_at: float | None = None
+    lost: bool = False
+    pieces: list[ReceivedLine] = field(default_factory=list)
+    answer: HttpAnswer = field(default_factory=HttpAnswer)
+    messages: NativeAnswers = field(default_factory=NativeAnswers)
+
+    @property
+    def path(self) -> str:
+        return self.head.target.partition("?")[0]
+
+    @property
+    def reads_result(self) -> bool:
+        """Whether it reads the result of a Mode B session."""
+        return isinstance(self.head, OpenedLine) or self.path.endswith("/result")
+
+
+def recorded_exchanges(recording: RecordedSession) -> list[Exchange]:
+    """Reconstructs the exchanges of a recording."""
+    exchanges: list[Exchange] = []
+    for event in recording.events:
+        if isinstance(event, RequestedLine | OpenedLine):
+            exchanges.append(Exchange(event, event.at))
+            continue
+        one = exchanges[getattr(event, "connection")]  # noqa: B009  (what has none ends a recording)
+        match event:
+            case ReceivedLine():
+                one.pieces.append(event)
+            case InputEndedLine():
+                one.input_ended_at = event.at
+            case AnsweredLine():
+                one.answer.begin(event.status, event.headers.get("Content-Type", ""))
+            case SentLine() if isinstance(one.head, OpenedLine):
+                one.messages.heard(event.at, content(event))
+            case SentLine():
+                one.answer.feed(event.at, as_bytes(content(event)))
+            case OutputEndedLine():
+                one.answer.finish(event.at)
+            case ClosedLine():
+                one.ended_at, one.lost = event.at, event.by == "lost"
+    return exchanges
+
+
+def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
+    """Collects answers: one for each reader of the result of a session, otherwise the one of the request."""
+    found = Answers()
+    for one in exchanges:
+        if isinstance(one.head, OpenedLine):
+            found.answers += one.messages.found.answers
+        elif one.answer.has_answer and (one.reads_result or not is_session):
+            found.answers.append(one.answer.answer)
+        if one.answer.status >= 400:
+            found.errors.append(f"{one.path.rsplit('/', 1)[-1]} {one.answer.status}")
+    for answer in found.answers:
+        answer.asked_at = _asked_at(exchanges, answer)
+    return found
+
+
+def _asked_at(exchanges: list[Exchange], answer: ReplayedAnswer) -> float:
+    """Time of the last end of an input before the answer started."""
+    until = answer.first_output_at
+    ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
+    return max((end for end in ends if until is None or end <= until), default=exchanges[0].began_at)
 
 
 def as_bytes(data: bytes | str) -> bytes:

@@ -1,4 +1,4 @@
-"""Replays a recorded WebSocket session: sends every message, in order, at its time."""
+"""Replays a recorded WebSocket session, native or of the Realtime API: sends every message, in order, at its time."""
 
 from __future__ import annotations
 
@@ -25,22 +25,6 @@ _CLOSE_SEC: Final = 5.0
 _NEVER_SENT: Final = frozenset({1005, 1006, 1015})
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """An action of the recorded client, and what it had received before."""
-
-    event: OpenedLine | ReceivedLine | ClosedLine
-    started: int
-    finals: int
-    configured: int
-    #: Outputs of the running answer that the step depends on, and the place of that answer.
-    outputs: int
-    place: int
-    #: Whether that answer was heard.
-    sounds: bool
-    highest: int
-
-
 class _Classified(Protocol):
     def __call__(self, message: bytes | str, *, ended: bool) -> tuple[bool, bool]: ...
 
@@ -65,6 +49,13 @@ def recorded_answers(recording: RecordedSession, kind: WebSocketKind) -> Answers
     for _ in _steps(recording.events, answers, kind):
         pass
     return _finished(answers, recording.events)
+
+
+def _finished(answers: NativeAnswers, events: Iterable[RecordedLine]) -> Answers:
+    ends = {event.connection: event for event in events if isinstance(event, ClosedLine)}
+    found = answers.finished()
+    found.ends = [f"server {event.code}" if event.by == "server" else event.by for _, event in sorted(ends.items())]
+    return found
 
 
 class WebSocketReplay:
@@ -201,6 +192,22 @@ class WebSocketReplay:
         self._time.change()
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An action of the recorded client, and what it had received before."""
+
+    event: OpenedLine | ReceivedLine | ClosedLine
+    started: int
+    finals: int
+    configured: int
+    #: Outputs of the running answer that the step depends on, and the place of that answer.
+    outputs: int
+    place: int
+    #: Whether that answer was heard.
+    sounds: bool
+    highest: int
+
+
 def _steps(events: Iterable[RecordedLine], answers: NativeAnswers, kind: WebSocketKind) -> Iterator[_Step]:
     """Yields the actions of the client, each with what ``answers`` had received by then."""
     events = tuple(events)
@@ -241,7 +248,10 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers, kind: WebSock
             answers.asked(event.at, content(event))
 
 
-def _classified(message: bytes | str, *, ended: bool) -> tuple[bool, bool]:
+# The native WebSocket
+
+
+def _native_classified(message: bytes | str, *, ended: bool) -> tuple[bool, bool]:
     """See WebSocketKind."""
     if isinstance(message, bytes):
         return (bool(message[3] & 1), ended) if len(message) > 3 else (ended, False)
@@ -255,7 +265,7 @@ def _classified(message: bytes | str, *, ended: bool) -> tuple[bool, bool]:
     return ended, False
 
 
-def _rewritten(message: bytes | str, then: NativeAnswers, now: NativeAnswers) -> bytes | str | None:
+def _native_rewritten(message: bytes | str, then: NativeAnswers, now: NativeAnswers) -> bytes | str | None:
     """See WebSocketKind."""
     if isinstance(message, bytes):
         return message
@@ -273,22 +283,13 @@ def _rewritten(message: bytes | str, then: NativeAnswers, now: NativeAnswers) ->
     return message
 
 
-NATIVE: Final = WebSocketKind(NativeAnswers, _classified, _rewritten)
+NATIVE: Final = WebSocketKind(NativeAnswers, _native_classified, _native_rewritten)
 
 
-def _finished(answers: NativeAnswers, events: Iterable[RecordedLine]) -> Answers:
-    ends = {event.connection: event for event in events if isinstance(event, ClosedLine)}
-    found = answers.finished()
-    found.ends = [f"server {event.code}" if event.by == "server" else event.by for _, event in sorted(ends.items())]
-    return found
-
-
-# Follows recorded sessions of the Realtime API, so that they can be replayed like native ones.
-
+# The Realtime API
 
 #: A place that has the same event in the recording and in the replay.
 _Place: TypeAlias = tuple[str | int, ...]
-
 _ENCODINGS: Final = {
     "audio/pcm": (AudioEncoding.PCM16, 24_000),
     "audio/pcmu": (AudioEncoding.PCMU, 8000),

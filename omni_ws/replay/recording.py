@@ -26,11 +26,6 @@ from omni_ws.wire.recording import (
 )
 from omni_ws.wire.server_frames import ServerFrame, decode_server_frame
 
-# Reads recordings; errors name the file and the line.
-
-
-_Decoded = TypeVar("_Decoded")
-
 
 class RecordingError(Exception):
     """The recording is unusable; the message names file and line."""
@@ -87,6 +82,9 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
     return RecordedSession(path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine)))
 
 
+_Decoded = TypeVar("_Decoded")
+
+
 def _decoded(decode: Callable[[bytes], _Decoded], path: Path, number: int, line: bytes) -> _Decoded:
     try:
         return decode(line)
@@ -119,12 +117,9 @@ def content(event: ReceivedLine | SentLine) -> bytes | str:
     return event.binary if event.binary is not None else event.bad_text or b""
 
 
-# Address of the server that a replay talks to.
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Address and key of a server."""
+    """Address and key of the server that a replay talks to."""
 
     host: str
     port: int
@@ -166,9 +161,6 @@ class Target:
         return f"{'wss' if self.secure else 'ws'}://{self.authority}{target}"
 
 
-# Schedule of a replay: at recorded speed, faster or without pauses, but never before the events a step depends on.
-
-
 #: ``--speed max``.
 AT_ONCE: Final = float("inf")
 
@@ -182,7 +174,10 @@ class Pace:
 
 
 class Timetable:
-    """Clock of one session. A delay postpones everything after it."""
+    """Clock of one session: at recorded speed, faster or without pauses, but never before the events a step depends on.
+
+    A delay postpones everything after it.
+    """
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace

@@ -31,52 +31,6 @@ QR_COLOURS: Final = "\x1b[38;5;16;48;5;231m"
 PLAIN_COLOURS: Final = "\x1b[0m"
 
 
-@dataclass(frozen=True, slots=True)
-class LanServer:
-    """A server of the local network: its configuration, and what a person needs to open it."""
-
-    config: ServerConfig
-    #: Address or name by which other machines reach it.
-    address: str
-    #: Where its key is kept, if it was made here.
-    key_file: Path | None
-    #: SHA-256 of its certificate, if it was made here.
-    fingerprint: str | None
-
-    def tell(self, port: int, out: TextIO) -> None:
-        """Writes what to open. The key and a QR code appear on terminals only: other output may be a log."""
-        print("\n".join(self._lines(port, out)), file=out, flush=True)
-
-    def _lines(self, port: int, out: TextIO) -> Iterator[str]:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        url = f"https://{host}:{port}/"
-        if out.isatty() and self.config.api_key is not None:
-            url += f"#key={quote(self.config.api_key.get_secret_value(), safe='')}"
-        yield f"on a phone or another machine of this network, open {url}"
-        if out.isatty():
-            yield from _qr_code(url, out.encoding)
-        if self.fingerprint is not None:
-            yield f"its browser warns of the certificate, which is this machine's own (SHA-256 {self.fingerprint})"
-        if self.key_file is not None:
-            yield f"the key is kept in {self.key_file}"
-
-
-def _qr_code(url: str, encoding: str) -> Iterator[str]:
-    """The lines of a QR code; none if the terminal lacks the characters."""
-    import segno
-
-    drawn = io.StringIO()
-    segno.make_qr(url, error="l").terminal(drawn, border=2, compact=True)
-    try:
-        drawn.getvalue().encode(encoding)
-    except UnicodeEncodeError:
-        return
-    # Drawn for light characters on a dark ground.
-    swapped = drawn.getvalue().translate(str.maketrans("█▀▄ ", " ▄▀█"))
-    for line in swapped.splitlines():
-        yield f"{QR_COLOURS}{line}{PLAIN_COLOURS}"
-
-
 def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
     """Completes a configuration for the local network: address, certificate and key, unless it has them.
 
@@ -126,6 +80,52 @@ def lan_address() -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LanServer:
+    """A server of the local network: its configuration, and what a person needs to open it."""
+
+    config: ServerConfig
+    #: Address or name by which other machines reach it.
+    address: str
+    #: Where its key is kept, if it was made here.
+    key_file: Path | None
+    #: SHA-256 of its certificate, if it was made here.
+    fingerprint: str | None
+
+    def tell(self, port: int, out: TextIO) -> None:
+        """Writes what to open. The key and a QR code appear on terminals only: other output may be a log."""
+        print("\n".join(self._lines(port, out)), file=out, flush=True)
+
+    def _lines(self, port: int, out: TextIO) -> Iterator[str]:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        url = f"https://{host}:{port}/"
+        if out.isatty() and self.config.api_key is not None:
+            url += f"#key={quote(self.config.api_key.get_secret_value(), safe='')}"
+        yield f"on a phone or another machine of this network, open {url}"
+        if out.isatty():
+            yield from _qr_code(url, out.encoding)
+        if self.fingerprint is not None:
+            yield f"its browser warns of the certificate, which is this machine's own (SHA-256 {self.fingerprint})"
+        if self.key_file is not None:
+            yield f"the key is kept in {self.key_file}"
+
+
+def _qr_code(url: str, encoding: str) -> Iterator[str]:
+    """The lines of a QR code; none if the terminal lacks the characters."""
+    import segno
+
+    drawn = io.StringIO()
+    segno.make_qr(url, error="l").terminal(drawn, border=2, compact=True)
+    try:
+        drawn.getvalue().encode(encoding)
+    except UnicodeEncodeError:
+        return
+    # Drawn for light characters on a dark ground.
+    swapped = drawn.getvalue().translate(str.maketrans("█▀▄ ", " ▄▀█"))
+    for line in swapped.splitlines():
+        yield f"{QR_COLOURS}{line}{PLAIN_COLOURS}"
+
+
 def _kept_key(path: Path) -> str:
     """The key in a file for its owner alone; a new one if it is missing or readable to others. Raises OSError."""
     content = read_private(path)
@@ -136,7 +136,7 @@ def _kept_key(path: Path) -> str:
     return key
 
 
-# Small files that only their owner may read.
+# Small files that only their owner may read
 
 
 def read_private(path: Path) -> bytes | None:

@@ -1,4 +1,4 @@
-"""``omni-ws weights``, and weights that the server fetches at its start."""
+"""``omni-ws weights``, which lists, fetches and checks weights of models, and what the server fetches at its start."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ from omni_ws.weights import (
     pinned_weights,
     weights_cache,
 )
-
-# ``omni-ws weights``: lists, fetches and checks weights of models.
-
 
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
@@ -146,11 +143,11 @@ def _sources(text: str) -> tuple[str, ...]:
     return sources
 
 
-# ``omni-ws serve --fetch``: fetches, before the start, what the server would use and this machine does not have.
-
-
 def fetch_for_start(config: ServerConfig) -> None:
-    """Blocks until all were fetched, or cannot be: that is said in one sentence, and no reason not to start."""
+    """Fetches what the server would use and this machine does not have, for ``omni-ws serve --fetch``.
+
+    Blocks until all were fetched, or cannot be: that is said in one sentence, and no reason not to start.
+    """
     cache = weights_cache()
     failed = []
     for weights in wanted_weights(config):
@@ -167,8 +164,7 @@ def fetch_for_start(config: ServerConfig) -> None:
         )
 
 
-# How fetching is told to a person.
-
+# How fetching is told to a person
 
 _LINE_EVERY_SEC: Final = 2.0
 _WRITE_OVER_EVERY_SEC: Final = 0.2

@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a worker, and what a worker starts with."""
+"""Messages between the supervisor and a worker, over a Unix socket, and what a worker starts with."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.service.sessions.shared_counts import SharedCounts
 
-# ProcessChannel: messages between the supervisor and a worker, over a Unix socket; some carry an open connection.
-
-
 #: Kind, whether a descriptor comes with it, number, and size of the payload.
 _HEAD: Final = struct.Struct("!B?QI")
 _READ_BYTES: Final = 256 * 1024
@@ -29,7 +26,7 @@ _READ_DESCRIPTORS: Final = 64
 
 
 class MessageKind(IntEnum):
-    """What a message says. ``number`` and ``payload`` are those of the message."""
+    """What a message says. ``number`` and ``payload`` are those of the message; some carry an open connection, too."""
 
     #: To a worker: the settings with which it starts (payload).
     START = auto()
@@ -201,6 +198,16 @@ class ProcessChannel:
         self._closed()
 
 
+def _close_descriptor(message: _Waiting) -> None:
+    if message.descriptor is not None and message.is_ours:
+        os.close(message.descriptor)
+    message.descriptor = None
+
+
+def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
+    return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+
+
 def first_payload(end: socket.socket) -> Any:
     """Wait for the first message on a socket that has no channel yet, and return the object in it. Blocks."""
     size = _HEAD.unpack(_exactly(end, _HEAD.size))[3]
@@ -217,22 +224,7 @@ def _exactly(end: socket.socket, size: int) -> bytes:
     return bytes(found)
 
 
-def _close_descriptor(message: _Waiting) -> None:
-    if message.descriptor is not None and message.is_ours:
-        os.close(message.descriptor)
-    message.descriptor = None
-
-
-def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
-    return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-
-
-# What a worker starts with.
-
-
-#: Rows of counts for each worker that is wanted: the one that serves, its predecessor while that drains, and a
-#: successor that starts.
-ROWS_PER_WORKER = 3
+# The start of a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +238,11 @@ class WorkerStart:
     wanted: int
     row: int
     port: int
+
+
+#: Rows of counts for each worker that is wanted: the one that serves, its predecessor while that drains, and a
+#: successor that starts.
+ROWS_PER_WORKER: Final = 3
 
 
 def shared_counts(file: IO[bytes], config: ServerConfig, keys: Sequence[ApiKey], wanted: int) -> SharedCounts:

@@ -1,4 +1,4 @@
-"""Supervisor: starts the workers of a server and gives each connection to one of them."""
+"""Supervisor: starts the workers of a server, gives each connection to one of them, and replaces those that die."""
 
 from __future__ import annotations
 
@@ -30,241 +30,24 @@ from omni_ws.service.sessions.shared_counts import KNOW_SECRET, METRICS, WorkerR
 from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY, notice_dead_networks
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart, shared_counts
 
-# Member: one worker as the supervisor sees it, with its process and the channel to it.
-
-
-#: Time in which the last messages of an ended process arrive: they have been sent before.
-_LAST_MESSAGES_SEC = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class GivenConnection:
-    """A connection on its way to a worker: its file descriptor, and what other workers have read of it."""
-
-    descriptor: int
-    received: bytes = b""
-    passed_on: bool = False
-
-
-class Member:
-    """A worker of the supervisor. ``received`` is called with its messages."""
-
-    def __init__(self, start: WorkerStart, row: WorkerRow, received: Callable[[Member, WorkerMessage], None]) -> None:
-        self.serial = start.serial
-        #: Its place among the workers that are wanted; its successor has the same.
-        self.seat = (start.serial - 1) % start.wanted
-        self.row = row
-        #: For how many looks in a row it has owed an answer, and the processor's time that it had used at the last one.
-        self._silent_looks = 0
-        self._used = -1.0
-        #: Those that it has not taken yet. They stay open here, so that none is lost if it ends before it has.
-        self._untaken: deque[GivenConnection] = deque()
-        self.listening = False
-        self.ready = asyncio.Event()
-        #: Whether it is to end, so that nobody takes its place.
-        self.leaving = False
-        self.ended = asyncio.Event()
-        #: Its exit status; negative: the signal that killed it.
-        self.status: int | None = None
-        #: What it had counted when it was last asked.
-        self.counted: list[Family] = []
-        self._start = start
-        self._received = received
-        self._closed = asyncio.Event()
-        self._process: asyncio.subprocess.Process
-        self.channel: ProcessChannel
-
-    async def start(self, counts: int) -> None:
-        """Start the process, which maps the file ``counts``."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A program that imports the package by other means than the environment still finds it in its workers.
-        path = os.pathsep.join(place or os.curdir for place in sys.path)
-        with theirs:
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "omni_ws.workers.process", str(theirs.fileno()), str(counts)),
-                    pass_fds=(theirs.fileno(), counts),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": path},
-                    # A terminal's Ctrl-C reaches the supervisor alone, which ends its workers in order.
-                    start_new_session=True,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        self.channel = ProcessChannel(ours, received=self._receive, closed=self._closed.set)
-        self.channel.send(MessageKind.START, payload=pickle.dumps(self._start))
-
-    def _receive(self, message: WorkerMessage) -> None:
-        self._silent_looks = 0
-        self._received(self, message)
-
-    def silent_looks(self) -> int:
-        """Look whether it answers: for how many looks in a row it has not. Asks it again.
-
-        One that does not listen yet may compute for long before its event loop runs, but it computes.
-        """
-        if not self.listening and (used := _processor_sec(self.pid)) != self._used:
-            self._used, self._silent_looks = used, 0
-            return 0
-        if self.listening and not self._silent_looks:
-            self.channel.send(MessageKind.ALIVE)
-        self._silent_looks += 1
-        return self._silent_looks - 1
-
-    async def wait(self) -> int:
-        """Wait until the process has ended and all that it sent has arrived. Returns its status."""
-        status = await self._process.wait()
-        try:
-            async with asyncio.timeout(_LAST_MESSAGES_SEC):
-                await self._closed.wait()
-        except TimeoutError:  # a process that it started has kept the channel open
-            self.channel.close()
-        self.status = status
-        self.ended.set()
-        return status
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def load(self) -> int:
-        """Its connections and sessions, with what is on its way to it."""
-        return self.row.connections + self.row.slots + self.row.given - self.row.received
-
-    @property
-    def takes_sessions(self) -> bool:
-        return self.ready.is_set() and not self.leaving and not self.row.hung and self.row.state is WorkerState.OK
-
-    @property
-    def is_alive(self) -> bool:
-        return self.status is None
-
-    def give(self, connection: GivenConnection) -> None:
-        """Have it serve a connection."""
-        self.row.give()
-        self._untaken.append(connection)
-        number, received = int(connection.passed_on), connection.received
-        self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
-
-    def taken(self) -> None:
-        """It has the first of the connections on their way to it."""
-        os.close(self._untaken.popleft().descriptor)
-
-    def take_back(self) -> list[GivenConnection]:
-        """The connections that it has not taken, once it has ended. Their descriptors are the caller's."""
-        back = list(self._untaken)
-        self._untaken.clear()
-        return back
-
-    def signal(self, number: int) -> None:
-        if self._process.returncode is None:
-            self._process.send_signal(number)
-
-    def ask(self, number: int, question: bytes) -> None:
-        self.channel.send(MessageKind.ASKED, number, question)
-
-
-def _processor_sec(pid: int) -> float:
-    """The processor's time that a process has used; where the system does not tell, the time, which always goes on."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-# What workers ask each other, by way of the supervisor.
-
-
-#: A worker that does not answer in time is left out.
-ANSWER_TIMEOUT_SEC: Final = 2.0
-#: The number of a question whose answer does not matter; others are counted from 1.
-_NO_ANSWER: Final = 0
-#: What workers that listen only later are told, too. Its argument begins with the Unix time until which it matters.
-REMEMBERED: Final = frozenset({KNOW_SECRET})
-
-
-class Questions:
-    """Puts the question of one worker to the others, and keeps what those that have ended counted."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Member, asyncio.Future[Any]]] = {}
-        self._asked = 0
-        self._remembered: list[tuple[str, Any]] = []
-        self._ended: list[Family] = []
-
-    def tell(self, member: Member) -> None:
-        """Tell a worker that listens now what the others know."""
-        for one in self._still_true():
-            member.ask(_NO_ANSWER, pickle.dumps(one))
-
-    def _still_true(self) -> list[tuple[str, Any]]:
-        self._remembered = [one for one in self._remembered if one[1][0] > time.time()]
-        return self._remembered
-
-    async def ask(self, asker: Member, number: int, payload: bytes, others: Iterable[Member]) -> None:
-        """Put a question to ``others``, and send their answers to the asker."""
-        question, argument = pickle.loads(payload)
-        if question in REMEMBERED:
-            self._still_true().append((question, argument))
-        if question == METRICS:
-            asker.counted = growing(argument)
-        asks = (self._ask(other, question, payload) for other in others)
-        answers = await asyncio.gather(*asks, return_exceptions=True)
-        found: list[Any] = [one for one in answers if not isinstance(one, BaseException)]
-        if question == METRICS:
-            found.append(self._ended)
-        asker.channel.send(MessageKind.ANSWERS, number, pickle.dumps(found))
-
-    async def _ask(self, other: Member, question: str, payload: bytes) -> Any:
-        self._asked += 1
-        number, waiting = self._asked, asyncio.get_running_loop().create_future()
-        self._waiting[number] = (other, waiting)
-        if other.row.hung:
-            waiting.set_result(None)
-        other.channel.send(MessageKind.ASKED, number, payload)
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_SEC):
-                answer = await waiting
-        except TimeoutError:
-            answer = None
-        finally:
-            del self._waiting[number]
-        if question != METRICS:
-            return answer
-        if not other.is_alive:  # and counts among those that have ended
-            return []
-        if answer is None:
-            return other.counted
-        other.counted = growing(answer)
-        return answer
-
-    def answered(self, number: int, payload: bytes) -> None:
-        """A worker has answered."""
-        if number in self._waiting:
-            _, waiting = self._waiting[number]
-            if not waiting.done():
-                waiting.set_result(pickle.loads(payload))
-
-    def counted(self, member: Member, payload: bytes) -> None:
-        """A worker that ends says what it has counted."""
-        member.counted = growing(pickle.loads(payload))
-
-    def ended(self, member: Member) -> None:
-        """A worker has ended: what it counted stays counted."""
-        self._ended = summed([self._ended, member.counted])
-        for other, waiting in self._waiting.values():
-            if other is member and not waiting.done():
-                waiting.set_result(None)
-
-
-# Supervisor: starts the workers of a server, gives each connection to one of them, and replaces those that die.
-
-
 logger = logging.getLogger(__name__)
+
+
+def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] | None = None) -> int:
+    """Runs a server of ``config.workers`` processes; otherwise as ``launch_server``."""
+    configure_logging(config.log_format, config.log_level)
+    keys = configured_keys(config)
+    check_exposure(config)
+    check_available(config)
+    return asyncio.run(_supervise(config, keys, listening))
+
+
+async def _supervise(config: ServerConfig, keys: tuple[ApiKey, ...], listening: Callable[[int], object] | None) -> int:
+    """Run a server of several workers to its end, and return the exit status."""
+    supervisor = Supervisor(config, keys)
+    logger.info("omni_ws %s starts %d workers", __version__, config.workers)
+    return await supervisor.run(listening)
+
 
 #: Before a worker that died is replaced: so long at first, twice as long each time, and so long at most.
 FIRST_PAUSE_SEC: Final = 0.5
@@ -658,13 +441,6 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-async def supervise(config: ServerConfig, keys: tuple[ApiKey, ...], listening: Callable[[int], object] | None) -> int:
-    """Run a server of several workers to its end, and return the exit status."""
-    supervisor = Supervisor(config, keys)
-    logger.info("omni_ws %s starts %d workers", __version__, config.workers)
-    return await supervisor.run(listening)
-
-
 async def _gathered(works: list[Coroutine[Any, Any, Any]]) -> None:
     await asyncio.gather(*works)
 
@@ -677,20 +453,236 @@ async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
         pass
 
 
-# The start of a server of several workers.
+# One worker, as the supervisor sees it
+
+#: Time in which the last messages of an ended process arrive: they have been sent before.
+_LAST_MESSAGES_SEC: Final = 5.0
 
 
-def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] | None = None) -> int:
-    """Runs a server of ``config.workers`` processes; otherwise as ``launch_server``."""
-    configure_logging(config.log_format, config.log_level)
-    keys = configured_keys(config)
-    check_exposure(config)
-    check_available(config)
-    return asyncio.run(supervise(config, keys, listening))
+class Member:
+    """A worker of the supervisor. ``received`` is called with its messages."""
+
+    def __init__(self, start: WorkerStart, row: WorkerRow, received: Callable[[Member, WorkerMessage], None]) -> None:
+        self.serial = start.serial
+        #: Its place among the workers that are wanted; its successor has the same.
+        self.seat = (start.serial - 1) % start.wanted
+        self.row = row
+        #: For how many looks in a row it has owed an answer, and the processor's time that it had used at the last one.
+        self._silent_looks = 0
+        self._used = -1.0
+        #: Those that it has not taken yet. They stay open here, so that none is lost if it ends before it has.
+        self._untaken: deque[GivenConnection] = deque()
+        self.listening = False
+        self.ready = asyncio.Event()
+        #: Whether it is to end, so that nobody takes its place.
+        self.leaving = False
+        self.ended = asyncio.Event()
+        #: Its exit status; negative: the signal that killed it.
+        self.status: int | None = None
+        #: What it had counted when it was last asked.
+        self.counted: list[Family] = []
+        self._start = start
+        self._received = received
+        self._closed = asyncio.Event()
+        self._process: asyncio.subprocess.Process
+        self.channel: ProcessChannel
+
+    async def start(self, counts: int) -> None:
+        """Start the process, which maps the file ``counts``."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A program that imports the package by other means than the environment still finds it in its workers.
+        path = os.pathsep.join(place or os.curdir for place in sys.path)
+        with theirs:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "omni_ws.workers.process", str(theirs.fileno()), str(counts)),
+                    pass_fds=(theirs.fileno(), counts),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path},
+                    # A terminal's Ctrl-C reaches the supervisor alone, which ends its workers in order.
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self.channel = ProcessChannel(ours, received=self._receive, closed=self._closed.set)
+        self.channel.send(MessageKind.START, payload=pickle.dumps(self._start))
+
+    def _receive(self, message: WorkerMessage) -> None:
+        self._silent_looks = 0
+        self._received(self, message)
+
+    def silent_looks(self) -> int:
+        """Look whether it answers: for how many looks in a row it has not. Asks it again.
+
+        One that does not listen yet may compute for long before its event loop runs, but it computes.
+        """
+        if not self.listening and (used := _processor_sec(self.pid)) != self._used:
+            self._used, self._silent_looks = used, 0
+            return 0
+        if self.listening and not self._silent_looks:
+            self.channel.send(MessageKind.ALIVE)
+        self._silent_looks += 1
+        return self._silent_looks - 1
+
+    async def wait(self) -> int:
+        """Wait until the process has ended and all that it sent has arrived. Returns its status."""
+        status = await self._process.wait()
+        try:
+            async with asyncio.timeout(_LAST_MESSAGES_SEC):
+                await self._closed.wait()
+        except TimeoutError:  # a process that it started has kept the channel open
+            self.channel.close()
+        self.status = status
+        self.ended.set()
+        return status
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def load(self) -> int:
+        """Its connections and sessions, with what is on its way to it."""
+        return self.row.connections + self.row.slots + self.row.given - self.row.received
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.ready.is_set() and not self.leaving and not self.row.hung and self.row.state is WorkerState.OK
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status is None
+
+    def give(self, connection: GivenConnection) -> None:
+        """Have it serve a connection."""
+        self.row.give()
+        self._untaken.append(connection)
+        number, received = int(connection.passed_on), connection.received
+        self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
+
+    def taken(self) -> None:
+        """It has the first of the connections on their way to it."""
+        os.close(self._untaken.popleft().descriptor)
+
+    def take_back(self) -> list[GivenConnection]:
+        """The connections that it has not taken, once it has ended. Their descriptors are the caller's."""
+        back = list(self._untaken)
+        self._untaken.clear()
+        return back
+
+    def signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    def ask(self, number: int, question: bytes) -> None:
+        self.channel.send(MessageKind.ASKED, number, question)
 
 
-# The metrics of a server, from those of its workers.
+@dataclass(frozen=True, slots=True)
+class GivenConnection:
+    """A connection on its way to a worker: its file descriptor, and what other workers have read of it."""
 
+    descriptor: int
+    received: bytes = b""
+    passed_on: bool = False
+
+
+def _processor_sec(pid: int) -> float:
+    """The processor's time that a process has used; where the system does not tell, the time, which always goes on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# What workers ask each other, by way of the supervisor
+
+#: A worker that does not answer in time is left out.
+ANSWER_TIMEOUT_SEC: Final = 2.0
+#: The number of a question whose answer does not matter; others are counted from 1.
+_NO_ANSWER: Final = 0
+#: What workers that listen only later are told, too. Its argument begins with the Unix time until which it matters.
+REMEMBERED: Final = frozenset({KNOW_SECRET})
+
+
+class Questions:
+    """Puts the question of one worker to the others, and keeps what those that have ended counted."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[Member, asyncio.Future[Any]]] = {}
+        self._asked = 0
+        self._remembered: list[tuple[str, Any]] = []
+        self._ended: list[Family] = []
+
+    def tell(self, member: Member) -> None:
+        """Tell a worker that listens now what the others know."""
+        for one in self._still_true():
+            member.ask(_NO_ANSWER, pickle.dumps(one))
+
+    def _still_true(self) -> list[tuple[str, Any]]:
+        self._remembered = [one for one in self._remembered if one[1][0] > time.time()]
+        return self._remembered
+
+    async def ask(self, asker: Member, number: int, payload: bytes, others: Iterable[Member]) -> None:
+        """Put a question to ``others``, and send their answers to the asker."""
+        question, argument = pickle.loads(payload)
+        if question in REMEMBERED:
+            self._still_true().append((question, argument))
+        if question == METRICS:
+            asker.counted = growing(argument)
+        asks = (self._ask(other, question, payload) for other in others)
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        found: list[Any] = [one for one in answers if not isinstance(one, BaseException)]
+        if question == METRICS:
+            found.append(self._ended)
+        asker.channel.send(MessageKind.ANSWERS, number, pickle.dumps(found))
+
+    async def _ask(self, other: Member, question: str, payload: bytes) -> Any:
+        self._asked += 1
+        number, waiting = self._asked, asyncio.get_running_loop().create_future()
+        self._waiting[number] = (other, waiting)
+        if other.row.hung:
+            waiting.set_result(None)
+        other.channel.send(MessageKind.ASKED, number, payload)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_SEC):
+                answer = await waiting
+        except TimeoutError:
+            answer = None
+        finally:
+            del self._waiting[number]
+        if question != METRICS:
+            return answer
+        if not other.is_alive:  # and counts among those that have ended
+            return []
+        if answer is None:
+            return other.counted
+        other.counted = growing(answer)
+        return answer
+
+    def answered(self, number: int, payload: bytes) -> None:
+        """A worker has answered."""
+        if number in self._waiting:
+            _, waiting = self._waiting[number]
+            if not waiting.done():
+                waiting.set_result(pickle.loads(payload))
+
+    def counted(self, member: Member, payload: bytes) -> None:
+        """A worker that ends says what it has counted."""
+        member.counted = growing(pickle.loads(payload))
+
+    def ended(self, member: Member) -> None:
+        """A worker has ended: what it counted stays counted."""
+        self._ended = summed([self._ended, member.counted])
+        for other, waiting in self._waiting.values():
+            if other is member and not waiting.done():
+                waiting.set_result(None)
+
+
+# The metrics of a server, from those of its workers
 
 #: A metric as workers send it: name, documentation, type, unit, and its samples with name, labels and value.
 Family: TypeAlias = tuple[str, str, str, str, list[tuple[str, dict[str, str], float]]]
@@ -718,6 +710,16 @@ def as_families(metrics: Iterable[Metric]) -> list[Family]:
     ]
 
 
+def as_metrics(families: Iterable[Family]) -> list[Metric]:
+    """The reverse of ``as_families``."""
+    metrics = []
+    for name, documentation, kind, unit, samples in families:
+        metric = Metric(name, documentation, kind, unit)
+        metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]
+        metrics.append(metric)
+    return metrics
+
+
 def growing(families: Iterable[Family]) -> list[Family]:
     """What is left of a worker that has ended: all that it counted."""
     return [family for family in families if family[2] in _GROWING]
@@ -736,13 +738,3 @@ def summed(parts: Sequence[Sequence[Family]]) -> list[Family]:
         combine: Any = _COMBINED.get(name, sum) if families[name][2] not in _GROWING else sum
         families[name][4].append((sample, dict(of_sample), combine(found)))
     return list(families.values())
-
-
-def as_metrics(families: Iterable[Family]) -> list[Metric]:
-    """The reverse of ``as_families``."""
-    metrics = []
-    for name, documentation, kind, unit, samples in families:
-        metric = Metric(name, documentation, kind, unit)
-        metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]
-        metrics.append(metric)
-    return metrics

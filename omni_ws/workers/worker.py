@@ -27,9 +27,6 @@ from omni_ws.transport.http.hang_up import Connections
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart
 from omni_ws.workers.supervisor import as_families, as_metrics, summed
 
-# Worker: one process of a server that consists of several, and its way to the others.
-
-
 logger = logging.getLogger(__name__)
 
 #: The id of a session or call in the target of a request, with the number of its worker.
@@ -187,16 +184,7 @@ class Worker(WorkerGroup):
         task.add_done_callback(self._tasks.discard)
 
 
-# How a worker serves connections that the supervisor accepted.
-
-
-_STATES = {
-    EngineState.STARTING: WorkerState.STARTING,
-    EngineState.OK: WorkerState.OK,
-    EngineState.UNHEALTHY: WorkerState.UNHEALTHY,
-}
-#: What the library gives to each connection unless it is told otherwise.
-_LIBRARY_DEFAULTS = {"ping_timeout": 20, "max_queue": 16, "write_limit": 32768}
+# How a worker serves connections that the supervisor accepted
 
 
 def unreachable_socket() -> socket.socket:
@@ -205,6 +193,15 @@ def unreachable_socket() -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(os.path.join(folder, "none"))
     return listening
+
+
+_STATES: Final = {
+    EngineState.STARTING: WorkerState.STARTING,
+    EngineState.OK: WorkerState.OK,
+    EngineState.UNHEALTHY: WorkerState.UNHEALTHY,
+}
+#: What the library gives to each connection unless it is told otherwise.
+_LIBRARY_DEFAULTS: Final = {"ping_timeout": 20, "max_queue": 16, "write_limit": 32768}
 
 
 def join(

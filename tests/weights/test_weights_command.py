@@ -10,7 +10,7 @@ import pytest
 from support.file_server import FileServer, file_server
 
 from omni_ws.cli import main
-from omni_ws.tools import weights as command
+from omni_ws.tools import weights
 from omni_ws.weights import PinnedWeights, pinned_weights, read_lock
 
 
@@ -27,7 +27,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("no_proxy", "*")
     with file_server({"/one/model.bin": b"bytes"}) as served:
         pinned = {**lock("one", served.url), **lock("two", served.url)}
-        monkeypatch.setattr(command, "pinned_weights", lambda: pinned)
+        monkeypatch.setattr(weights, "pinned_weights", lambda: pinned)
         yield served
 
 
