@@ -1,4 +1,4 @@
-"""How the memory of a GPU is divided."""
+"""How a GPU's memory is divided: between Thinker and Talker by their weights, or among the parts of an omni model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.checkpoint import OmniSizes
-
-# Divides a GPU's memory between two models, by the sizes of their weights, unless the operator does.
-
 
 #: vLLM's argument for the share of a GPU's memory that a model may use.
 SHARE: Final = "gpu_memory_utilization"
@@ -107,9 +104,6 @@ def _at_the_hub(model: str) -> list[tuple[str, int]]:
     except Exception:  # missing, private, or no network: vLLM reports it when it loads the model
         return []
     return [(file.rfilename, file.size or 0) for file in files]
-
-
-# What of a GPU's memory an omni model's parts take: whether it suffices, and what is left to the Thinker.
 
 
 #: The share of a GPU's memory that all parts together may take.
