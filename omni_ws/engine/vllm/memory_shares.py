@@ -11,7 +11,7 @@ from omni_ws.engine.vllm.checkpoint import OmniSizes
 
 #: vLLM's argument for the share of a GPU's memory that a model may use.
 SHARE: Final = "gpu_memory_utilization"
-#: The share of both models together. The rest is for the codec and the CUDA contexts.
+#: The share of Thinker and Talker together. The rest is for the codec and the CUDA contexts.
 _BOTH: Final = 0.9
 #: The minimum share of a model.
 _LEAST: Final = 0.1
@@ -106,7 +106,7 @@ def _at_the_hub(model: str) -> list[tuple[str, int]]:
     return [(file.rfilename, file.size or 0) for file in files]
 
 
-#: The share of a GPU's memory that all parts together may take.
+#: The share of a GPU's memory that all parts of an omni model together may take.
 _ALL: Final = 0.92
 #: What a process takes besides its tensors, in bytes: CUDA's context and libraries.
 _CONTEXT_BYTES: Final = 700_000_000
