@@ -71,7 +71,6 @@ def _code2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch
 
 
 def _token2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
-    from omni_ws.engine.omni.checkpoint import load_speakers
     from omni_ws.engine.omni.token2wav import ODE_STEPS, STREAMING, Qwen25Token2Wav, Token2WavNetwork
 
     weights, speakers = _weights(folder, "token2wav."), load_speakers(folder)
