@@ -1,4 +1,4 @@
-"""What of a checkpoint is read: tensors by name, and speakers."""
+"""What is read of a checkpoint: its tensors by name, and the speakers of Qwen2.5-Omni."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from omni_ws.config.values import ConfigurationError
-
-# Tensors of a checkpoint by name: safetensors files, mapped, so that only what is asked for is read.
-
 
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -34,7 +31,8 @@ class TensorSource(Protocol):
 class CheckpointTensors:
     """The tensors of the safetensors files in ``folder``; with an index, of all files that it names.
 
-    Raises ConfigurationError for a folder without such files and for damaged ones.
+    The files are mapped, so that only what is asked for is read. Raises ConfigurationError for a folder without such
+    files and for damaged ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,11 +96,8 @@ def _bits(dtype: str) -> int:
     return int(found[0]) if found else 8
 
 
-# The speakers of Qwen2.5-Omni: the checkpoint's ``spk_dict.pt``.
-
-
 SPEAKERS_FILE: Final = "spk_dict.pt"
-_DEFAULT: Final = "Chelsie"
+_DEFAULT_SPEAKER: Final = "Chelsie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ def load_speakers(folder: Path) -> dict[str, OmniSpeaker]:
 def default_speaker(names: Iterable[str]) -> str:
     """Return the voice of answers for which none is asked: that of the model's authors, or else the first."""
     known = [*names]
-    return _DEFAULT if _DEFAULT in known else known[0]
+    return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in known else known[0]
 
 
 def _speaker(where: str, entry: Any) -> OmniSpeaker:

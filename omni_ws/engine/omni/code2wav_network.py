@@ -1,4 +1,8 @@
-"""The network of Qwen3's Code2Wav over many streams."""
+"""The network of Qwen3's Code2Wav over many streams of codec frames, exact however they are cut.
+
+Each stream is a slot, in which convolutions and transformer keep what they need of the past between calls. ``rows``
+(batch,) int64 are the slots of a batch's streams; the last slot is scratch, for rows that only fill a batch.
+"""
 
 from __future__ import annotations
 
@@ -16,205 +20,70 @@ from torch.nn import functional
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.step_graphs import StepGraphs
 
-# Causal convolutions of many streams: each stream is a slot, whose past inputs are kept between calls.
-#
-# The result is that of one convolution over the whole stream, however it is cut. ``rows`` (batch,) int64 are the slots
-# of the batch's streams; the last slot is scratch, for rows that only fill a batch.
+#: Stands for the frames of a step that begins its streams, with one frame each.
+_BEGIN: Final = 0
 
 
-#: The tensors of a module or checkpoint, by their names.
-Weights = Mapping[str, Tensor]
+class Code2WavGraphs:
+    """Calls ``network`` with arrays, for up to so many streams as ``pieces`` has for each number of frames.
 
-
-class SlotMemory:
-    """Owns the tensors that hold something for each slot: ``slots`` and one for scratch."""
-
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.slots = slots
-        self.device = device
-        self._tensors: list[Tensor] = []
-
-    def tensor(self, *shape: int) -> Tensor:
-        """Return a new tensor of zeros, (slots + 1, *shape) float32."""
-        made = torch.zeros((self.slots + 1, *shape), device=self.device)
-        self._tensors.append(made)
-        return made
-
-    def clear(self, slot: int) -> None:
-        """Set all that is held for ``slot`` to zero."""
-        for tensor in self._tensors:
-            tensor[slot].zero_()
-
-    @property
-    def nbytes(self) -> int:
-        total: int = sum(tensor.nbytes for tensor in self._tensors)
-        return total
-
-
-class CausalConvolution:
-    """A convolution with stride 1 that sees only the past, which is zero before the start of a stream."""
-
-    def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, dilation: int = 1, groups: int = 1) -> None:
-        self._weight, self._bias = weights[f"{name}.conv.weight"], weights[f"{name}.conv.bias"]
-        self._dilation, self._groups = dilation, groups
-        self._reach = (self._weight.shape[2] - 1) * dilation
-        self._past = memory.tensor(self._weight.shape[1] * groups, self._reach)
-
-    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return what follows from the next inputs, (batch, channels, n) -> (batch, channels out, n)."""
-        if self._reach:
-            x = torch.cat((self._past[rows], x), -1)
-            self._past[rows] = x[..., -self._reach :]
-        return functional.conv1d(x, self._weight, self._bias, dilation=self._dilation, groups=self._groups)
-
-
-class TransposedConvolution:
-    """An upsampling convolution that cuts ``kernel - stride`` samples off both ends of a stream.
-
-    What it makes of an input therefore needs the next input too. The first call of a stream returns that much less;
-    what the end of the stream lacks, the whole one lacks as well. Raises ConfigurationError where the kernel is neither
-    the stride nor twice the stride.
+    On a GPU a batch is filled up to a size that was captured, with rows of the scratch slot; on a CPU it runs as it is.
     """
 
-    def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, stride: int) -> None:
-        self._weight, self._bias = weights[f"{name}.conv.weight"], weights[f"{name}.conv.bias"]
-        self._stride = stride
-        self._cut = self._weight.shape[2] - stride
-        if self._cut not in (0, stride):
-            kernel = self._weight.shape[2]
-            raise ConfigurationError([f"{name}: a kernel of {kernel} with a stride of {stride} is not supported"])
-        self._past = memory.tensor(self._weight.shape[0], 1) if self._cut else None
+    def __init__(
+        self, network: Code2WavNetwork, memory: SlotMemory, *, codebooks: int, pieces: Mapping[int, int]
+    ) -> None:
+        self._network = network
+        self._device = memory.device
+        self._on_gpu = memory.device.type == "cuda"
+        self._scratch = memory.slots
+        self._pieces = pieces
+        rows = _filled(max(pieces.values()))
+        self._codes = torch.zeros((rows, codebooks, max(pieces)), dtype=torch.int64, device=self._device)
+        self._rows = torch.full((rows,), self._scratch, dtype=torch.int64, device=self._device)
+        self._done = torch.zeros((rows,), dtype=torch.int64, device=self._device)
+        self._graphs = StepGraphs(self._step, str(self._device))
+        #: What the graphs take on the device.
+        self.nbytes = 0
 
-    def __call__(self, x: Tensor, rows: Tensor, *, first: bool) -> Tensor:
-        """Return what follows from the next inputs; ``first`` says that they begin their streams.
+    def __call__(
+        self, codes: NDArray[np.int64], rows: NDArray[np.int64], done: NDArray[np.int64], *, first: bool
+    ) -> NDArray[np.float32]:
+        """Return the samples of a batch, (batch, samples); see Code2WavNetwork for the arguments."""
+        batch, _, frames = codes.shape
+        size = _filled(batch) if self._on_gpu else batch
+        self._codes[:batch, :, :frames] = torch.tensor(codes)
+        self._done[:batch] = torch.tensor(done)
+        self._rows[:batch] = torch.tensor(rows)
+        self._rows[batch:size] = self._scratch
+        samples: NDArray[np.float32] = self._graphs.run(size, _BEGIN if first else frames)[:batch].cpu().numpy()
+        return samples
 
-        (batch, channels, n) -> (batch, channels out, n * stride), or (n - 1) * stride at the start of a stream.
-        """
-        if self._past is not None:
-            if not first:
-                x = torch.cat((self._past[rows], x), -1)
-            self._past[rows] = x[..., -1:]
-        made = functional.conv_transpose1d(x, self._weight, self._bias, stride=self._stride)
-        return made[..., self._cut : made.shape[-1] - self._cut]
+    def warm_up(self) -> None:
+        """Capture all shapes on a GPU; on a CPU run each number of frames once."""
+        self._rows.fill_(self._scratch)
+        if not self._on_gpu:
+            self._graphs.warm_up((1, frames) for frames in (_BEGIN, *self._pieces))
+            return
+        before = torch.cuda.memory_reserved(self._device)
+        most = {**self._pieces, _BEGIN: max(self._pieces.values())}
+        self._graphs.warm_up((size, frames) for frames in most for size in _sizes(most[frames]))
+        self.nbytes = torch.cuda.memory_reserved(self._device) - before
 
-
-# The sliding-window transformer of Qwen3's Code2Wav over many streams, each in a slot of fixed size.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowShape:
-    """The shape of the transformer; ``window`` is the number of positions that one attends to, itself included."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int
-    rope_theta: float
-    norm_eps: float
-
-
-class WindowTransformer:
-    """The blocks and the final norm.
-
-    The keys and values of the last ``window - 1`` positions are kept for each slot, as they are after rotation. All
-    shapes depend on the batch and on the number of new positions alone.
-    """
-
-    def __init__(self, shape: WindowShape, weights: Weights, name: str, memory: SlotMemory) -> None:
-        self._shape = shape
-        self._past = shape.window - 1
-        self._blocks = [
-            _Block(shape, weights, f"{name}.layers.{index}", memory, self._past) for index in range(shape.layers)
-        ]
-        self._norm = weights[f"{name}.norm.weight"]
-        even = torch.arange(0, shape.head_dim, 2, dtype=torch.float, device=memory.device)
-        self._frequencies = 1.0 / (shape.rope_theta ** (even / shape.head_dim))
-        self._memory = memory
-
-    def __call__(self, x: Tensor, rows: Tensor, done: Tensor) -> Tensor:
-        """Return the outputs for the next positions of the streams, (batch, n, size) -> (batch, n, size).
-
-        ``done`` (batch,) int64 is the number of positions before them.
-        """
-        new = x.shape[1]
-        positions = done[:, None] + torch.arange(new, device=x.device)
-        angles = positions[..., None].float() * self._frequencies
-        angles = torch.cat((angles, angles), -1)[:, None]
-        mask = self._mask(new, done)
-        for block in self._blocks:
-            x = block(x, rows, angles.cos(), angles.sin(), mask)
-        return _rms_norm(x, self._norm, self._shape.norm_eps)
-
-    def _mask(self, new: int, done: Tensor) -> Tensor:
-        """Return which of the kept and new positions each new one attends to, (batch, 1, n, past + n) bool."""
-        key = torch.arange(self._past + new, device=done.device)
-        query = torch.arange(new, device=done.device)[:, None]
-        in_window = (key >= query) & (key <= query + self._past)
-        filled = key >= self._past - done.clamp(max=self._past)[:, None]
-        return in_window[None, None] & filled[:, None, None]
+    def _step(self, batch: int, frames: int) -> torch.Tensor:
+        """Decode what is in the buffers."""
+        codes = self._codes[:batch, :, : frames or 1]
+        return self._network(codes, self._rows[:batch], self._done[:batch], first=frames == _BEGIN)
 
 
-class _Block:
-    """One layer: attention and gated network, each scaled by channel before it is added."""
-
-    def __init__(self, shape: WindowShape, weights: Weights, name: str, memory: SlotMemory, past: int) -> None:
-        self._shape = shape
-        self._past = past
-        self._keys = memory.tensor(shape.kv_heads, past, shape.head_dim)
-        self._values = memory.tensor(shape.kv_heads, past, shape.head_dim)
-        self._q, self._k, self._v, self._o = (_linear(weights, f"{name}.self_attn.{part}_proj") for part in "qkvo")
-        self._gate, self._up, self._down = (
-            _linear(weights, f"{name}.mlp.{part}_proj") for part in ("gate", "up", "down")
-        )
-        self._attention_norm = weights[f"{name}.input_layernorm.weight"]
-        self._mlp_norm = weights[f"{name}.post_attention_layernorm.weight"]
-        self._attention_scale = weights[f"{name}.self_attn_layer_scale.scale"]
-        self._mlp_scale = weights[f"{name}.mlp_layer_scale.scale"]
-
-    def __call__(self, x: Tensor, rows: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor) -> Tensor:
-        normed = _rms_norm(x, self._attention_norm, self._shape.norm_eps)
-        x = x + self._attention_scale * self._attend(normed, rows, cosine, sine, mask)
-        normed = _rms_norm(x, self._mlp_norm, self._shape.norm_eps)
-        gated = functional.silu(functional.linear(normed, *self._gate)) * functional.linear(normed, *self._up)
-        return x + self._mlp_scale * functional.linear(gated, *self._down)
-
-    def _attend(self, x: Tensor, rows: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor) -> Tensor:
-        query, key, value = (
-            functional.linear(x, *part).unflatten(-1, (-1, self._shape.head_dim)).transpose(1, 2)
-            for part in (self._q, self._k, self._v)
-        )
-        keys = torch.cat((self._keys[rows], _rotated(key, cosine, sine)), 2)
-        values = torch.cat((self._values[rows], value), 2)
-        self._keys[rows] = keys[:, :, -self._past :]
-        self._values[rows] = values[:, :, -self._past :]
-        attended = functional.scaled_dot_product_attention(
-            _rotated(query, cosine, sine),
-            keys,
-            values,
-            attn_mask=mask,
-            enable_gqa=self._shape.heads != self._shape.kv_heads,
-        )
-        return functional.linear(attended.transpose(1, 2).flatten(2), *self._o)
+def _filled(batch: int) -> int:
+    """Return the power of two to which a batch is filled."""
+    return 1 << (batch - 1).bit_length()
 
 
-def _linear(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
-    return weights[f"{name}.weight"], weights.get(f"{name}.bias")
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
-
-
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
-
-
-# The network of Qwen3's Code2Wav over many streams of codec frames, exact however they are cut.
-
-
-_DILATIONS = (1, 3, 9)
+def _sizes(most: int) -> list[int]:
+    """Return the sizes to which batches of up to ``most`` are filled."""
+    return [1 << power for power in range(_filled(most).bit_length())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +215,9 @@ class _Upsampling:
         return x + (self._gamma * inner).transpose(1, 2)
 
 
+_DILATIONS = (1, 3, 9)
+
+
 class _DecoderBlock:
     """Activation, transposed convolution and three dilated residual units."""
 
@@ -369,70 +241,187 @@ class _DecoderBlock:
         return x
 
 
-# Code2WavGraphs: runs the Code2Wav network over arrays, on a GPU from CUDA graphs of a few shapes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowShape:
+    """The shape of the transformer; ``window`` is the number of positions that one attends to, itself included."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    rope_theta: float
+    norm_eps: float
 
 
-#: Stands for the frames of a step that begins its streams, with one frame each.
-_BEGIN: Final = 0
+class WindowTransformer:
+    """The sliding-window transformer: its blocks and the final norm.
 
-
-class Code2WavGraphs:
-    """Calls ``network``, for up to so many streams as ``pieces`` has for each number of frames.
-
-    On a GPU a batch is filled up to a size that was captured, with rows of the scratch slot; on a CPU it runs as it is.
+    The keys and values of the last ``window - 1`` positions are kept for each slot, as they are after rotation. All
+    shapes depend on the batch and on the number of new positions alone.
     """
 
-    def __init__(
-        self, network: Code2WavNetwork, memory: SlotMemory, *, codebooks: int, pieces: Mapping[int, int]
-    ) -> None:
-        self._network = network
-        self._device = memory.device
-        self._on_gpu = memory.device.type == "cuda"
-        self._scratch = memory.slots
-        self._pieces = pieces
-        rows = _filled(max(pieces.values()))
-        self._codes = torch.zeros((rows, codebooks, max(pieces)), dtype=torch.int64, device=self._device)
-        self._rows = torch.full((rows,), self._scratch, dtype=torch.int64, device=self._device)
-        self._done = torch.zeros((rows,), dtype=torch.int64, device=self._device)
-        self._graphs = StepGraphs(self._step, str(self._device))
-        #: What the graphs take on the device.
-        self.nbytes = 0
+    def __init__(self, shape: WindowShape, weights: Weights, name: str, memory: SlotMemory) -> None:
+        self._shape = shape
+        self._past = shape.window - 1
+        self._blocks = [
+            _Block(shape, weights, f"{name}.layers.{index}", memory, self._past) for index in range(shape.layers)
+        ]
+        self._norm = weights[f"{name}.norm.weight"]
+        even = torch.arange(0, shape.head_dim, 2, dtype=torch.float, device=memory.device)
+        self._frequencies = 1.0 / (shape.rope_theta ** (even / shape.head_dim))
+        self._memory = memory
 
-    def __call__(
-        self, codes: NDArray[np.int64], rows: NDArray[np.int64], done: NDArray[np.int64], *, first: bool
-    ) -> NDArray[np.float32]:
-        """Return the samples of a batch, (batch, samples); see Code2WavNetwork for the arguments."""
-        batch, _, frames = codes.shape
-        size = _filled(batch) if self._on_gpu else batch
-        self._codes[:batch, :, :frames] = torch.tensor(codes)
-        self._done[:batch] = torch.tensor(done)
-        self._rows[:batch] = torch.tensor(rows)
-        self._rows[batch:size] = self._scratch
-        samples: NDArray[np.float32] = self._graphs.run(size, _BEGIN if first else frames)[:batch].cpu().numpy()
-        return samples
+    def __call__(self, x: Tensor, rows: Tensor, done: Tensor) -> Tensor:
+        """Return the outputs for the next positions of the streams, (batch, n, size) -> (batch, n, size).
 
-    def warm_up(self) -> None:
-        """Capture all shapes on a GPU; on a CPU run each number of frames once."""
-        self._rows.fill_(self._scratch)
-        if not self._on_gpu:
-            self._graphs.warm_up((1, frames) for frames in (_BEGIN, *self._pieces))
-            return
-        before = torch.cuda.memory_reserved(self._device)
-        most = {**self._pieces, _BEGIN: max(self._pieces.values())}
-        self._graphs.warm_up((size, frames) for frames in most for size in _sizes(most[frames]))
-        self.nbytes = torch.cuda.memory_reserved(self._device) - before
+        ``done`` (batch,) int64 is the number of positions before them.
+        """
+        new = x.shape[1]
+        positions = done[:, None] + torch.arange(new, device=x.device)
+        angles = positions[..., None].float() * self._frequencies
+        angles = torch.cat((angles, angles), -1)[:, None]
+        mask = self._mask(new, done)
+        for block in self._blocks:
+            x = block(x, rows, angles.cos(), angles.sin(), mask)
+        return _rms_norm(x, self._norm, self._shape.norm_eps)
 
-    def _step(self, batch: int, frames: int) -> torch.Tensor:
-        """Decode what is in the buffers."""
-        codes = self._codes[:batch, :, : frames or 1]
-        return self._network(codes, self._rows[:batch], self._done[:batch], first=frames == _BEGIN)
+    def _mask(self, new: int, done: Tensor) -> Tensor:
+        """Return which of the kept and new positions each new one attends to, (batch, 1, n, past + n) bool."""
+        key = torch.arange(self._past + new, device=done.device)
+        query = torch.arange(new, device=done.device)[:, None]
+        in_window = (key >= query) & (key <= query + self._past)
+        filled = key >= self._past - done.clamp(max=self._past)[:, None]
+        return in_window[None, None] & filled[:, None, None]
 
 
-def _filled(batch: int) -> int:
-    """Return the power of two to which a batch is filled."""
-    return 1 << (batch - 1).bit_length()
+class _Block:
+    """One layer: attention and gated network, each scaled by channel before it is added."""
+
+    def __init__(self, shape: WindowShape, weights: Weights, name: str, memory: SlotMemory, past: int) -> None:
+        self._shape = shape
+        self._past = past
+        self._keys = memory.tensor(shape.kv_heads, past, shape.head_dim)
+        self._values = memory.tensor(shape.kv_heads, past, shape.head_dim)
+        self._q, self._k, self._v, self._o = (_linear(weights, f"{name}.self_attn.{part}_proj") for part in "qkvo")
+        self._gate, self._up, self._down = (
+            _linear(weights, f"{name}.mlp.{part}_proj") for part in ("gate", "up", "down")
+        )
+        self._attention_norm = weights[f"{name}.input_layernorm.weight"]
+        self._mlp_norm = weights[f"{name}.post_attention_layernorm.weight"]
+        self._attention_scale = weights[f"{name}.self_attn_layer_scale.scale"]
+        self._mlp_scale = weights[f"{name}.mlp_layer_scale.scale"]
+
+    def __call__(self, x: Tensor, rows: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor) -> Tensor:
+        normed = _rms_norm(x, self._attention_norm, self._shape.norm_eps)
+        x = x + self._attention_scale * self._attend(normed, rows, cosine, sine, mask)
+        normed = _rms_norm(x, self._mlp_norm, self._shape.norm_eps)
+        gated = functional.silu(functional.linear(normed, *self._gate)) * functional.linear(normed, *self._up)
+        return x + self._mlp_scale * functional.linear(gated, *self._down)
+
+    def _attend(self, x: Tensor, rows: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (
+            functional.linear(x, *part).unflatten(-1, (-1, self._shape.head_dim)).transpose(1, 2)
+            for part in (self._q, self._k, self._v)
+        )
+        keys = torch.cat((self._keys[rows], _rotated(key, cosine, sine)), 2)
+        values = torch.cat((self._values[rows], value), 2)
+        self._keys[rows] = keys[:, :, -self._past :]
+        self._values[rows] = values[:, :, -self._past :]
+        attended = functional.scaled_dot_product_attention(
+            _rotated(query, cosine, sine),
+            keys,
+            values,
+            attn_mask=mask,
+            enable_gqa=self._shape.heads != self._shape.kv_heads,
+        )
+        return functional.linear(attended.transpose(1, 2).flatten(2), *self._o)
 
 
-def _sizes(most: int) -> list[int]:
-    """Return the sizes to which batches of up to ``most`` are filled."""
-    return [1 << power for power in range(_filled(most).bit_length())]
+def _linear(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
+    return weights[f"{name}.weight"], weights.get(f"{name}.bias")
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
+
+
+#: The tensors of a module or checkpoint, by their names.
+Weights = Mapping[str, Tensor]
+
+
+class SlotMemory:
+    """Owns the tensors that hold something for each slot: ``slots`` and one for scratch."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.slots = slots
+        self.device = device
+        self._tensors: list[Tensor] = []
+
+    def tensor(self, *shape: int) -> Tensor:
+        """Return a new tensor of zeros, (slots + 1, *shape) float32."""
+        made = torch.zeros((self.slots + 1, *shape), device=self.device)
+        self._tensors.append(made)
+        return made
+
+    def clear(self, slot: int) -> None:
+        """Set all that is held for ``slot`` to zero."""
+        for tensor in self._tensors:
+            tensor[slot].zero_()
+
+    @property
+    def nbytes(self) -> int:
+        total: int = sum(tensor.nbytes for tensor in self._tensors)
+        return total
+
+
+class CausalConvolution:
+    """A convolution with stride 1 that sees only the past, which is zero before the start of a stream."""
+
+    def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, dilation: int = 1, groups: int = 1) -> None:
+        self._weight, self._bias = weights[f"{name}.conv.weight"], weights[f"{name}.conv.bias"]
+        self._dilation, self._groups = dilation, groups
+        self._reach = (self._weight.shape[2] - 1) * dilation
+        self._past = memory.tensor(self._weight.shape[1] * groups, self._reach)
+
+    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Return what follows from the next inputs, (batch, channels, n) -> (batch, channels out, n)."""
+        if self._reach:
+            x = torch.cat((self._past[rows], x), -1)
+            self._past[rows] = x[..., -self._reach :]
+        return functional.conv1d(x, self._weight, self._bias, dilation=self._dilation, groups=self._groups)
+
+
+class TransposedConvolution:
+    """An upsampling convolution that cuts ``kernel - stride`` samples off both ends of a stream.
+
+    What it makes of an input therefore needs the next input too. The first call of a stream returns that much less;
+    what the end of the stream lacks, the whole one lacks as well. Raises ConfigurationError where the kernel is neither
+    the stride nor twice the stride.
+    """
+
+    def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, stride: int) -> None:
+        self._weight, self._bias = weights[f"{name}.conv.weight"], weights[f"{name}.conv.bias"]
+        self._stride = stride
+        self._cut = self._weight.shape[2] - stride
+        if self._cut not in (0, stride):
+            kernel = self._weight.shape[2]
+            raise ConfigurationError([f"{name}: a kernel of {kernel} with a stride of {stride} is not supported"])
+        self._past = memory.tensor(self._weight.shape[0], 1) if self._cut else None
+
+    def __call__(self, x: Tensor, rows: Tensor, *, first: bool) -> Tensor:
+        """Return what follows from the next inputs; ``first`` says that they begin their streams.
+
+        (batch, channels, n) -> (batch, channels out, n * stride), or (n - 1) * stride at the start of a stream.
+        """
+        if self._past is not None:
+            if not first:
+                x = torch.cat((self._past[rows], x), -1)
+            self._past[rows] = x[..., -1:]
+        made = functional.conv_transpose1d(x, self._weight, self._bias, stride=self._stride)
+        return made[..., self._cut : made.shape[-1] - self._cut]

@@ -1,4 +1,7 @@
-"""SlotTalker: a Talker as StepModel, and what its process loads."""
+"""SlotTalker: a Talker as StepModel, with its sessions in slots.
+
+``talker`` and ``vocoder`` are what the processes of an omni model load.
+"""
 
 from __future__ import annotations
 
@@ -38,143 +41,139 @@ from omni_ws.engine.omni.talker_network import SlotSpace, TalkerNetwork
 from omni_ws.engine.omni.talkers import Qwen3Talker, Qwen25Talker
 from omni_ws.engine.omni.transformer import BlockShape
 
-# TalkerAnswer: one session of a Talker, on the host: what it has read, what it has to speak, what it may make.
+#: Of both families, in Hz; no configuration has it.
+SAMPLE_RATE: Final = 24_000
 
 
-class TalkerAnswer:
-    """Raises RefusedInput from ``feed``; the session is over then."""
-
-    def __init__(self, session: int, slot: int, settings: TalkerSettings, network: TalkerNetwork) -> None:
-        self.session = session
-        self.slot = slot
-        self.granted = 0
-        #: Rows of the prompt that have not been computed, and the positions that the slot has.
-        self.prompt = RowQueue()
-        self.length = 0
-        #: How many frames were begun, and how many the answer may have.
-        self.frames = 0
-        self.most_frames = settings.max_tokens
-        #: Whether a frame or an error ended the answer.
-        self.over = False
-        self._settings = settings
-        self._network = network
-        self._reader = network.reader(settings.voice)
-        #: Whether the prompt is complete, and the answer.
-        self._answering = self._answer_complete = False
-        self._position = 0
-        self._tokens: deque[int] = deque()
-        self._states: deque[NDArray[np.float32]] = deque()
-        self._rows_read = self._rows_taken = 0
-
-    @property
-    def answering(self) -> bool:
-        """Whether the prompt is complete."""
-        return self._answering
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the answer ended before its first row."""
-        return self._answer_complete and not self._rows_read
-
-    @property
-    def can_step(self) -> bool:
-        """Whether all is there for the next frame: the prompt, a row, and a grant."""
-        return (
-            not self.over
-            and self._answering
-            and not self.prompt
-            and self.granted > 0
-            and self.frames < self.most_frames
-            and (bool(self._tokens) or (self._answer_complete and not self.is_empty))
-        )
-
-    @property
-    def position(self) -> int:
-        """The M-RoPE position of the next frame, the same on all three axes."""
-        return self._position + self.frames
-
-    @property
-    def rows_used(self) -> int:
-        return min(self._rows_taken, self._rows_read)
-
-    def feed(self, item: TalkerItem) -> None:
-        match item:
-            case _ if self.over:
-                pass
-            case PromptRows():
-                self._read_prompt(item)
-            case PromptReset():
-                self._require(not self._answering, "the prompt cannot begin anew once the answer has begun")
-                self.prompt, self.length = RowQueue(), 0
-                self._reader = self._network.reader(self._settings.voice)
-            case AnswerRows():
-                self._read_answer(item)
-            case AnswerEnd():
-                self._require(not self._answer_complete, "the answer has ended already")
-                self._answer_complete = True
-
-    def take_row(self) -> tuple[int, NDArray[np.float32] | None]:
-        """Remove and return the next row of the answer: its token, and the state where the family has one."""
-        self._rows_taken += 1
-        if self._tokens:
-            return self._tokens.popleft(), self._states.popleft() if self._states else None
-        first, later = self._network.after_answer
-        return (first if self._rows_taken == self._rows_read + 1 else later), None
-
-    def _read_prompt(self, item: PromptRows) -> None:
-        self._require(not self._answering, "rows of the prompt after the answer has begun")
-        count, size = len(item.tokens), self._network.hidden_size
-        self._check_tokens(item.tokens)
-        fit = item.positions.shape == (3, count) and item.states.shape == (count,) and item.states.dtype == np.bool_
-        self._require(fit, "tokens, positions and states of the prompt's rows do not match")
-        self._check_states(item.hidden, (int(item.states.sum()), size))
-        self.prompt.put(self._reader.read(item))
-        self._check_length()
-
-    def _read_answer(self, item: AnswerRows) -> None:
-        self._require(not self._answer_complete, "rows of the answer after its end")
-        count = len(item.tokens)
-        self._check_tokens(item.tokens)
-        self._check_states(item.hidden, (count if self._network.answer_states else 0, self._network.hidden_size))
-        if not self._answering:
-            self._begin_answer()
-        # A frame reads a row: what is behind the last possible frame is never read.
-        room = max(0, self.most_frames - self._rows_read)
-        self._tokens.extend(item.tokens[:room].tolist())
-        self._states.extend(item.hidden[:room])
-        self._rows_read += count
-
-    def _begin_answer(self) -> None:
-        rows, self._position = self._reader.end()
-        self.prompt.put(rows)
-        self._check_length()
-        self._answering = True
-        room = self._network.space.longest - self.length - len(self.prompt)
-        self.most_frames = min(self.most_frames, room)
-
-    def _check_length(self) -> None:
-        longest = self._network.space.longest
-        rows = self.length + len(self.prompt)
-        # The first frame needs a position, too.
-        self._require(rows < longest, f"the prompt is too long for the Talker: {rows} rows, at most {longest - 1}")
-
-    def _check_tokens(self, tokens: NDArray[np.int64]) -> None:
-        known = tokens.ndim == 1 and tokens.dtype == np.int64
-        known = known and (not len(tokens) or (tokens.min() >= 0 and tokens.max() < self._network.vocabulary))
-        self._require(bool(known), f"tokens must be numbers from 0 to {self._network.vocabulary - 1}")
-
-    def _check_states(self, hidden: NDArray[np.float32], shape: tuple[int, int]) -> None:
-        self._require(hidden.shape == shape, f"the Thinker's states must have the shape {shape}, got {hidden.shape}")
-        # One that is not would stay in the slot and spoil later sessions.
-        self._require(bool(np.isfinite(hidden).all()), "the Thinker's states must be finite")
-
-    @staticmethod
-    def _require(holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise RefusedInput(otherwise)
+def talker(folder: str, slots: int, positions: int) -> LoadedModel:
+    """Load the Talker. Its facts are ``voices``, the default first. Raises ConfigurationError."""
+    model = load_talker(Path(folder), slots=slots, longest=positions)
+    return LoadedModel(model, {"voices": model.voices})
 
 
-# SlotTalker: a Talker as StepModel: sessions in slots, one frame of all that can go on in each step.
+def vocoder(folder: str, slots: int) -> LoadedModel:
+    """Load the vocoder. Raises ConfigurationError.
+
+    Its facts are ``sample_rate`` in Hz, ``frame_ms``, ``context_frames``, and ``block``, see VocoderStage.
+    """
+    path = Path(folder)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "code2wav_config" in config:
+        return _code2wav(path, config["code2wav_config"], slots, device)
+    return _token2wav(path, config["token2wav_config"], slots, device)
+
+
+def _code2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
+    shape = Code2WavShape.read(config)
+    model = Qwen3Code2Wav(shape, _weights(folder, "code2wav."), slots=slots, device=device)
+    return LoadedModel(model, _facts(model.samples_per_frame, context=CONTEXT_FRAMES))
+
+
+def _token2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
+    from omni_ws.engine.omni.token2wav import ODE_STEPS, STREAMING, Qwen25Token2Wav, Token2WavNetwork
+
+    weights, speakers = _weights(folder, "token2wav."), load_speakers(folder)
+    network = Token2WavNetwork(config, weights, speakers, ode_steps=ODE_STEPS, device=device)
+    model = Qwen25Token2Wav(network, slots=slots)
+    return LoadedModel(
+        model, _facts(model.samples_per_code, context=0, block=STREAMING.first * network.codes_per_block)
+    )
+
+
+def _facts(samples_per_frame: int, *, context: int, block: int | None = None) -> Mapping[str, Any]:
+    frame_ms = samples_per_frame * 1000 / SAMPLE_RATE
+    return {"sample_rate": SAMPLE_RATE, "frame_ms": frame_ms, "context_frames": context, "block": block}
+
+
+def _weights(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a module by their names in it."""
+    tensors = CheckpointTensors(folder)
+    return {name.removeprefix(prefix): tensors.tensor(name) for name in tensors.names(prefix)}
+
+
+_Load = Callable[[CheckpointTensors, Mapping[str, Any], SlotSpace, Path], TalkerNetwork]
+
+
+def _qwen3(source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, folder: Path) -> TalkerNetwork:
+    return Qwen3Talker(source, config, space)
+
+
+def _qwen25(source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, folder: Path) -> TalkerNetwork:
+    tokens = {name: speaker.bos_token for name, speaker in load_speakers(folder).items()}
+    return Qwen25Talker(source, config, space, tokens)
+
+
+#: By ``model_type``: how to load it, and where config.json has the sizes of the Talker's transformer.
+_FAMILIES: Final[Mapping[str, tuple[_Load, tuple[str, ...]]]] = {
+    "qwen3_omni_moe": (_qwen3, ("talker_config", "text_config")),
+    "qwen2_5_omni": (_qwen25, ("talker_config",)),
+}
+
+
+def load_talker(
+    folder: str | Path,
+    *,
+    slots: int,
+    longest: int,
+    device: str | None = None,
+    dtype: str | None = None,
+    piece: int = 256,
+    read_late: bool | None = None,
+) -> SlotTalker:
+    """Load the Talker of the checkpoint in ``folder``, and nothing else of it.
+
+    It has ``slots`` for sessions, each with ``longest`` positions for what the Talker reads of the prompt and for the
+    frames of the answer. ``device`` is by default a GPU if there is one, ``dtype`` "bfloat16" there and "float32" on a
+    CPU; ``piece`` and ``read_late`` are SlotTalker's. Raises ConfigurationError.
+    """
+    folder = Path(folder)
+    config = _config(folder)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or ("float32" if torch.device(device).type == "cpu" else "bfloat16")
+    space = SlotSpace(slots, longest, device, getattr(torch, dtype))
+    load, _ = _FAMILIES[config["model_type"]]
+    try:
+        network = load(CheckpointTensors(folder), config, space, folder)
+    except KeyError as error:
+        raise ConfigurationError([f"{folder / 'config.json'}: {error.args[0]} is missing"]) from error
+    return SlotTalker(network, piece=piece, read_late=read_late)
+
+
+def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: int = 2) -> int:
+    """Return the bytes that ``load_talker`` will take for weights and slots; only the files' headers are read.
+
+    A value takes ``value_bytes``. What CUDA's context, its libraries and the graphs take comes on top.
+    Raises ConfigurationError.
+    """
+    folder = Path(folder)
+    config = _config(folder)
+    sizes: Mapping[str, Any] = config
+    _, path = _FAMILIES[config["model_type"]]
+    try:
+        for name in path:
+            sizes = sizes[name]
+        vocabulary = int(sizes["vocab_size"])
+    except KeyError as error:
+        raise ConfigurationError([f"{folder / 'config.json'}: {error.args[0]} is missing"]) from error
+    position = BlockShape.of(sizes, ".".join(path)).positions_bytes(value_bytes)
+    # Of each code a slot notes whether its session has had it.
+    return CheckpointTensors(folder).bytes_of("talker.", value_bytes) + slots * (longest * position + vocabulary)
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind = config.get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigurationError([f"{path}: not readable: {error}"]) from error
+    if kind not in _FAMILIES:
+        raise ConfigurationError([f"{path}: model_type {kind!r} has no Talker here; known are {', '.join(_FAMILIES)}"])
+    if "talker_config" not in config:
+        raise ConfigurationError([f"{path}: the model has no Talker"])
+    result: Mapping[str, Any] = config
+    return result
 
 
 #: A step is for one of so many slots, and for the largest number, those of the Talker.
@@ -183,17 +182,8 @@ _BATCHES: Final = (1, 2, 4, 8, 16, 32)
 _SMALLEST_WINDOW: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A frame that a step was begun for; ``rows_used`` and ``last`` as they are with it."""
-
-    answer: TalkerAnswer
-    rows_used: int
-    last: bool
-
-
 class SlotTalker:
-    """Serves as many sessions as there are slots.
+    """Serves as many sessions as there are slots, by steps that make one frame of all that can go on.
 
     A session takes the lowest free slot, so that a step is for the first slots only. ``piece`` limits the rows of a
     prompt that one step computes, for one session. With ``read_late``, the default on a GPU, a step returns the frames
@@ -366,143 +356,146 @@ class SlotTalker:
         return next(size for size in sizes if size >= needed)
 
 
-# Loads the Talker of a checkpoint, and tells beforehand how much memory it will take.
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A frame that a step was begun for; ``rows_used`` and ``last`` as they are with it."""
+
+    answer: TalkerAnswer
+    rows_used: int
+    last: bool
 
 
-_Load = Callable[[CheckpointTensors, Mapping[str, Any], SlotSpace, Path], TalkerNetwork]
+class TalkerAnswer:
+    """One session, on the host: what it has read, what it has to speak, what it may make.
 
-
-def _qwen3(source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, folder: Path) -> TalkerNetwork:
-    return Qwen3Talker(source, config, space)
-
-
-def _qwen25(source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, folder: Path) -> TalkerNetwork:
-    tokens = {name: speaker.bos_token for name, speaker in load_speakers(folder).items()}
-    return Qwen25Talker(source, config, space, tokens)
-
-
-#: By ``model_type``: how to load it, and where config.json has the sizes of the Talker's transformer.
-_FAMILIES: Final[Mapping[str, tuple[_Load, tuple[str, ...]]]] = {
-    "qwen3_omni_moe": (_qwen3, ("talker_config", "text_config")),
-    "qwen2_5_omni": (_qwen25, ("talker_config",)),
-}
-
-
-def load_talker(
-    folder: str | Path,
-    *,
-    slots: int,
-    longest: int,
-    device: str | None = None,
-    dtype: str | None = None,
-    piece: int = 256,
-    read_late: bool | None = None,
-) -> SlotTalker:
-    """Load the Talker of the checkpoint in ``folder``, and nothing else of it.
-
-    It has ``slots`` for sessions, each with ``longest`` positions for what the Talker reads of the prompt and for the
-    frames of the answer. ``device`` is by default a GPU if there is one, ``dtype`` "bfloat16" there and "float32" on a
-    CPU; ``piece`` and ``read_late`` are SlotTalker's. Raises ConfigurationError.
+    Raises RefusedInput from ``feed``; the session is over then.
     """
-    folder = Path(folder)
-    config = _config(folder)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or ("float32" if torch.device(device).type == "cpu" else "bfloat16")
-    space = SlotSpace(slots, longest, device, getattr(torch, dtype))
-    load, _ = _FAMILIES[config["model_type"]]
-    try:
-        network = load(CheckpointTensors(folder), config, space, folder)
-    except KeyError as error:
-        raise ConfigurationError([f"{folder / 'config.json'}: {error.args[0]} is missing"]) from error
-    return SlotTalker(network, piece=piece, read_late=read_late)
 
+    def __init__(self, session: int, slot: int, settings: TalkerSettings, network: TalkerNetwork) -> None:
+        self.session = session
+        self.slot = slot
+        self.granted = 0
+        #: Rows of the prompt that have not been computed, and the positions that the slot has.
+        self.prompt = RowQueue()
+        self.length = 0
+        #: How many frames were begun, and how many the answer may have.
+        self.frames = 0
+        self.most_frames = settings.max_tokens
+        #: Whether a frame or an error ended the answer.
+        self.over = False
+        self._settings = settings
+        self._network = network
+        self._reader = network.reader(settings.voice)
+        #: Whether the prompt is complete, and the answer.
+        self._answering = self._answer_complete = False
+        self._position = 0
+        self._tokens: deque[int] = deque()
+        self._states: deque[NDArray[np.float32]] = deque()
+        self._rows_read = self._rows_taken = 0
 
-def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: int = 2) -> int:
-    """Return the bytes that ``load_talker`` will take for weights and slots; only the files' headers are read.
+    @property
+    def answering(self) -> bool:
+        """Whether the prompt is complete."""
+        return self._answering
 
-    A value takes ``value_bytes``. What CUDA's context, its libraries and the graphs take comes on top.
-    Raises ConfigurationError.
-    """
-    folder = Path(folder)
-    config = _config(folder)
-    sizes: Mapping[str, Any] = config
-    _, path = _FAMILIES[config["model_type"]]
-    try:
-        for name in path:
-            sizes = sizes[name]
-        vocabulary = int(sizes["vocab_size"])
-    except KeyError as error:
-        raise ConfigurationError([f"{folder / 'config.json'}: {error.args[0]} is missing"]) from error
-    position = BlockShape.of(sizes, ".".join(path)).positions_bytes(value_bytes)
-    # Of each code a slot notes whether its session has had it.
-    return CheckpointTensors(folder).bytes_of("talker.", value_bytes) + slots * (longest * position + vocabulary)
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer ended before its first row."""
+        return self._answer_complete and not self._rows_read
 
+    @property
+    def can_step(self) -> bool:
+        """Whether all is there for the next frame: the prompt, a row, and a grant."""
+        return (
+            not self.over
+            and self._answering
+            and not self.prompt
+            and self.granted > 0
+            and self.frames < self.most_frames
+            and (bool(self._tokens) or (self._answer_complete and not self.is_empty))
+        )
 
-def _config(folder: Path) -> Mapping[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind = config.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError([f"{path}: not readable: {error}"]) from error
-    if kind not in _FAMILIES:
-        raise ConfigurationError([f"{path}: model_type {kind!r} has no Talker here; known are {', '.join(_FAMILIES)}"])
-    if "talker_config" not in config:
-        raise ConfigurationError([f"{path}: the model has no Talker"])
-    result: Mapping[str, Any] = config
-    return result
+    @property
+    def position(self) -> int:
+        """The M-RoPE position of the next frame, the same on all three axes."""
+        return self._position + self.frames
 
+    @property
+    def rows_used(self) -> int:
+        return min(self._rows_taken, self._rows_read)
 
-# What the processes of an omni model load: its Talker, and its vocoder.
+    def feed(self, item: TalkerItem) -> None:
+        match item:
+            case _ if self.over:
+                pass
+            case PromptRows():
+                self._read_prompt(item)
+            case PromptReset():
+                self._require(not self._answering, "the prompt cannot begin anew once the answer has begun")
+                self.prompt, self.length = RowQueue(), 0
+                self._reader = self._network.reader(self._settings.voice)
+            case AnswerRows():
+                self._read_answer(item)
+            case AnswerEnd():
+                self._require(not self._answer_complete, "the answer has ended already")
+                self._answer_complete = True
 
+    def take_row(self) -> tuple[int, NDArray[np.float32] | None]:
+        """Remove and return the next row of the answer: its token, and the state where the family has one."""
+        self._rows_taken += 1
+        if self._tokens:
+            return self._tokens.popleft(), self._states.popleft() if self._states else None
+        first, later = self._network.after_answer
+        return (first if self._rows_taken == self._rows_read + 1 else later), None
 
-#: Of both families, in Hz; no configuration has it.
-SAMPLE_RATE: Final = 24_000
+    def _read_prompt(self, item: PromptRows) -> None:
+        self._require(not self._answering, "rows of the prompt after the answer has begun")
+        count, size = len(item.tokens), self._network.hidden_size
+        self._check_tokens(item.tokens)
+        fit = item.positions.shape == (3, count) and item.states.shape == (count,) and item.states.dtype == np.bool_
+        self._require(fit, "tokens, positions and states of the prompt's rows do not match")
+        self._check_states(item.hidden, (int(item.states.sum()), size))
+        self.prompt.put(self._reader.read(item))
+        self._check_length()
 
+    def _read_answer(self, item: AnswerRows) -> None:
+        self._require(not self._answer_complete, "rows of the answer after its end")
+        count = len(item.tokens)
+        self._check_tokens(item.tokens)
+        self._check_states(item.hidden, (count if self._network.answer_states else 0, self._network.hidden_size))
+        if not self._answering:
+            self._begin_answer()
+        # A frame reads a row: what is behind the last possible frame is never read.
+        room = max(0, self.most_frames - self._rows_read)
+        self._tokens.extend(item.tokens[:room].tolist())
+        self._states.extend(item.hidden[:room])
+        self._rows_read += count
 
-def talker(folder: str, slots: int, positions: int) -> LoadedModel:
-    """Load the Talker. Its facts are ``voices``, the default first. Raises ConfigurationError."""
-    model = load_talker(Path(folder), slots=slots, longest=positions)
-    return LoadedModel(model, {"voices": model.voices})
+    def _begin_answer(self) -> None:
+        rows, self._position = self._reader.end()
+        self.prompt.put(rows)
+        self._check_length()
+        self._answering = True
+        room = self._network.space.longest - self.length - len(self.prompt)
+        self.most_frames = min(self.most_frames, room)
 
+    def _check_length(self) -> None:
+        longest = self._network.space.longest
+        rows = self.length + len(self.prompt)
+        # The first frame needs a position, too.
+        self._require(rows < longest, f"the prompt is too long for the Talker: {rows} rows, at most {longest - 1}")
 
-def vocoder(folder: str, slots: int) -> LoadedModel:
-    """Load the vocoder. Raises ConfigurationError.
+    def _check_tokens(self, tokens: NDArray[np.int64]) -> None:
+        known = tokens.ndim == 1 and tokens.dtype == np.int64
+        known = known and (not len(tokens) or (tokens.min() >= 0 and tokens.max() < self._network.vocabulary))
+        self._require(bool(known), f"tokens must be numbers from 0 to {self._network.vocabulary - 1}")
 
-    Its facts are ``sample_rate`` in Hz, ``frame_ms``, ``context_frames``, and ``block``, see VocoderStage.
-    """
-    path = Path(folder)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if "code2wav_config" in config:
-        return _code2wav(path, config["code2wav_config"], slots, device)
-    return _token2wav(path, config["token2wav_config"], slots, device)
+    def _check_states(self, hidden: NDArray[np.float32], shape: tuple[int, int]) -> None:
+        self._require(hidden.shape == shape, f"the Thinker's states must have the shape {shape}, got {hidden.shape}")
+        # One that is not would stay in the slot and spoil later sessions.
+        self._require(bool(np.isfinite(hidden).all()), "the Thinker's states must be finite")
 
-
-def _code2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
-    shape = Code2WavShape.read(config)
-    model = Qwen3Code2Wav(shape, _weights(folder, "code2wav."), slots=slots, device=device)
-    return LoadedModel(model, _facts(model.samples_per_frame, context=CONTEXT_FRAMES))
-
-
-def _token2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
-    from omni_ws.engine.omni.checkpoint import load_speakers
-    from omni_ws.engine.omni.token2wav import ODE_STEPS, STREAMING, Qwen25Token2Wav, Token2WavNetwork
-
-    weights, speakers = _weights(folder, "token2wav."), load_speakers(folder)
-    network = Token2WavNetwork(config, weights, speakers, ode_steps=ODE_STEPS, device=device)
-    model = Qwen25Token2Wav(network, slots=slots)
-    return LoadedModel(
-        model, _facts(model.samples_per_code, context=0, block=STREAMING.first * network.codes_per_block)
-    )
-
-
-def _facts(samples_per_frame: int, *, context: int, block: int | None = None) -> Mapping[str, Any]:
-    frame_ms = samples_per_frame * 1000 / SAMPLE_RATE
-    return {"sample_rate": SAMPLE_RATE, "frame_ms": frame_ms, "context_frames": context, "block": block}
-
-
-def _weights(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module by their names in it."""
-    tensors = CheckpointTensors(folder)
-    return {name.removeprefix(prefix): tensors.tensor(name) for name in tensors.names(prefix)}
+    @staticmethod
+    def _require(holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise RefusedInput(otherwise)

@@ -1,4 +1,7 @@
-"""The stages that speak an answer: Talker and vocoder in their processes."""
+"""The stages that speak an answer with an omni model: its Talker and its vocoder, each in a process of its own.
+
+The stages see the processes as TalkerProcess and VocoderProcess; TalkerHost and VocoderHost are those that run.
+"""
 
 from __future__ import annotations
 
@@ -30,231 +33,6 @@ from omni_ws.engine.omni.step_model import (
 from omni_ws.engine.omni.step_process import StepProcess, StepSession
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 from omni_ws.profiler import events
-
-# Sessions with the processes of Talker and vocoder, as the stages in the server use them.
-
-
-class TalkerSession(Protocol):
-    """One answer in the Talker's process. Iterating yields its Codes, up to the item whose ``end`` is set.
-
-    ``feed`` and the iteration raise InvalidValue for input that the Talker refuses, and EngineFailed once its process
-    has ended.
-    """
-
-    async def feed(self, item: TalkerItem) -> None:
-        """Hand over ``item``; waits while the process has too much input of this session."""
-        ...
-
-    def grant(self, frames: int) -> None:
-        """Allow ``frames`` codec frames more; without a grant none are made.
-
-        The Talker stage grants what its link to the vocoder has room for: first the capacity, then as many as it has
-        put into the link.
-        """
-        ...
-
-    def __aiter__(self) -> AsyncIterator[Codes]: ...
-
-
-class VocoderSession(Protocol):
-    """One answer in the vocoder's process."""
-
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
-        """Decode the next codes; the process does so in one batch with those of other sessions.
-
-        Calls do not overlap. Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has
-        ended.
-        """
-        ...
-
-
-class TalkerProcess(Protocol):
-    """The process of a Talker."""
-
-    @property
-    def frame_ms(self) -> float:
-        """The duration of a codec frame in milliseconds."""
-        ...
-
-    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[TalkerSession]:
-        """Open a session for one answer; leaving the block frees its slot at once.
-
-        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
-        """
-        ...
-
-
-class VocoderProcess(Protocol):
-    """The process of a vocoder."""
-
-    @property
-    def sample_rate(self) -> int:
-        """The rate of its samples in Hz."""
-        ...
-
-    @property
-    def frame_ms(self) -> float:
-        """The duration of a codec frame in milliseconds."""
-        ...
-
-    @property
-    def context_frames(self) -> int:
-        """How many frames a chunk's decoding costs besides its own."""
-        ...
-
-    @property
-    def ms_per_frame(self) -> float:
-        """The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown."""
-        ...
-
-    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[VocoderSession]:
-        """Open a session for one answer; leaving the block frees its slot at once.
-
-        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
-        """
-        ...
-
-
-# The sessions of a Talker and of a vocoder in their processes.
-
-
-#: The most rows in a message: 64 states of 3584 values are 0.9 MB.
-ROWS_PER_MESSAGE: Final = 64
-#: What a message costs besides its rows, in bytes.
-_OVERHEAD_BYTES: Final = 128
-#: The weight of the latest measurement in the moving average.
-_SMOOTHING: Final = 0.3
-
-
-class _TalkerSession:
-    """See TalkerSession."""
-
-    def __init__(self, session: StepSession) -> None:
-        self._session = session
-
-    async def feed(self, item: TalkerItem) -> None:
-        for piece in _pieces(item):
-            await self._session.feed(piece, _cost(piece))
-
-    def grant(self, frames: int) -> None:
-        self._session.grant(frames)
-
-    async def __aiter__(self) -> AsyncIterator[Codes]:
-        async for codes in self._session.made:
-            yield codes
-            if codes.end is not None:
-                return
-
-
-class TalkerHost:
-    """A TalkerProcess. ``frame_ms`` is the duration of its codec frames in milliseconds."""
-
-    def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
-        self.process = process
-        self.frame_ms = frame_ms
-
-    @asynccontextmanager
-    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
-        """See TalkerProcess; raises EngineOverloaded without a free slot."""
-        async with self.process.open(settings) as session:
-            yield _TalkerSession(session)
-
-
-class _VocoderSession:
-    """See VocoderSession."""
-
-    def __init__(self, host: VocoderHost, session: StepSession) -> None:
-        self._host = host
-        self._session = session
-
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
-        began = time.monotonic()
-        await self._session.feed(item, item.codes.nbytes + _OVERHEAD_BYTES)
-        made: VocoderOutput = await anext(self._session.made)
-        self._host.note(len(item.codes), time.monotonic() - began)
-        return made
-
-
-class VocoderHost:
-    """A VocoderProcess; the figures are those of its model."""
-
-    def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
-        self.process = process
-        self.sample_rate = sample_rate
-        self.frame_ms = frame_ms
-        self.context_frames = context_frames
-        #: The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown.
-        self.ms_per_frame = 0.0
-
-    @asynccontextmanager
-    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
-        """See VocoderProcess; raises EngineOverloaded without a free slot."""
-        async with self.process.open(settings) as session:
-            yield _VocoderSession(self, session)
-
-    def note(self, frames: int, seconds: float) -> None:
-        """Take a measurement into the average."""
-        if frames:
-            per_frame = seconds * 1000 / (frames + self.context_frames)
-            weight = _SMOOTHING if self.ms_per_frame else 1.0
-            self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
-
-
-def _pieces(item: TalkerItem) -> Iterator[TalkerItem]:
-    """Cut an item with many rows, so that each message is short and a close never waits behind a long one."""
-    if not isinstance(item, PromptRows | AnswerRows) or len(item.tokens) <= ROWS_PER_MESSAGE:
-        yield item
-        return
-    done = 0  # of the states, which are fewer than the tokens
-    for start in range(0, len(item.tokens), ROWS_PER_MESSAGE):
-        part = slice(start, start + ROWS_PER_MESSAGE)
-        if isinstance(item, AnswerRows):
-            yield replace(item, tokens=item.tokens[part], hidden=item.hidden[part])
-        else:
-            count = int(item.states[part].sum())
-            yield PromptRows(
-                item.tokens[part], item.positions[:, part], item.states[part], item.hidden[done : done + count]
-            )
-            done += count
-
-
-def _cost(item: TalkerItem) -> int:
-    if isinstance(item, PromptRows | AnswerRows):
-        return item.tokens.nbytes + item.hidden.nbytes + _OVERHEAD_BYTES
-    return _OVERHEAD_BYTES
-
-
-# SpeechPart: lets an answer go on as text when its voice fails.
-
-
-class SpeechPart:
-    """A Stage around one that speaks: without its process, or a slot there, an answer loses its sound, not its text.
-
-    The client is told by a PartFailed.
-    """
-
-    def __init__(self, stage: Stage[Any]) -> None:
-        self.name = stage.name
-        self._stage = stage
-
-    async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Run the stage. If it cannot go on, the rest of ``source`` is read and dropped."""
-        try:
-            await self._stage.run(source, sink, outputs)
-        except (EngineFailed, EngineOverloaded) as error:
-            told: OmniError
-            if isinstance(error, EngineOverloaded):
-                told = EngineOverloaded(error.message, param=error.param, retry_after_ms=error.retry_after_ms)
-            else:
-                told = EngineFailed(error.message, param=error.param)
-            await outputs.put(PartFailed(told))
-            # A stage that returns has those before it cancelled, and with them the text.
-            async for _ in source:
-                pass
-
-
-# OmniTalker: the stage that speaks an answer with the Talker of an omni model.
-
 
 #: The names in ``stage_sampling.talker``. ``max_tokens`` limits the codec frames of the answer.
 OMNI_TALKER_SAMPLING: Final = frozenset({"temperature", "top_p", "top_k", "repetition_penalty", "seed", "max_tokens"})
@@ -363,11 +141,8 @@ class OmniTalker:
                 self.prompt_tokens = 0
 
 
-# VocoderStage: has the codes of an answer decoded, in chunks that are small at first and grow as time allows.
-
-
 class VocoderStage:
-    """A Stage of one answer: Codes in, AudioOutput to the client.
+    """A Stage of one answer: Codes in, AudioOutput to the client, in chunks that grow as time allows.
 
     ``settings`` are those of the vocoder's session, which is open from the first codes to the end. ``policy`` controls
     the size of chunks. A vocoder that decodes in fixed windows has a ``block`` instead, the frames by which a window
@@ -459,3 +234,216 @@ class VocoderStage:
 
 async def _decoded(session: VocoderSession, item: VocoderInput) -> Samples:
     return (await session.decode(item)).samples
+
+
+class SpeechPart:
+    """A Stage around one that speaks: without its process, or a slot there, an answer loses its sound, not its text.
+
+    The client is told by a PartFailed.
+    """
+
+    def __init__(self, stage: Stage[Any]) -> None:
+        self.name = stage.name
+        self._stage = stage
+
+    async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Run the stage. If it cannot go on, the rest of ``source`` is read and dropped."""
+        try:
+            await self._stage.run(source, sink, outputs)
+        except (EngineFailed, EngineOverloaded) as error:
+            told: OmniError
+            if isinstance(error, EngineOverloaded):
+                told = EngineOverloaded(error.message, param=error.param, retry_after_ms=error.retry_after_ms)
+            else:
+                told = EngineFailed(error.message, param=error.param)
+            await outputs.put(PartFailed(told))
+            # A stage that returns has those before it cancelled, and with them the text.
+            async for _ in source:
+                pass
+
+
+class TalkerSession(Protocol):
+    """One answer in the Talker's process. Iterating yields its Codes, up to the item whose ``end`` is set.
+
+    ``feed`` and the iteration raise InvalidValue for input that the Talker refuses, and EngineFailed once its process
+    has ended.
+    """
+
+    async def feed(self, item: TalkerItem) -> None:
+        """Hand over ``item``; waits while the process has too much input of this session."""
+        ...
+
+    def grant(self, frames: int) -> None:
+        """Allow ``frames`` codec frames more; without a grant none are made.
+
+        The Talker stage grants what its link to the vocoder has room for: first the capacity, then as many as it has
+        put into the link.
+        """
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Codes]: ...
+
+
+class VocoderSession(Protocol):
+    """One answer in the vocoder's process."""
+
+    async def decode(self, item: VocoderInput) -> VocoderOutput:
+        """Decode the next codes; the process does so in one batch with those of other sessions.
+
+        Calls do not overlap. Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has
+        ended.
+        """
+        ...
+
+
+class TalkerProcess(Protocol):
+    """The process of a Talker."""
+
+    @property
+    def frame_ms(self) -> float:
+        """The duration of a codec frame in milliseconds."""
+        ...
+
+    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[TalkerSession]:
+        """Open a session for one answer; leaving the block frees its slot at once.
+
+        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
+        """
+        ...
+
+
+class VocoderProcess(Protocol):
+    """The process of a vocoder."""
+
+    @property
+    def sample_rate(self) -> int:
+        """The rate of its samples in Hz."""
+        ...
+
+    @property
+    def frame_ms(self) -> float:
+        """The duration of a codec frame in milliseconds."""
+        ...
+
+    @property
+    def context_frames(self) -> int:
+        """How many frames a chunk's decoding costs besides its own."""
+        ...
+
+    @property
+    def ms_per_frame(self) -> float:
+        """The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown."""
+        ...
+
+    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[VocoderSession]:
+        """Open a session for one answer; leaving the block frees its slot at once.
+
+        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
+        """
+        ...
+
+
+#: The most rows in a message: 64 states of 3584 values are 0.9 MB.
+ROWS_PER_MESSAGE: Final = 64
+#: What a message costs besides its rows, in bytes.
+_OVERHEAD_BYTES: Final = 128
+#: The weight of the latest measurement in the moving average.
+_SMOOTHING: Final = 0.3
+
+
+class _TalkerSession:
+    """See TalkerSession."""
+
+    def __init__(self, session: StepSession) -> None:
+        self._session = session
+
+    async def feed(self, item: TalkerItem) -> None:
+        for piece in _pieces(item):
+            await self._session.feed(piece, _cost(piece))
+
+    def grant(self, frames: int) -> None:
+        self._session.grant(frames)
+
+    async def __aiter__(self) -> AsyncIterator[Codes]:
+        async for codes in self._session.made:
+            yield codes
+            if codes.end is not None:
+                return
+
+
+class TalkerHost:
+    """A TalkerProcess. ``frame_ms`` is the duration of its codec frames in milliseconds."""
+
+    def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
+        self.process = process
+        self.frame_ms = frame_ms
+
+    @asynccontextmanager
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
+        """See TalkerProcess; raises EngineOverloaded without a free slot."""
+        async with self.process.open(settings) as session:
+            yield _TalkerSession(session)
+
+
+class _VocoderSession:
+    """See VocoderSession."""
+
+    def __init__(self, host: VocoderHost, session: StepSession) -> None:
+        self._host = host
+        self._session = session
+
+    async def decode(self, item: VocoderInput) -> VocoderOutput:
+        began = time.monotonic()
+        await self._session.feed(item, item.codes.nbytes + _OVERHEAD_BYTES)
+        made: VocoderOutput = await anext(self._session.made)
+        self._host.note(len(item.codes), time.monotonic() - began)
+        return made
+
+
+class VocoderHost:
+    """A VocoderProcess; the figures are those of its model."""
+
+    def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
+        self.process = process
+        self.sample_rate = sample_rate
+        self.frame_ms = frame_ms
+        self.context_frames = context_frames
+        #: The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown.
+        self.ms_per_frame = 0.0
+
+    @asynccontextmanager
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
+        """See VocoderProcess; raises EngineOverloaded without a free slot."""
+        async with self.process.open(settings) as session:
+            yield _VocoderSession(self, session)
+
+    def note(self, frames: int, seconds: float) -> None:
+        """Take a measurement into the average."""
+        if frames:
+            per_frame = seconds * 1000 / (frames + self.context_frames)
+            weight = _SMOOTHING if self.ms_per_frame else 1.0
+            self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
+
+
+def _pieces(item: TalkerItem) -> Iterator[TalkerItem]:
+    """Cut an item with many rows, so that each message is short and a close never waits behind a long one."""
+    if not isinstance(item, PromptRows | AnswerRows) or len(item.tokens) <= ROWS_PER_MESSAGE:
+        yield item
+        return
+    done = 0  # of the states, which are fewer than the tokens
+    for start in range(0, len(item.tokens), ROWS_PER_MESSAGE):
+        part = slice(start, start + ROWS_PER_MESSAGE)
+        if isinstance(item, AnswerRows):
+            yield replace(item, tokens=item.tokens[part], hidden=item.hidden[part])
+        else:
+            count = int(item.states[part].sum())
+            yield PromptRows(
+                item.tokens[part], item.positions[:, part], item.states[part], item.hidden[done : done + count]
+            )
+            done += count
+
+
+def _cost(item: TalkerItem) -> int:
+    if isinstance(item, PromptRows | AnswerRows):
+        return item.tokens.nbytes + item.hidden.nbytes + _OVERHEAD_BYTES
+    return _OVERHEAD_BYTES

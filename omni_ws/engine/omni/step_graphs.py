@@ -1,4 +1,4 @@
-"""A step of fixed shapes, as CUDA graphs, and its buffers."""
+"""A step of fixed shapes, as CUDA graphs (StepGraphs), and the buffers that it reads and fills (StepBuffers)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import torch
 
 from omni_ws.engine.omni.talker_network import SlotSpace, StepInputs
 
-# StepGraphs: a step of fixed shapes, captured as CUDA graphs; without CUDA the same function is called.
-
-
 #: A step of the first so many slots within a window of positions; returns a tensor that the next step overwrites.
 Step = Callable[[int, int], torch.Tensor]
 
 
 class StepGraphs:
-    """Runs ``step(batch, window)``, from a graph where one was captured for the two.
+    """Runs ``step(batch, window)``, from a graph where one was captured for the two. Without CUDA there are none.
 
     The step must read its inputs from fixed buffers and must not wait for the device. All graphs share their memory, as
     one runs at a time. Not run on a GPU yet.
@@ -62,16 +59,16 @@ class StepGraphs:
             self._graphs[shape] = graph, output
 
 
-# StepBuffers: carries a step's inputs to the device, and its frames back, without waiting.
-
-
 _LENGTH, _POSITION, _FRAME, _ACTIVE = range(4)
 #: While one step runs on the device, the next one is filled in.
 _TURNS: Final = 2
 
 
 class StepBuffers:
-    """Fixed buffers of all slots. Between a ``send`` and the second next one, the first must have been waited for."""
+    """Carries the inputs of all slots to the device, and frames back, without waiting.
+
+    Between a ``send`` and the second next one, the first must have been waited for.
+    """
 
     def __init__(self, space: SlotSpace, row_size: int, codebooks: int) -> None:
         self._cuda = torch.device(space.device).type == "cuda"

@@ -1,4 +1,7 @@
-"""StepModel: a model that serves many sessions in steps, what goes in and out, and the settings of a Talker."""
+"""StepModel: a model that serves many sessions in steps, on the one thread of a process of its own.
+
+PromptRows and what follows it are what Thinker, Talker and vocoder hand on; TalkerSettings are those of a session.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,72 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# What the parts of an omni model hand on: rows from Thinker to Talker, codes from Talker to vocoder.
+
+class StepModel(Protocol):
+    """A Talker or a vocoder, as its process runs it. Nothing here is thread-safe or blocks longer than one step."""
+
+    def warm_up(self) -> None:
+        """Run, compile or capture every shape that occurs, so that the first session is as fast as the others."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """What weights, slots and buffers take on the device."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """How many sessions can be open."""
+        ...
+
+    def open(self, session: int, settings: Mapping[str, Any]) -> None:
+        """Open a session. Raises NoSlot, or RefusedInput for settings."""
+        ...
+
+    def feed(self, session: int, item: Any) -> None:
+        """Take an item; it is worked on in steps. Raises RefusedInput."""
+        ...
+
+    def grant(self, session: int, frames: int) -> None:
+        """Allow a Talker to make ``frames`` codec frames more: nothing is made ahead of what was granted."""
+        ...
+
+    def close(self, session: int) -> None:
+        """Free the slot and all that the session holds, at once; unknown sessions are ignored."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+    def step(self) -> Sequence[StepResult]:
+        """Do a bounded piece of work for a batch of sessions; returns what became ready."""
+        ...
+
+
+class LoadedModel(NamedTuple):
+    """What a factory returns: the model, and what the server has to know of it."""
+
+    model: StepModel
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step made for a session: an item, or the error that ended the session."""
+
+    session: int
+    item: Any = None
+    refused: str | None = None
+
+
+class NoSlot(Exception):
+    """All slots of the model are taken."""
+
+
+class RefusedInput(Exception):
+    """A session's settings or input are invalid, or too long; the message is for the client. The session is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,101 +163,9 @@ class VocoderOutput:
     frames: int
 
 
-# StepModel: a model that serves many sessions in steps, on the one thread of a process of its own.
-
-
-class NoSlot(Exception):
-    """All slots of the model are taken."""
-
-
-class RefusedInput(Exception):
-    """A session's settings or input are invalid, or too long; the message is for the client. The session is closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step made for a session: an item, or the error that ended the session."""
-
-    session: int
-    item: Any = None
-    refused: str | None = None
-
-
-class StepModel(Protocol):
-    """A Talker or a vocoder, as its process runs it. Nothing here is thread-safe or blocks longer than one step."""
-
-    def warm_up(self) -> None:
-        """Run, compile or capture every shape that occurs, so that the first session is as fast as the others."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """What weights, slots and buffers take on the device."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """How many sessions can be open."""
-        ...
-
-    def open(self, session: int, settings: Mapping[str, Any]) -> None:
-        """Open a session. Raises NoSlot, or RefusedInput for settings."""
-        ...
-
-    def feed(self, session: int, item: Any) -> None:
-        """Take an item; it is worked on in steps. Raises RefusedInput."""
-        ...
-
-    def grant(self, session: int, frames: int) -> None:
-        """Allow a Talker to make ``frames`` codec frames more: nothing is made ahead of what was granted."""
-        ...
-
-    def close(self, session: int) -> None:
-        """Free the slot and all that the session holds, at once; unknown sessions are ignored."""
-        ...
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step would do something."""
-        ...
-
-    def step(self) -> Sequence[StepResult]:
-        """Do a bounded piece of work for a batch of sessions; returns what became ready."""
-        ...
-
-
-class LoadedModel(NamedTuple):
-    """What a factory returns: the model, and what the server has to know of it."""
-
-    model: StepModel
-    facts: Mapping[str, Any]
-
-
-# TalkerSettings: what a session asks of a Talker, checked.
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-#: What a value must be, in words and as a test.
-_RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
-    "temperature": ("a number from 0 to 100", lambda value: _is_number(value) and 0 <= value <= 100),
-    "top_p": ("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1),
-    "top_k": ("a whole number from 1, or 0 or -1 for all", lambda value: _is_whole(value) and value >= -1),
-    "repetition_penalty": ("a number above 0, at most 100", lambda value: _is_number(value) and 0 < value <= 100),
-    "seed": ("a whole number", _is_whole),
-    "max_tokens": ("a whole number from 1", lambda value: _is_whole(value) and value >= 1),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerSettings:
-    """Voice and sampling of one session.
+    """Voice and sampling of one session, checked.
 
     ``temperature`` 0 takes the likeliest code; ``top_k`` 0 and -1 mean all. ``max_tokens`` limits the codec frames.
     ``seed`` None draws one. Defaults are those of the model's family.
@@ -227,6 +203,25 @@ def wrong_settings(asked: Mapping[str, Any]) -> dict[str, str]:
         for name, (rule, holds) in _RULES.items()
         if asked.get(name) is not None and not holds(asked[name])
     }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+#: What a value must be, in words and as a test.
+_RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "temperature": ("a number from 0 to 100", lambda value: _is_number(value) and 0 <= value <= 100),
+    "top_p": ("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1),
+    "top_k": ("a whole number from 1, or 0 or -1 for all", lambda value: _is_whole(value) and value >= -1),
+    "repetition_penalty": ("a number above 0, at most 100", lambda value: _is_number(value) and 0 < value <= 100),
+    "seed": ("a whole number", _is_whole),
+    "max_tokens": ("a whole number from 1", lambda value: _is_whole(value) and value >= 1),
+}
 
 
 def _known_voice(voice: Any, voices: Sequence[str]) -> str:

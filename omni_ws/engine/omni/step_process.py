@@ -1,4 +1,7 @@
-"""The server's side of a StepModel in a process of its own, and their messages."""
+"""StepProcess: the server's side of a StepModel in a process of its own, which is watched and restarted.
+
+The rest are the messages between the two, and their form on the socket between them.
+"""
 
 from __future__ import annotations
 
@@ -20,183 +23,6 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import child_environment, end_process
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
 
-# The messages between the server and the process of a StepModel, and their form on the socket between them.
-#
-# A message is its length (u32, big-endian) and its pickle. Both ends are this program, and nobody else has the socket:
-# the server makes it for the process, which inherits its end.
-
-
-LENGTH: Final = struct.Struct(">I")
-#: The longest message; one that claims to be longer is none.
-MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-
-
-class BrokenPipeMessage(Exception):
-    """The bytes on the socket are no message."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadModel:
-    """The first message to the process. ``factory`` is ``module:function``, which returns a LoadedModel."""
-
-    factory: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReady:
-    """The model is loaded and warm."""
-
-    slots: int
-    memory_bytes: int
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """The model cannot be loaded; the message is for the operator."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSlot:
-    """Open a session; SlotOpened or SlotRefused follows."""
-
-    session: int
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotOpened:
-    """The session has a slot."""
-
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRefused:
-    """The session is closed; ``overloaded`` if for want of a slot."""
-
-    session: int
-    message: str
-    overloaded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FeedItem:
-    """An item for the session, which counts as ``cost`` bytes until it is taken."""
-
-    session: int
-    item: Any
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class ItemTaken:
-    """The model took an item of ``cost`` bytes."""
-
-    session: int
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class GrantFrames:
-    """Allow the session that many frames more."""
-
-    session: int
-    frames: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSlot:
-    """Free the session's slot."""
-
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class ItemMade:
-    """The model made an item for the session."""
-
-    session: int
-    item: Any
-
-
-@dataclass(frozen=True, slots=True)
-class AskOccupation:
-    """Ask for the Occupation."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Occupation:
-    """The answer: how many sessions are open, and whether the model has work."""
-
-    number: int
-    sessions: int
-    busy: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeTrace:
-    """Begin a trace of torch's operations that will be written to ``path``; without one, end it and write it."""
-
-    number: int
-    path: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TraceChanged:
-    """The answer, with the reason if it failed."""
-
-    number: int
-    error: str | None = None
-
-
-def encode_message(message: object) -> bytes:
-    """Return the message's bytes. Raises BrokenPipeMessage for one that is too long."""
-    payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise BrokenPipeMessage(f"a message of {len(payload)} bytes")
-    return LENGTH.pack(len(payload)) + payload
-
-
-def decode_length(head: bytes) -> int:
-    """Return the length of the pickle that follows. Raises BrokenPipeMessage."""
-    (length,) = LENGTH.unpack(head)
-    if length > MAX_MESSAGE_BYTES:
-        raise BrokenPipeMessage(f"a message of {length} bytes")
-    return int(length)
-
-
-@dataclass(slots=True)
-class MessageBuffer:
-    """Cuts received bytes into messages."""
-
-    _received: bytearray = field(default_factory=bytearray)
-
-    def feed(self, data: bytes) -> list[Any]:
-        """Return the messages that ``data`` completes. Raises BrokenPipeMessage."""
-        received = self._received
-        received += data
-        messages: list[Any] = []
-        start = 0
-        while len(received) - start >= LENGTH.size:
-            begin = start + LENGTH.size
-            end = begin + decode_length(bytes(received[start:begin]))
-            if len(received) < end:
-                break
-            messages.append(pickle.loads(received[begin:end]))
-            start = end
-        del received[:start]
-        return messages
-
-
-# StepProcess: the server's side of a StepModel in a process of its own, which is watched and restarted.
-
-
 log = logging.getLogger(__name__)
 
 WORKER_MODULE: Final = "omni_ws.engine.omni.worker"
@@ -213,64 +39,6 @@ WATCH_SEC: Final = 5.0
 SILENCE_SEC: Final = 60.0
 
 _READ_BYTES: Final = 1 << 20
-
-
-class StepSession:
-    """A session in the process, which ``StepProcess.open`` opens and closes."""
-
-    def __init__(self, process: StepProcess, number: int) -> None:
-        #: What the model made. The owner of the session bounds it, by grants or by asking for one item at a time.
-        self.made: Channel[Any] = Channel(0, cost=lambda item: 1)
-        self._process = process
-        self._number = number
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._error: OmniError | None = None
-        self._on_the_way = 0
-        self._room = asyncio.Event()
-
-    async def feed(self, item: Any, cost: int) -> None:
-        """Hand an item of ``cost`` bytes over; waits while too much is on its way.
-
-        Raises InvalidValue once the model has refused an item, EngineFailed once the process has ended.
-        """
-        while self._error is None and self._on_the_way >= INPUT_BYTES:
-            self._room.clear()
-            await self._room.wait()
-        if self._error is not None:
-            raise self._error
-        self._on_the_way += cost
-        self._process.send(FeedItem(self._number, item, cost))
-
-    def grant(self, frames: int) -> None:
-        """Allow ``frames`` frames more."""
-        if self._error is None:
-            self._process.send(GrantFrames(self._number, frames))
-
-    def take(self, message: object) -> None:
-        """Take a message of the process about this session."""
-        match message:
-            case SlotOpened():
-                if not self._opened.done():
-                    self._opened.set_result(None)
-            case SlotRefused(_, reason, overloaded):
-                self.fail(self._process.overloaded() if overloaded else InvalidValue(reason))
-            case ItemTaken(_, cost):
-                self._on_the_way -= cost
-                self._room.set()
-            case ItemMade(_, item) if not self.made.closed:
-                self.made.put_nowait(item)
-
-    def fail(self, error: OmniError) -> None:
-        """End the session with ``error``."""
-        self._error = error
-        self._room.set()
-        self.made.fail(error)
-        if not self._opened.done():
-            self._opened.set_exception(error)
-
-    async def until_open(self) -> None:
-        """Wait until the session has its slot. Raises what ``StepProcess.open`` says."""
-        await self._opened
 
 
 class StepProcess:
@@ -506,3 +274,232 @@ class StepProcess:
         if writer is not None:
             writer.close()
         return None if process is None else await end_process(process, name=self.role)
+
+
+class StepSession:
+    """A session in the process, which ``StepProcess.open`` opens and closes."""
+
+    def __init__(self, process: StepProcess, number: int) -> None:
+        #: What the model made. The owner of the session bounds it, by grants or by asking for one item at a time.
+        self.made: Channel[Any] = Channel(0, cost=lambda item: 1)
+        self._process = process
+        self._number = number
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: OmniError | None = None
+        self._on_the_way = 0
+        self._room = asyncio.Event()
+
+    async def feed(self, item: Any, cost: int) -> None:
+        """Hand an item of ``cost`` bytes over; waits while too much is on its way.
+
+        Raises InvalidValue once the model has refused an item, EngineFailed once the process has ended.
+        """
+        while self._error is None and self._on_the_way >= INPUT_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        if self._error is not None:
+            raise self._error
+        self._on_the_way += cost
+        self._process.send(FeedItem(self._number, item, cost))
+
+    def grant(self, frames: int) -> None:
+        """Allow ``frames`` frames more."""
+        if self._error is None:
+            self._process.send(GrantFrames(self._number, frames))
+
+    def take(self, message: object) -> None:
+        """Take a message of the process about this session."""
+        match message:
+            case SlotOpened():
+                if not self._opened.done():
+                    self._opened.set_result(None)
+            case SlotRefused(_, reason, overloaded):
+                self.fail(self._process.overloaded() if overloaded else InvalidValue(reason))
+            case ItemTaken(_, cost):
+                self._on_the_way -= cost
+                self._room.set()
+            case ItemMade(_, item) if not self.made.closed:
+                self.made.put_nowait(item)
+
+    def fail(self, error: OmniError) -> None:
+        """End the session with ``error``."""
+        self._error = error
+        self._room.set()
+        self.made.fail(error)
+        if not self._opened.done():
+            self._opened.set_exception(error)
+
+    async def until_open(self) -> None:
+        """Wait until the session has its slot. Raises what ``StepProcess.open`` says."""
+        await self._opened
+
+
+# A message is its length (u32, big-endian) and its pickle. Both ends are this program, and nobody else has the socket:
+# the server makes it for the process, which inherits its end.
+
+LENGTH: Final = struct.Struct(">I")
+#: The longest message; one that claims to be longer is none.
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+
+
+class BrokenPipeMessage(Exception):
+    """The bytes on the socket are no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """The first message to the process. ``factory`` is ``module:function``, which returns a LoadedModel."""
+
+    factory: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReady:
+    """The model is loaded and warm."""
+
+    slots: int
+    memory_bytes: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The model cannot be loaded; the message is for the operator."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSlot:
+    """Open a session; SlotOpened or SlotRefused follows."""
+
+    session: int
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOpened:
+    """The session has a slot."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRefused:
+    """The session is closed; ``overloaded`` if for want of a slot."""
+
+    session: int
+    message: str
+    overloaded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeedItem:
+    """An item for the session, which counts as ``cost`` bytes until it is taken."""
+
+    session: int
+    item: Any
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTaken:
+    """The model took an item of ``cost`` bytes."""
+
+    session: int
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantFrames:
+    """Allow the session that many frames more."""
+
+    session: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSlot:
+    """Free the session's slot."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemMade:
+    """The model made an item for the session."""
+
+    session: int
+    item: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AskOccupation:
+    """Ask for the Occupation."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occupation:
+    """The answer: how many sessions are open, and whether the model has work."""
+
+    number: int
+    sessions: int
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTrace:
+    """Begin a trace of torch's operations that will be written to ``path``; without one, end it and write it."""
+
+    number: int
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceChanged:
+    """The answer, with the reason if it failed."""
+
+    number: int
+    error: str | None = None
+
+
+def encode_message(message: object) -> bytes:
+    """Return the message's bytes. Raises BrokenPipeMessage for one that is too long."""
+    payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise BrokenPipeMessage(f"a message of {len(payload)} bytes")
+    return LENGTH.pack(len(payload)) + payload
+
+
+def decode_length(head: bytes) -> int:
+    """Return the length of the pickle that follows. Raises BrokenPipeMessage."""
+    (length,) = LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise BrokenPipeMessage(f"a message of {length} bytes")
+    return int(length)
+
+
+@dataclass(slots=True)
+class MessageBuffer:
+    """Cuts received bytes into messages."""
+
+    _received: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the messages that ``data`` completes. Raises BrokenPipeMessage."""
+        received = self._received
+        received += data
+        messages: list[Any] = []
+        start = 0
+        while len(received) - start >= LENGTH.size:
+            begin = start + LENGTH.size
+            end = begin + decode_length(bytes(received[start:begin]))
+            if len(received) < end:
+                break
+            messages.append(pickle.loads(received[begin:end]))
+            start = end
+        del received[:start]
+        return messages

@@ -16,85 +16,15 @@ from omni_ws.engine.omni.step_model import TalkerSettings
 from omni_ws.engine.omni.talker_network import SamplingState, SlotSpace, TalkerNetwork
 from omni_ws.engine.omni.transformer import BlockShape, Transformer
 
-# CodePredictor: the small transformer of Qwen3's Talker that makes a frame's further codes from its first.
-
-
-class CodePredictor:
-    """One pass over two rows, the Talker's state and the first code, then one for each further codebook but the last.
-
-    ``config`` is ``code_predictor_config``. Its keys and values last for a frame.
-    """
-
-    def __init__(
-        self, source: TensorSource, prefix: str, config: Mapping[str, Any], slots: int, device: str, dtype: torch.dtype
-    ) -> None:
-        self.codebooks = int(config["num_code_groups"])
-        self.shape = BlockShape.of(config, "talker_config.code_predictor_config")
-        self._transformer = Transformer(source, f"{prefix}.model", self.shape, device, dtype)
-
-        def each(name: str) -> list[torch.Tensor]:
-            numbers = range(self.codebooks - 1)
-            return [source.tensor(f"{prefix}.{name}.{number}.weight").to(device, dtype) for number in numbers]
-
-        self._embeddings = each("model.codec_embedding")
-        self._heads = each("lm_head")
-        size = (self.shape.layers, slots, self.shape.kv_heads, self.codebooks, self.shape.head_dim)
-        self._keys = torch.zeros(size, device=device, dtype=dtype)
-        self._values = torch.zeros_like(self._keys)
-        self._first_mask = torch.ones(1, 2, 2, dtype=torch.bool, device=device).tril()
-        positions = torch.arange(self.codebooks, device=device).expand(3, 1, -1)
-        self._rotations = self._transformer.rotations(positions)
-
-    def __call__(
-        self, state: torch.Tensor, first: torch.Tensor, sampling: SamplingState, frames: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the further codes (B, codebooks - 1) and the sum of all codes' embeddings (B, H).
-
-        ``state`` (B, H) is the Talker's last state, ``first`` (B, H) the embedding of the first code, ``frames`` (B,)
-        the numbers of the frames.
-        """
-        rows, total, codes = torch.stack((state, first), dim=1), first, []
-        for number, (embedding, head) in enumerate(zip(self._embeddings, self._heads, strict=True)):
-            done = number + 1 if number else 0
-            rotations = self._rotations[0][:, done : number + 2], self._rotations[1][:, done : number + 2]
-            kept = _FrameCache(self._keys, self._values, done, number + 2, None if number else self._first_mask)
-            states = self._transformer(rows, rotations, kept)
-            logits = functional.linear(states[:, -1], head).float()
-            code = sampling.draw_residual(logits, frames, number + 1)
-            codes.append(code)
-            embedded = functional.embedding(code, embedding)
-            total = total + embedded
-            rows = embedded[:, None]
-        return torch.stack(codes, dim=1), total
-
-
-class _FrameCache:
-    """The keys and values of positions ``start`` to ``end`` of the frame that is being made."""
-
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, start: int, end: int, mask: torch.Tensor | None
-    ) -> None:
-        self._keys, self._values, self._start, self._end = keys, values, start, end
-        self.mask = mask
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = len(keys)
-        self._keys[layer, :batch, :, self._start : self._end] = keys
-        self._values[layer, :batch, :, self._start : self._end] = values
-        return self._keys[layer, :batch, :, : self._end], self._values[layer, :batch, :, : self._end]
-
-
-# Qwen3Talker: the Talker of Qwen3-Omni, 12.5 frames of 16 codes a second.
-#
-# What it computes is what transformers' ``Qwen3OmniMoeForConditionalGeneration.generate`` does for one prompt.
-
-
 #: The last ids of the vocabulary are no codes; of them only the end is ever drawn.
 _SPECIAL_CODES: Final = 1024
 
 
 class Qwen3Talker(TalkerNetwork):
-    """Experts, a code predictor for 15 of the 16 codebooks; its rows are text, or states of what the user showed.
+    """The Talker of Qwen3-Omni, 12.5 frames of 16 codes a second.
+
+    It has experts, and a code predictor for 15 of the 16 codebooks; its rows are text, or states of what the user
+    showed. It computes what transformers' ``Qwen3OmniMoeForConditionalGeneration.generate`` does for one prompt.
 
     ``config`` is the whole config.json. Raises ConfigurationError for missing tensors, KeyError for missing settings.
     """
@@ -169,15 +99,79 @@ class _Projection:
         return functional.linear(inner, self.weights[1], self.biases[1])
 
 
-# Qwen25Talker: the Talker of Qwen2.5-Omni, 50 codes a second.
-#
-# What it computes is what transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` was trained to do for one
-# prompt: with the embeddings of codec_pad and codec_bos, which transformers 5.19 leaves out for prompts without
-# padding.
+class CodePredictor:
+    """The small transformer of Qwen3's Talker that makes a frame's further codes from its first.
+
+    One pass over two rows, the Talker's state and the first code, then one for each further codebook but the last.
+
+    ``config`` is ``code_predictor_config``. Its keys and values last for a frame.
+    """
+
+    def __init__(
+        self, source: TensorSource, prefix: str, config: Mapping[str, Any], slots: int, device: str, dtype: torch.dtype
+    ) -> None:
+        self.codebooks = int(config["num_code_groups"])
+        self.shape = BlockShape.of(config, "talker_config.code_predictor_config")
+        self._transformer = Transformer(source, f"{prefix}.model", self.shape, device, dtype)
+
+        def each(name: str) -> list[torch.Tensor]:
+            numbers = range(self.codebooks - 1)
+            return [source.tensor(f"{prefix}.{name}.{number}.weight").to(device, dtype) for number in numbers]
+
+        self._embeddings = each("model.codec_embedding")
+        self._heads = each("lm_head")
+        size = (self.shape.layers, slots, self.shape.kv_heads, self.codebooks, self.shape.head_dim)
+        self._keys = torch.zeros(size, device=device, dtype=dtype)
+        self._values = torch.zeros_like(self._keys)
+        self._first_mask = torch.ones(1, 2, 2, dtype=torch.bool, device=device).tril()
+        positions = torch.arange(self.codebooks, device=device).expand(3, 1, -1)
+        self._rotations = self._transformer.rotations(positions)
+
+    def __call__(
+        self, state: torch.Tensor, first: torch.Tensor, sampling: SamplingState, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the further codes (B, codebooks - 1) and the sum of all codes' embeddings (B, H).
+
+        ``state`` (B, H) is the Talker's last state, ``first`` (B, H) the embedding of the first code, ``frames`` (B,)
+        the numbers of the frames.
+        """
+        rows, total, codes = torch.stack((state, first), dim=1), first, []
+        for number, (embedding, head) in enumerate(zip(self._embeddings, self._heads, strict=True)):
+            done = number + 1 if number else 0
+            rotations = self._rotations[0][:, done : number + 2], self._rotations[1][:, done : number + 2]
+            kept = _FrameCache(self._keys, self._values, done, number + 2, None if number else self._first_mask)
+            states = self._transformer(rows, rotations, kept)
+            logits = functional.linear(states[:, -1], head).float()
+            code = sampling.draw_residual(logits, frames, number + 1)
+            codes.append(code)
+            embedded = functional.embedding(code, embedding)
+            total = total + embedded
+            rows = embedded[:, None]
+        return torch.stack(codes, dim=1), total
+
+
+class _FrameCache:
+    """The keys and values of positions ``start`` to ``end`` of the frame that is being made."""
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, start: int, end: int, mask: torch.Tensor | None
+    ) -> None:
+        self._keys, self._values, self._start, self._end = keys, values, start, end
+        self.mask = mask
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = len(keys)
+        self._keys[layer, :batch, :, self._start : self._end] = keys
+        self._values[layer, :batch, :, self._start : self._end] = values
+        return self._keys[layer, :batch, :, : self._end], self._values[layer, :batch, :, : self._end]
 
 
 class Qwen25Talker(TalkerNetwork):
-    """Every token of prompt and answer is a row: the Thinker's state and the token's embedding.
+    """The Talker of Qwen2.5-Omni, 50 codes a second.
+
+    Every token of prompt and answer is a row: the Thinker's state and the token's embedding. It computes what
+    transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` was trained to do for one prompt: with the embeddings
+    of codec_pad and codec_bos, which transformers 5.19 leaves out for prompts without padding.
 
     ``config`` is the whole config.json, ``speakers`` the token that begins each voice's speech. Raises
     ConfigurationError for missing tensors, KeyError for missing settings.

@@ -1,4 +1,7 @@
-"""Reads answers: text, thought, tool calls, log-probabilities, spoken tokens."""
+"""AnswerReader: converts vLLM's output for one answer to text, thought, tool calls and log-probabilities.
+
+AlignedTokens holds back what is told of single tokens until their text is sent, for AlignedLogprobs and SpokenTokens.
+"""
 
 from __future__ import annotations
 
@@ -18,253 +21,6 @@ from omni_ws.errors import EngineFailed
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import CompletionOutput
-
-
-# AlignedTokens: the tokens of one answer, held back until their text is sent.
-
-
-T = TypeVar("T")
-
-
-class AlignedTokens(Generic[T]):
-    """Holds something about each token of one answer back until its text is sent.
-
-    vLLM reports a token when it is sampled, but its text later, if several tokens form a character or a stop string may
-    have begun. The end of each token's text is determined with vLLM's own detokenizer.
-    """
-
-    def __init__(self, tokenizer: Any, parameters: SamplingParams) -> None:
-        self._tokenizer = tokenizer
-        self._parameters = parameters
-        self._detokenizer: Any = None
-        #: The tokens that were not returned, each with the start and end of its text in the answer.
-        self._waiting: deque[tuple[int, int, T]] = deque()
-        self._given = 0
-
-    def add(self, tokens: Sequence[int], items: Iterable[T], prompt: Sequence[int]) -> None:
-        """Add sampled tokens, with an item for each. ``prompt`` is the prompt's tokens."""
-        if self._detokenizer is None:
-            self._detokenizer = self._new_detokenizer(prompt)
-        for token, item in zip(tokens, items, strict=True):
-            begins = len(self._detokenizer.output_text)
-            self._detokenizer.update([token], False)
-            self._waiting.append((begins, len(self._detokenizer.output_text), item))
-
-    def take(self, length: int) -> tuple[T, ...]:
-        """Return the items of tokens that end within the next ``length`` characters of the answer."""
-        self._given += length
-        count = 0
-        for number, (begins, ends, _) in enumerate(self._waiting, 1):
-            # A token that completes no character is returned with the one that does.
-            if begins < ends <= self._given:
-                count = number
-        return tuple(self._waiting.popleft()[2] for _ in range(count))
-
-    def rest(self, *, cut: bool) -> tuple[T, ...]:
-        """Return the items of the last tokens of the answer.
-
-        If a stop string ``cut`` its text, those that begin before the cut.
-        """
-        rest = tuple(one for begins, _, one in self._waiting if not cut or begins < self._given)
-        self._waiting.clear()
-        return rest
-
-    def _new_detokenizer(self, prompt: Sequence[int]) -> Any:
-        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
-        parameters = self._parameters.clone()
-        parameters.stop = []
-        request = SimpleNamespace(
-            request_id="", sampling_params=parameters, prompt_token_ids=list(prompt), prompt_embeds=None
-        )
-        return IncrementalDetokenizer.from_new_request(self._tokenizer, request)  # type: ignore[arg-type,unused-ignore]
-
-
-# Log-probabilities of an answer's tokens, aligned with the text that they belong to.
-
-
-class TokenBytes:
-    """The bytes of a tokenizer's tokens, which may be parts of characters."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        import xgrammar
-
-        self._tokenizer = tokenizer
-        try:
-            self._vocabulary: list[bytes] = xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab
-        except (ValueError, RuntimeError):
-            self._vocabulary = []  # an unsupported tokenizer, which can only decode to text
-
-    def __getitem__(self, token: int) -> bytes:
-        if token < len(self._vocabulary):
-            return self._vocabulary[token]
-        text: str = self._tokenizer.decode([token])
-        return text.encode()
-
-    def logprob(self, token: int, place: Mapping[int, Any] | None, top: int) -> TokenLogprob:
-        """Return a token with its log-probability and the ``top`` most probable ones.
-
-        ``place`` is vLLM's entry for its position; None for the first token of a prompt.
-        """
-        if place is None:
-            return self._named(token, None)
-        # vLLM's entry also contains the token itself, whatever its rank.
-        likeliest = sorted((one for one in place.items() if one[1].rank <= top), key=lambda one: one[1].rank)
-        return self._named(
-            token, place[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
-        )
-
-    def _named(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        data = self[token]
-        return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
-
-
-class AlignedLogprobs:
-    """The tokens of one answer with their log-probabilities, held back until their text is sent."""
-
-    def __init__(self, tokenizer: Any, data: TokenBytes, parameters: SamplingParams) -> None:
-        self._data = data
-        self._top = parameters.logprobs or 0
-        self._aligned = AlignedTokens[TokenLogprob](tokenizer, parameters)
-        self.take = self._aligned.take
-        self.rest = self._aligned.rest
-
-    def add(self, tokens: Sequence[int], places: Sequence[Mapping[int, Any]], prompt: Sequence[int]) -> None:
-        """Add sampled tokens with vLLM's log-probabilities. ``prompt`` is the prompt's tokens."""
-        named = [self._data.logprob(token, place, self._top) for token, place in zip(tokens, places, strict=True)]
-        self._aligned.add(tokens, named, prompt)
-
-
-# SpokenTokens: which tokens of an answer are spoken: those whose text is passed on as text of the answer.
-
-
-#: The place of a token in the answer, and the token.
-Placed: TypeAlias = tuple[int, int]
-
-#: Text that a parser may hold back before it is known to be the answer's, in characters.
-_MOST_HELD_BACK: Final = 1024
-
-
-class SpokenTokens:
-    """Finds the spoken tokens of one answer, piece by piece.
-
-    Not spoken are tool calls and thought, which ``splitter`` takes out of the text, and what a stop string cuts off.
-    Tokens are held back as long as their text is. The last token of an answer is never spoken: it is the end, or the
-    model has not gone on from it, and the Talker of Qwen2.5 reads its state.
-    """
-
-    def __init__(self, tokenizer: Any, parameters: SamplingParams, splitter: AnswerSplitter | None) -> None:
-        self._splitter = splitter
-        self._thinking = splitter is not None and splitter.thinks
-        #: None where all text is passed on, and soon.
-        self._aligned: AlignedTokens[Placed] | None = None
-        if splitter is not None or parameters.stop:
-            self._aligned = AlignedTokens(tokenizer, parameters)
-        self._count = 0
-        #: Generated text that was neither passed on nor given up.
-        self._held = ""
-
-    def read(self, piece: CompletionOutput, prompt: Sequence[int], text: str) -> Iterable[Placed]:
-        """Return the tokens that are spoken now that ``text`` is passed on, of all up to vLLM's output ``piece``."""
-        tokens: list[Placed] = list(enumerate(piece.token_ids, self._count))
-        self._count += len(tokens)
-        finished = piece.finish_reason is not None
-        if finished and tokens:
-            tokens.pop()
-        if self._aligned is None:
-            return tokens
-        self._aligned.add([token for _, token in tokens], tokens, prompt)
-        self._held += piece.text
-        spoken = self._of_text(self._aligned, text)
-        if finished and not isinstance(piece.stop_reason, str) and not self._takes_out:
-            spoken += self._aligned.rest(cut=False)
-        return spoken
-
-    @property
-    def _takes_out(self) -> bool:
-        """Whether what is generated now is no text of the answer."""
-        return self._thinking or (self._splitter is not None and self._splitter.called)
-
-    def _of_text(self, aligned: AlignedTokens[Placed], text: str) -> tuple[Placed, ...]:
-        if not text:
-            if self._takes_out:
-                self._give_up(aligned, len(self._held) - _MOST_HELD_BACK)
-            return ()
-        begins = 0
-        if self._takes_out or not self._held.startswith(text):
-            # The parser took something out before it, at most all of what is held.
-            begins = self._held.rfind(text)
-        if begins < 0:
-            return ()
-        self._give_up(aligned, begins)
-        self._thinking = False
-        self._held = self._held[len(text) :]
-        return aligned.take(len(text))
-
-    def _give_up(self, aligned: AlignedTokens[Placed], characters: int) -> None:
-        if characters > 0:
-            aligned.take(characters)
-            self._held = self._held[characters:]
-
-
-# PromptEcho: the prompt as the beginning of its answer, with the log-probabilities of its tokens.
-
-
-#: The number of tokens in a piece.
-PIECE_TOKENS: Final = 256
-
-
-class PromptEcho:
-    """Splits a prompt into pieces of text with their tokens.
-
-    ``text`` is the prompt if it was given as text; a prompt of token IDs is decoded. ``top`` is the number of most
-    probable tokens to report for each position; None reports no log-probabilities.
-    """
-
-    def __init__(
-        self, tokenizer: Any, data: TokenBytes, tokens: Sequence[int], *, text: str | None, top: int | None
-    ) -> None:
-        self._data = data
-        self._tokens = tokens
-        self._top = top
-        self._parts = [text] if text is not None and top is None else _parts(tokenizer, data, tokens, text)
-
-    def pieces(
-        self, entries: Sequence[Mapping[int, Any] | None] | None
-    ) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
-        """Yield pieces of text with their tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
-        if self._top is None or entries is None:
-            yield "".join(self._parts), ()
-            return
-        for start in range(0, len(self._tokens), PIECE_TOKENS):
-            places = range(start, min(start + PIECE_TOKENS, len(self._tokens)))
-            named = tuple(
-                replace(
-                    self._data.logprob(self._tokens[place], entries[place], self._top),
-                    data=self._parts[place].encode(),
-                )
-                for place in places
-            )
-            yield "".join(self._parts[place] for place in places), named
-
-
-def _parts(tokenizer: Any, data: TokenBytes, tokens: Sequence[int], text: str | None) -> list[str]:
-    """Return the text that each token contributes; a character of several tokens belongs to one of them.
-
-    Given ``text``, the tokenizer knows where its tokens end; special tokens that it adds contribute nothing.
-    """
-    if text is not None and tokenizer.is_fast:
-        encoded = tokenizer(text, return_offsets_mapping=True)
-        ends = [*accumulate((end for _, end in encoded["offset_mapping"]), max, initial=0)]
-        ends[-1] = len(text)
-        return [text[start:end] for start, end in pairwise(ends)]
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    parts = [decoder.decode(data[token]) for token in tokens]
-    parts[-1] += decoder.decode(b"", True)
-    return parts
-
-
-# AnswerReader: converts vLLM's output for one answer to text, thought, tool calls and log-probabilities.
 
 
 AnswerOutput: TypeAlias = TextOutput | ThoughtOutput | ToolCallOutput
@@ -368,3 +124,235 @@ class AnswerReader:
             raise EngineFailed(f"unexpected finish reason of the Thinker: {reason!r}")
         called = self._splitter is not None and self._splitter.called
         return FinishReason.TOOL_CALLS if called and reason == "stop" else _REASONS[reason]
+
+
+T = TypeVar("T")
+
+
+class AlignedTokens(Generic[T]):
+    """Holds something about each token of one answer back until its text is sent.
+
+    vLLM reports a token when it is sampled, but its text later, if several tokens form a character or a stop string may
+    have begun. The end of each token's text is determined with vLLM's own detokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, parameters: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._parameters = parameters
+        self._detokenizer: Any = None
+        #: The tokens that were not returned, each with the start and end of its text in the answer.
+        self._waiting: deque[tuple[int, int, T]] = deque()
+        self._given = 0
+
+    def add(self, tokens: Sequence[int], items: Iterable[T], prompt: Sequence[int]) -> None:
+        """Add sampled tokens, with an item for each. ``prompt`` is the prompt's tokens."""
+        if self._detokenizer is None:
+            self._detokenizer = self._new_detokenizer(prompt)
+        for token, item in zip(tokens, items, strict=True):
+            begins = len(self._detokenizer.output_text)
+            self._detokenizer.update([token], False)
+            self._waiting.append((begins, len(self._detokenizer.output_text), item))
+
+    def take(self, length: int) -> tuple[T, ...]:
+        """Return the items of tokens that end within the next ``length`` characters of the answer."""
+        self._given += length
+        count = 0
+        for number, (begins, ends, _) in enumerate(self._waiting, 1):
+            # A token that completes no character is returned with the one that does.
+            if begins < ends <= self._given:
+                count = number
+        return tuple(self._waiting.popleft()[2] for _ in range(count))
+
+    def rest(self, *, cut: bool) -> tuple[T, ...]:
+        """Return the items of the last tokens of the answer.
+
+        If a stop string ``cut`` its text, those that begin before the cut.
+        """
+        rest = tuple(one for begins, _, one in self._waiting if not cut or begins < self._given)
+        self._waiting.clear()
+        return rest
+
+    def _new_detokenizer(self, prompt: Sequence[int]) -> Any:
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        parameters = self._parameters.clone()
+        parameters.stop = []
+        request = SimpleNamespace(
+            request_id="", sampling_params=parameters, prompt_token_ids=list(prompt), prompt_embeds=None
+        )
+        return IncrementalDetokenizer.from_new_request(self._tokenizer, request)  # type: ignore[arg-type,unused-ignore]
+
+
+class TokenBytes:
+    """The bytes of a tokenizer's tokens, which may be parts of characters."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        import xgrammar
+
+        self._tokenizer = tokenizer
+        try:
+            self._vocabulary: list[bytes] = xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab
+        except (ValueError, RuntimeError):
+            self._vocabulary = []  # an unsupported tokenizer, which can only decode to text
+
+    def __getitem__(self, token: int) -> bytes:
+        if token < len(self._vocabulary):
+            return self._vocabulary[token]
+        text: str = self._tokenizer.decode([token])
+        return text.encode()
+
+    def logprob(self, token: int, place: Mapping[int, Any] | None, top: int) -> TokenLogprob:
+        """Return a token with its log-probability and the ``top`` most probable ones.
+
+        ``place`` is vLLM's entry for its position; None for the first token of a prompt.
+        """
+        if place is None:
+            return self._named(token, None)
+        # vLLM's entry also contains the token itself, whatever its rank.
+        likeliest = sorted((one for one in place.items() if one[1].rank <= top), key=lambda one: one[1].rank)
+        return self._named(
+            token, place[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
+        )
+
+    def _named(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        data = self[token]
+        return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
+
+
+class AlignedLogprobs:
+    """The tokens of one answer with their log-probabilities, held back until their text is sent."""
+
+    def __init__(self, tokenizer: Any, data: TokenBytes, parameters: SamplingParams) -> None:
+        self._data = data
+        self._top = parameters.logprobs or 0
+        self._aligned = AlignedTokens[TokenLogprob](tokenizer, parameters)
+        self.take = self._aligned.take
+        self.rest = self._aligned.rest
+
+    def add(self, tokens: Sequence[int], places: Sequence[Mapping[int, Any]], prompt: Sequence[int]) -> None:
+        """Add sampled tokens with vLLM's log-probabilities. ``prompt`` is the prompt's tokens."""
+        named = [self._data.logprob(token, place, self._top) for token, place in zip(tokens, places, strict=True)]
+        self._aligned.add(tokens, named, prompt)
+
+
+#: The place of a token in the answer, and the token.
+Placed: TypeAlias = tuple[int, int]
+
+#: Text that a parser may hold back before it is known to be the answer's, in characters.
+_MOST_HELD_BACK: Final = 1024
+
+
+class SpokenTokens:
+    """Finds the spoken tokens of one answer, piece by piece: those whose text is passed on as text of the answer.
+
+    Not spoken are tool calls and thought, which ``splitter`` takes out of the text, and what a stop string cuts off.
+    Tokens are held back as long as their text is. The last token of an answer is never spoken: it is the end, or the
+    model has not gone on from it, and the Talker of Qwen2.5 reads its state.
+    """
+
+    def __init__(self, tokenizer: Any, parameters: SamplingParams, splitter: AnswerSplitter | None) -> None:
+        self._splitter = splitter
+        self._thinking = splitter is not None and splitter.thinks
+        #: None where all text is passed on, and soon.
+        self._aligned: AlignedTokens[Placed] | None = None
+        if splitter is not None or parameters.stop:
+            self._aligned = AlignedTokens(tokenizer, parameters)
+        self._count = 0
+        #: Generated text that was neither passed on nor given up.
+        self._held = ""
+
+    def read(self, piece: CompletionOutput, prompt: Sequence[int], text: str) -> Iterable[Placed]:
+        """Return the tokens that are spoken now that ``text`` is passed on, of all up to vLLM's output ``piece``."""
+        tokens: list[Placed] = list(enumerate(piece.token_ids, self._count))
+        self._count += len(tokens)
+        finished = piece.finish_reason is not None
+        if finished and tokens:
+            tokens.pop()
+        if self._aligned is None:
+            return tokens
+        self._aligned.add([token for _, token in tokens], tokens, prompt)
+        self._held += piece.text
+        spoken = self._of_text(self._aligned, text)
+        if finished and not isinstance(piece.stop_reason, str) and not self._takes_out:
+            spoken += self._aligned.rest(cut=False)
+        return spoken
+
+    @property
+    def _takes_out(self) -> bool:
+        """Whether what is generated now is no text of the answer."""
+        return self._thinking or (self._splitter is not None and self._splitter.called)
+
+    def _of_text(self, aligned: AlignedTokens[Placed], text: str) -> tuple[Placed, ...]:
+        if not text:
+            if self._takes_out:
+                self._give_up(aligned, len(self._held) - _MOST_HELD_BACK)
+            return ()
+        begins = 0
+        if self._takes_out or not self._held.startswith(text):
+            # The parser took something out before it, at most all of what is held.
+            begins = self._held.rfind(text)
+        if begins < 0:
+            return ()
+        self._give_up(aligned, begins)
+        self._thinking = False
+        self._held = self._held[len(text) :]
+        return aligned.take(len(text))
+
+    def _give_up(self, aligned: AlignedTokens[Placed], characters: int) -> None:
+        if characters > 0:
+            aligned.take(characters)
+            self._held = self._held[characters:]
+
+
+#: The number of tokens in a piece.
+PIECE_TOKENS: Final = 256
+
+
+class PromptEcho:
+    """The prompt as the beginning of its answer: pieces of text with their tokens.
+
+    ``text`` is the prompt if it was given as text; a prompt of token IDs is decoded. ``top`` is the number of most
+    probable tokens to report for each position; None reports no log-probabilities.
+    """
+
+    def __init__(
+        self, tokenizer: Any, data: TokenBytes, tokens: Sequence[int], *, text: str | None, top: int | None
+    ) -> None:
+        self._data = data
+        self._tokens = tokens
+        self._top = top
+        self._parts = [text] if text is not None and top is None else _texts_of_tokens(tokenizer, data, tokens, text)
+
+    def pieces(
+        self, entries: Sequence[Mapping[int, Any] | None] | None
+    ) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
+        """Yield pieces of text with their tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
+        if self._top is None or entries is None:
+            yield "".join(self._parts), ()
+            return
+        for start in range(0, len(self._tokens), PIECE_TOKENS):
+            places = range(start, min(start + PIECE_TOKENS, len(self._tokens)))
+            named = tuple(
+                replace(
+                    self._data.logprob(self._tokens[place], entries[place], self._top),
+                    data=self._parts[place].encode(),
+                )
+                for place in places
+            )
+            yield "".join(self._parts[place] for place in places), named
+
+
+def _texts_of_tokens(tokenizer: Any, data: TokenBytes, tokens: Sequence[int], text: str | None) -> list[str]:
+    """Return the text that each token contributes; a character of several tokens belongs to one of them.
+
+    Given ``text``, the tokenizer knows where its tokens end; special tokens that it adds contribute nothing.
+    """
+    if text is not None and tokenizer.is_fast:
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        ends = [*accumulate((end for _, end in encoded["offset_mapping"]), max, initial=0)]
+        ends[-1] = len(text)
+        return [text[start:end] for start, end in pairwise(ends)]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts = [decoder.decode(data[token]) for token in tokens]
+    parts[-1] += decoder.decode(b"", True)
+    return parts

@@ -1,4 +1,7 @@
-"""What a checkpoint is: chat template, modalities, prompt format, omni model."""
+"""What a checkpoint says: how it is prompted once loaded, and what has to be known of it before.
+
+Before a model is loaded, chat templates are tested, and omni models are recognised by their config.json.
+"""
 
 from __future__ import annotations
 
@@ -15,109 +18,6 @@ from omni_ws.core.chunks import Modality
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.prompt import PromptContext, PromptForm
 from omni_ws.errors import EngineFailed, InvalidValue
-
-# Reads and tests the operator's chat template, before a model is loaded.
-
-
-#: The size limit; models' own templates have about 10 KiB.
-MAX_BYTES: Final = 1 << 20
-#: Where checkpoints keep templates besides ``tokenizer_config.json``.
-_TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "processor_config.json")
-_WORD: Final = "Hello"
-#: Some templates expect content as text, others as a list of parts. A template has to render one of them.
-_CONTENTS: Final[tuple[Any, ...]] = (_WORD, [{"type": "text", "text": _WORD}])
-#: Placeholders for the checkpoint's special tokens, which are not known yet.
-_TOKENS: Final = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
-
-
-def read_chat_template(path: Path) -> str:
-    """Return the template in a file. Blocks. Raises ConfigurationError for anything but a chat template."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise _problem(path, f"must not exceed {MAX_BYTES} bytes")
-        template = data.decode()
-    except OSError as error:
-        raise _problem(path, f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise _problem(path, "is not valid UTF-8") from error
-    if not any(_WORD in _rendered(template, content, path) for content in _CONTENTS):
-        raise _problem(path, "is not a chat template: it does not render the user's message")
-    return template
-
-
-def lacks_chat_template(model: str) -> bool:
-    """Whether a checkpoint on this machine has no chat template; False if that is only known when it has loaded.
-
-    ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
-    """
-    settings = _file(model, "tokenizer_config.json")
-    if settings is None or any(_file(model, name) is not None for name in _TEMPLATE_FILES):
-        return False
-    try:
-        return not json.loads(settings.read_bytes()).get("chat_template")
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _file(model: str, name: str) -> Path | None:
-    if Path(model).is_dir():
-        path = Path(model, name)
-    else:
-        from huggingface_hub import try_to_load_from_cache
-
-        try:
-            cached = try_to_load_from_cache(model, name)
-        except ValueError:  # neither a folder nor a name: loading it will say so
-            return None
-        if not isinstance(cached, str):
-            return None
-        path = Path(cached)
-    return path if path.is_file() else None
-
-
-def _rendered(template: str, content: Any, path: Path) -> str:
-    from jinja2 import TemplateSyntaxError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    conversation = [{"role": "user", "content": content}]
-    try:
-        (text,), _ = render_jinja_template(
-            [conversation], chat_template=template, add_generation_prompt=True, **_TOKENS
-        )
-    except TemplateSyntaxError as error:
-        raise _problem(path, f"is not a valid chat template: line {error.lineno}: {error.message}") from error
-    except Exception as error:  # expressions in a template can raise anything
-        if content is not _CONTENTS[-1]:
-            return ""
-        raise _problem(path, f"is not a valid chat template: {error}") from error
-    return str(text)
-
-
-def _problem(path: Path, what: str) -> ConfigurationError:
-    return ConfigurationError([f"vllm.chat_template: {path} {what}"])
-
-
-# Reads the properties of a loaded checkpoint: its modalities, prompt format and default sampling.
-
-
-#: The sample rate of audio encoders that do not specify one, in Hz.
-_SAMPLE_RATE: Final = 16_000
-_SAMPLE_TOOL: Final[Mapping[str, Any]] = {
-    "type": "function",
-    "function": {"name": "sample", "description": "A sample.", "parameters": {"type": "object", "properties": {}}},
-}
-_MEDIA: Final = (Modality.AUDIO, Modality.IMAGE, Modality.VIDEO)
-#: Placeholders by the type of a model, where vLLM's are not those that it was trained with: vLLM numbers the sounds of
-#: Qwen2.5-Omni, and puts around images tokens of another model, which are no tokens of this one.
-_PLACEHOLDERS: Final[Mapping[str, Mapping[Modality, str]]] = {
-    "qwen2_5_omni": {
-        Modality.AUDIO: "<|audio_bos|><|AUDIO|><|audio_eos|>",
-        Modality.IMAGE: "<|vision_bos|><|IMAGE|><|vision_eos|>",
-        Modality.VIDEO: "<|vision_bos|><|VIDEO|><|vision_eos|>",
-    }
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +39,24 @@ class Checkpoint:
     chats: bool
     #: Whether the template describes tools to the model.
     describes_tools: bool
+
+
+#: The sample rate of audio encoders that do not specify one, in Hz.
+_SAMPLE_RATE: Final = 16_000
+_SAMPLE_TOOL: Final[Mapping[str, Any]] = {
+    "type": "function",
+    "function": {"name": "sample", "description": "A sample.", "parameters": {"type": "object", "properties": {}}},
+}
+_MEDIA: Final = (Modality.AUDIO, Modality.IMAGE, Modality.VIDEO)
+#: Placeholders by the type of a model, where vLLM's are not those that it was trained with: vLLM numbers the sounds of
+#: Qwen2.5-Omni, and puts around images tokens of another model, which are no tokens of this one.
+_PLACEHOLDERS: Final[Mapping[str, Mapping[Modality, str]]] = {
+    "qwen2_5_omni": {
+        Modality.AUDIO: "<|audio_bos|><|AUDIO|><|audio_eos|>",
+        Modality.IMAGE: "<|vision_bos|><|IMAGE|><|vision_eos|>",
+        Modality.VIDEO: "<|vision_bos|><|VIDEO|><|vision_eos|>",
+    }
+}
 
 
 def read_checkpoint(
@@ -258,7 +176,84 @@ class _Renderer:
             return False
 
 
-# OmniModel: a Qwen omni model as its config.json describes it, before anything of it is loaded.
+#: The size limit; models' own templates have about 10 KiB.
+MAX_BYTES: Final = 1 << 20
+#: Where checkpoints keep templates besides ``tokenizer_config.json``.
+_TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "processor_config.json")
+_WORD: Final = "Hello"
+#: Some templates expect content as text, others as a list of parts. A template has to render one of them.
+_CONTENTS: Final[tuple[Any, ...]] = (_WORD, [{"type": "text", "text": _WORD}])
+#: Placeholders for the checkpoint's special tokens, which are not known yet.
+_NO_SPECIAL_TOKENS: Final = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+
+
+def read_chat_template(path: Path) -> str:
+    """Return the template in a file. Blocks. Raises ConfigurationError for anything but a chat template."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise _template_problem(path, f"must not exceed {MAX_BYTES} bytes")
+        template = data.decode()
+    except OSError as error:
+        raise _template_problem(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _template_problem(path, "is not valid UTF-8") from error
+    if not any(_WORD in _rendered_sample(template, content, path) for content in _CONTENTS):
+        raise _template_problem(path, "is not a chat template: it does not render the user's message")
+    return template
+
+
+def lacks_chat_template(model: str) -> bool:
+    """Whether a checkpoint on this machine has no chat template; False if that is only known when it has loaded.
+
+    ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
+    """
+    settings = _template_file(model, "tokenizer_config.json")
+    if settings is None or any(_template_file(model, name) is not None for name in _TEMPLATE_FILES):
+        return False
+    try:
+        return not json.loads(settings.read_bytes()).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _template_file(model: str, name: str) -> Path | None:
+    if Path(model).is_dir():
+        path = Path(model, name)
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            cached = try_to_load_from_cache(model, name)
+        except ValueError:  # neither a folder nor a name: loading it will say so
+            return None
+        if not isinstance(cached, str):
+            return None
+        path = Path(cached)
+    return path if path.is_file() else None
+
+
+def _rendered_sample(template: str, content: Any, path: Path) -> str:
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    conversation = [{"role": "user", "content": content}]
+    try:
+        (text,), _ = render_jinja_template(
+            [conversation], chat_template=template, add_generation_prompt=True, **_NO_SPECIAL_TOKENS
+        )
+    except TemplateSyntaxError as error:
+        raise _template_problem(path, f"is not a valid chat template: line {error.lineno}: {error.message}") from error
+    except Exception as error:  # expressions in a template can raise anything
+        if content is not _CONTENTS[-1]:
+            return ""
+        raise _template_problem(path, f"is not a valid chat template: {error}") from error
+    return str(text)
+
+
+def _template_problem(path: Path, what: str) -> ConfigurationError:
+    return ConfigurationError([f"vllm.chat_template: {path} {what}"])
 
 
 class OmniFamily(StrEnum):
@@ -269,7 +264,7 @@ class OmniFamily(StrEnum):
 
 
 #: vLLM's arguments that say which version of a model is meant, and where it is kept.
-_PLACE: Final = {"revision": "revision", "download_dir": "cache_dir"}
+_PLACE_ARGS: Final = {"revision": "revision", "download_dir": "cache_dir"}
 #: The modules of a checkpoint beside the Thinker's.
 _VOCODERS: Final[Mapping[OmniFamily, str]] = {OmniFamily.QWEN25: "token2wav", OmniFamily.QWEN3: "code2wav"}
 #: Vocoders run in float32, whatever their weights are stored in.
@@ -359,4 +354,4 @@ def _fetched_config(model: str, args: Mapping[str, Any]) -> Path | None:
 
 
 def _place(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {ours: args[name] for name, ours in _PLACE.items() if args.get(name) is not None}
+    return {ours: args[name] for name, ours in _PLACE_ARGS.items() if args.get(name) is not None}

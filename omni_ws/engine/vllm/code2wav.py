@@ -1,4 +1,8 @@
-"""Code2Wav: decodes codec frames to audio, in chunks that are small at first."""
+"""Code2Wav: decodes codec frames to audio, in chunks that are small at first and grow as time allows.
+
+Chunks of all requests are decoded in batches (DecodeQueue), each within a CodecWindow, whose samples are those of a
+clause that is decoded at once. A FrameLayout says how the tokens of a speech language model encode codec frames.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,236 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPolicy, FrameChunks
 from omni_ws.errors import EngineFailed
 
-# Converts the tokens of a speech language model to the codes of a codec with several codebooks.
+
+class Code2Wav:
+    """A Stage of one request: CodecFrames in, AudioOutput to the client.
+
+    Decoding takes place in ``queue``, which all requests share. ``sample_rate`` (Hz) and ``frame_ms`` are those of its
+    decoder, ``slots`` is the number of tokens of a frame. ``policy`` and ``context`` control the size of chunks and
+    their context; ``clock`` is a monotonic clock in seconds.
+    """
+
+    name = "code2wav"
+
+    def __init__(
+        self,
+        queue: DecodeQueue,
+        *,
+        sample_rate: int,
+        frame_ms: float,
+        slots: int,
+        policy: ChunkPolicy | None = None,
+        context: WindowContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._slots = slots
+        self._context = context or WindowContext()
+        policy = policy or ChunkPolicy()
+        around = self._context.left + self._context.right
+        pace = ChunkPace(policy, frame_ms=frame_ms, context_frames=around, decode_ms_per_frame=queue.ms_per_frame)
+        self._chunks: FrameChunks[CodecFrames] = FrameChunks(
+            self.name,
+            pace,
+            sample_rate=sample_rate,
+            # Enough for two chunks.
+            most_held=2 * policy.largest + self._context.right,
+            clock=clock,
+        )
+
+    @property
+    def audio_ms(self) -> float:
+        """The duration of the audio sent, in milliseconds, for the usage of the request."""
+        return self._chunks.audio_ms
+
+    async def run(
+        self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        """Decode clause after clause, up to the end of ``source``."""
+        async with self._chunks.reading(source):
+            while await self._chunks.has_more():
+                await self._decode_clause(outputs)
+
+    async def _decode_clause(self, outputs: Channel[EngineOutput]) -> None:
+        """Decode one clause. Clauses are independent: their first frames have no left context."""
+        chunks = self._chunks
+        state = StreamState.start(self._context, self._slots)
+        clause, text_end = chunks.inbox[0].clause, chunks.inbox[0].text_end
+        while not state.done:
+            state = self._take_over(state, clause)
+            plan = chunks.plan(state.ready, complete=state.ended)
+            if plan.frames:
+                window, state = state.take(plan.frames)
+                await chunks.send(plan.frames, self._queue.decode(window), outputs, text_end=text_end)
+            elif chunks.ended and not chunks.inbox and not state.ended:
+                # The source ended within the clause.
+                state = state.received(state.held[:0], last=True)
+            elif not state.done:
+                await chunks.wait(plan.wait_ms)
+
+    def _take_over(self, state: StreamState, clause: int) -> StreamState:
+        """Add the frames in the inbox that belong to ``clause`` to its state."""
+        inbox = self._chunks.inbox
+        while inbox and inbox[0].clause == clause and not state.ended:
+            item = inbox.popleft()
+            state = state.received(item.codes, last=item.last)
+        return state
+
+
+#: The weight of the latest measurement in the moving average.
+_SMOOTHING = 0.1
+
+
+class DecodeQueue:
+    """Decodes windows in batches. All methods belong to one event loop; ``decode`` runs in the queue's thread.
+
+    ``decode`` gets up to ``batch`` windows at once. A request submits one window at a time, so the queue has no limit
+    of its own.
+
+    ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
+    first measurement.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
+        self._decode_windows = decode
+        self._batch = batch
+        self._waiting: deque[tuple[CodecWindow, asyncio.Future[Samples]]] = deque()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="code2wav")
+        self._work: asyncio.Task[None] | None = None
+        self._closed = False
+        self.ms_per_frame = 0.0
+
+    async def decode(self, window: CodecWindow) -> Samples:
+        """Return the samples that ``window`` asks for.
+
+        Raises EngineFailed on a closed queue, and what the decoder raises. Cancelling drops the window if it has not
+        started.
+        """
+        if self._closed:
+            raise EngineFailed("the decoder is closed")
+        done: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
+        self._waiting.append((window, done))
+        if self._work is None:
+            self._work = asyncio.create_task(self._drain(), name="code2wav decoding")
+        began = time.perf_counter()
+        samples = await done
+        took = (time.perf_counter() - began) * 1000 / len(window.codes)
+        self.ms_per_frame += _SMOOTHING * (took - self.ms_per_frame) if self.ms_per_frame else took
+        return samples
+
+    async def close(self) -> None:
+        """Wait for the current batch; the windows behind it fail. Idempotent."""
+        self._closed = True
+        while self._waiting:
+            _, done = self._waiting.popleft()
+            if not done.done():
+                done.set_exception(EngineFailed("the decoder is closed"))
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        self._executor.shutdown()
+
+    async def _drain(self) -> None:
+        """Decode batch after batch until no window waits."""
+        loop = asyncio.get_running_loop()
+        try:
+            while batch := self._next_batch():
+                windows = [window for window, _ in batch]
+                try:
+                    decoded = await loop.run_in_executor(self._executor, self._decode_windows, windows)
+                except Exception as error:
+                    for _, done in batch:
+                        if not done.done():
+                            done.set_exception(error)
+                else:
+                    for (_, done), samples in zip(batch, decoded, strict=True):
+                        if not done.done():
+                            done.set_result(samples)
+        finally:
+            self._work = None
+
+    def _next_batch(self) -> list[tuple[CodecWindow, asyncio.Future[Samples]]]:
+        """Return the next windows whose requests still wait for them."""
+        batch: list[tuple[CodecWindow, asyncio.Future[Samples]]] = []
+        while self._waiting and len(batch) < self._batch:
+            window, done = self._waiting.popleft()
+            if not done.done():
+                batch.append((window, done))
+        return batch
+
+
+@dataclass(frozen=True, slots=True)
+class WindowContext:
+    """The number of context frames on either side of a chunk. Three are exact for SNAC at 24 kHz.
+
+    A convolutional codec's receptive field is a few frames. A window that contains them on both sides of the wanted
+    frames decodes to exactly the same samples; the output for the context is discarded.
+    """
+
+    left: int = 3
+    right: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CodecWindow:
+    """The input of a decoding: of ``codes``, the ``keep`` frames after the first ``skip`` are wanted.
+
+    ``first_frame`` is the position of ``codes[0]`` in its clause.
+    """
+
+    codes: Codes
+    first_frame: int
+    skip: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """The state of decoding one clause, an immutable value: the frames still needed, and positions.
+
+    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` that of the next frame to decode.
+    """
+
+    context: WindowContext
+    held: Codes
+    first_frame: int = 0
+    emitted: int = 0
+    ended: bool = False
+
+    @classmethod
+    def start(cls, context: WindowContext, slots: int) -> StreamState:
+        """Return the state at the beginning of a clause; ``slots`` is the number of tokens in a frame."""
+        return cls(context, np.empty((0, slots), np.int32))
+
+    @property
+    def ready(self) -> int:
+        """The number of frames that can be decoded: all but those whose right context has not arrived."""
+        coming = self.first_frame + len(self.held) - self.emitted
+        return coming if self.ended else max(0, coming - self.context.right)
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole clause has been decoded."""
+        return self.ended and self.ready == 0
+
+    def received(self, codes: Codes, *, last: bool = False) -> StreamState:
+        """Return the state with ``codes`` added; ``last`` ends the clause."""
+        if self.ended:
+            raise ValueError("the clause has already ended")
+        return replace(self, held=np.concatenate((self.held, codes)), ended=last)
+
+    def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
+        """Return the window of the next ``frames`` frames (1 to ``ready``) and the state after it."""
+        if not 1 <= frames <= self.ready:
+            raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
+        start = self.emitted - self.first_frame
+        left = min(start, self.context.left)
+        end = min(len(self.held), start + frames + self.context.right)
+        window = CodecWindow(self.held[start - left : end], self.emitted - left, left, frames)
+        emitted = self.emitted + frames
+        unneeded = max(0, emitted - self.context.left - self.first_frame)
+        return window, replace(
+            self, held=self.held[unneeded:].copy(), first_frame=self.first_frame + unneeded, emitted=emitted
+        )
 
 
 #: The codes of whole frames: int32 of shape (frames, slots), each an index into its slot's codebook.
@@ -115,242 +348,3 @@ class FrameAssembler:
         codes = self._layout.codes(self._tokens[:whole])
         del self._tokens[:whole]
         return codes
-
-
-# Windows for decoding a clause piece by piece, with the same samples as if it were decoded at once.
-#
-# A convolutional codec's receptive field is a few frames. A window that contains them on both sides of the wanted
-# frames decodes to exactly the same samples; the output for the context is discarded.
-
-
-@dataclass(frozen=True, slots=True)
-class WindowContext:
-    """The number of context frames on either side of a chunk. Three are exact for SNAC at 24 kHz."""
-
-    left: int = 3
-    right: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class CodecWindow:
-    """The input of a decoding: of ``codes``, the ``keep`` frames after the first ``skip`` are wanted.
-
-    ``first_frame`` is the position of ``codes[0]`` in its clause.
-    """
-
-    codes: Codes
-    first_frame: int
-    skip: int
-    keep: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """The state of decoding one clause, an immutable value: the frames still needed, and positions.
-
-    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` that of the next frame to decode.
-    """
-
-    context: WindowContext
-    held: Codes
-    first_frame: int = 0
-    emitted: int = 0
-    ended: bool = False
-
-    @classmethod
-    def start(cls, context: WindowContext, slots: int) -> StreamState:
-        """Return the state at the beginning of a clause; ``slots`` is the number of tokens in a frame."""
-        return cls(context, np.empty((0, slots), np.int32))
-
-    @property
-    def ready(self) -> int:
-        """The number of frames that can be decoded: all but those whose right context has not arrived."""
-        coming = self.first_frame + len(self.held) - self.emitted
-        return coming if self.ended else max(0, coming - self.context.right)
-
-    @property
-    def done(self) -> bool:
-        """Whether the whole clause has been decoded."""
-        return self.ended and self.ready == 0
-
-    def received(self, codes: Codes, *, last: bool = False) -> StreamState:
-        """Return the state with ``codes`` added; ``last`` ends the clause."""
-        if self.ended:
-            raise ValueError("the clause has already ended")
-        return replace(self, held=np.concatenate((self.held, codes)), ended=last)
-
-    def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
-        """Return the window of the next ``frames`` frames (1 to ``ready``) and the state after it."""
-        if not 1 <= frames <= self.ready:
-            raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
-        start = self.emitted - self.first_frame
-        left = min(start, self.context.left)
-        end = min(len(self.held), start + frames + self.context.right)
-        window = CodecWindow(self.held[start - left : end], self.emitted - left, left, frames)
-        emitted = self.emitted + frames
-        unneeded = max(0, emitted - self.context.left - self.first_frame)
-        return window, replace(
-            self, held=self.held[unneeded:].copy(), first_frame=self.first_frame + unneeded, emitted=emitted
-        )
-
-
-# DecodeQueue: batches the codec decoding of all requests in one worker thread.
-
-
-#: The weight of the latest measurement in the moving average.
-_SMOOTHING = 0.1
-
-
-class DecodeQueue:
-    """Decodes windows in batches. All methods belong to one event loop; ``decode`` runs in the queue's thread.
-
-    ``decode`` gets up to ``batch`` windows at once. A request submits one window at a time, so the queue has no limit
-    of its own.
-
-    ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
-    first measurement.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
-        self._decode_windows = decode
-        self._batch = batch
-        self._waiting: deque[tuple[CodecWindow, asyncio.Future[Samples]]] = deque()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="code2wav")
-        self._work: asyncio.Task[None] | None = None
-        self._closed = False
-        self.ms_per_frame = 0.0
-
-    async def decode(self, window: CodecWindow) -> Samples:
-        """Return the samples that ``window`` asks for.
-
-        Raises EngineFailed on a closed queue, and what the decoder raises. Cancelling drops the window if it has not
-        started.
-        """
-        if self._closed:
-            raise EngineFailed("the decoder is closed")
-        done: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
-        self._waiting.append((window, done))
-        if self._work is None:
-            self._work = asyncio.create_task(self._drain(), name="code2wav decoding")
-        began = time.perf_counter()
-        samples = await done
-        took = (time.perf_counter() - began) * 1000 / len(window.codes)
-        self.ms_per_frame += _SMOOTHING * (took - self.ms_per_frame) if self.ms_per_frame else took
-        return samples
-
-    async def close(self) -> None:
-        """Wait for the current batch; the windows behind it fail. Idempotent."""
-        self._closed = True
-        while self._waiting:
-            _, done = self._waiting.popleft()
-            if not done.done():
-                done.set_exception(EngineFailed("the decoder is closed"))
-        if self._work is not None:
-            await asyncio.wait([self._work])
-        self._executor.shutdown()
-
-    async def _drain(self) -> None:
-        """Decode batch after batch until no window waits."""
-        loop = asyncio.get_running_loop()
-        try:
-            while batch := self._next_batch():
-                windows = [window for window, _ in batch]
-                try:
-                    decoded = await loop.run_in_executor(self._executor, self._decode_windows, windows)
-                except Exception as error:
-                    for _, done in batch:
-                        if not done.done():
-                            done.set_exception(error)
-                else:
-                    for (_, done), samples in zip(batch, decoded, strict=True):
-                        if not done.done():
-                            done.set_result(samples)
-        finally:
-            self._work = None
-
-    def _next_batch(self) -> list[tuple[CodecWindow, asyncio.Future[Samples]]]:
-        """Return the next windows whose requests still wait for them."""
-        batch: list[tuple[CodecWindow, asyncio.Future[Samples]]] = []
-        while self._waiting and len(batch) < self._batch:
-            window, done = self._waiting.popleft()
-            if not done.done():
-                batch.append((window, done))
-        return batch
-
-
-# Code2Wav: decodes codec frames to audio, in chunks that are small at first and grow as time allows.
-
-
-class Code2Wav:
-    """A Stage of one request: CodecFrames in, AudioOutput to the client.
-
-    Decoding takes place in ``queue``, which all requests share. ``sample_rate`` (Hz) and ``frame_ms`` are those of its
-    decoder, ``slots`` is the number of tokens of a frame. ``policy`` and ``context`` control the size of chunks and
-    their context; ``clock`` is a monotonic clock in seconds.
-    """
-
-    name = "code2wav"
-
-    def __init__(
-        self,
-        queue: DecodeQueue,
-        *,
-        sample_rate: int,
-        frame_ms: float,
-        slots: int,
-        policy: ChunkPolicy | None = None,
-        context: WindowContext | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._queue = queue
-        self._slots = slots
-        self._context = context or WindowContext()
-        policy = policy or ChunkPolicy()
-        around = self._context.left + self._context.right
-        pace = ChunkPace(policy, frame_ms=frame_ms, context_frames=around, decode_ms_per_frame=queue.ms_per_frame)
-        self._chunks: FrameChunks[CodecFrames] = FrameChunks(
-            self.name,
-            pace,
-            sample_rate=sample_rate,
-            # Enough for two chunks.
-            most_held=2 * policy.largest + self._context.right,
-            clock=clock,
-        )
-
-    @property
-    def audio_ms(self) -> float:
-        """The duration of the audio sent, in milliseconds, for the usage of the request."""
-        return self._chunks.audio_ms
-
-    async def run(
-        self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
-        """Decode clause after clause, up to the end of ``source``."""
-        async with self._chunks.reading(source):
-            while await self._chunks.has_more():
-                await self._decode_clause(outputs)
-
-    async def _decode_clause(self, outputs: Channel[EngineOutput]) -> None:
-        """Decode one clause. Clauses are independent: their first frames have no left context."""
-        chunks = self._chunks
-        state = StreamState.start(self._context, self._slots)
-        clause, text_end = chunks.inbox[0].clause, chunks.inbox[0].text_end
-        while not state.done:
-            state = self._take_over(state, clause)
-            plan = chunks.plan(state.ready, complete=state.ended)
-            if plan.frames:
-                window, state = state.take(plan.frames)
-                await chunks.send(plan.frames, self._queue.decode(window), outputs, text_end=text_end)
-            elif chunks.ended and not chunks.inbox and not state.ended:
-                # The source ended within the clause.
-                state = state.received(state.held[:0], last=True)
-            elif not state.done:
-                await chunks.wait(plan.wait_ms)
-
-    def _take_over(self, state: StreamState, clause: int) -> StreamState:
-        """Add the frames in the inbox that belong to ``clause`` to its state."""
-        inbox = self._chunks.inbox
-        while inbox and inbox[0].clause == clause and not state.ended:
-            item = inbox.popleft()
-            state = state.received(item.codes, last=item.last)
-        return state

@@ -1,4 +1,12 @@
-"""Input is made into a prompt and computed while it arrives."""
+"""Computes a prompt while its input is still arriving, so that little is left to do at its end.
+
+InputParts adds decoded input to the prompt, each part as soon as it is complete; speech in progress is cut into parts
+by an AudioSegmenter. As soon as a part of the prompt can no longer change (``PromptDraft.stable``), the model computes
+it, in one of two ways. A StreamedPrompt is an open request to which vLLM appends input: the fastest way, but it
+occupies a slot and cache blocks while the client speaks, and does not support all sampling parameters. A WarmedPrefix
+is computed by separate requests whose results stay in vLLM's prefix cache: it occupies nothing, and works for every
+request. Either way the answer is the same as to the complete prompt, up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -28,232 +36,9 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
 
-# AudioSegmenter: cuts speech in progress into segments that a model can process before the speech ends.
-#
-# The cuts depend on the samples alone, not on how they arrive: a recording sent at once is cut like the same audio
-# spoken live, so that both get the same answer. Models of the Whisper family silently drop audio beyond 30 seconds; no
-# segment is longer.
-
-
-FRAME_MS: Final = 20
-#: The maximum length of a segment.
-LONGEST_MS: Final = 30_000
-#: A pause has at least this length …
-PAUSE_MS: Final = 300
-#: … and its amplitude (RMS) is at most this fraction, -30 dB, of the loudest frame's in the segment.
-PAUSE_RATIO: Final = 10 ** (-30 / 20)
-
-
-class AudioSegmenter:
-    """Cuts one part of the input: mono samples at ``sample_rate`` Hz.
-
-    A segment ends in the middle of the first pause after ``shortest_ms``, or without one after ``longest_ms``.
-    """
-
-    def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int) -> None:
-        self._frame = sample_rate * FRAME_MS // 1000
-        self._shortest = max(shortest_ms, PAUSE_MS) // FRAME_MS
-        self._longest = max(longest_ms // FRAME_MS, self._shortest + 1)
-        self._pause = PAUSE_MS // FRAME_MS
-        self._blocks: list[Samples] = []
-        #: Samples that do not fill a frame yet.
-        self._rest: Samples = np.zeros(0, np.float32)
-        self._frames = 0
-        self._loudest = 0.0
-        self._quiet_frames = 0
-
-    def feed(self, samples: Samples) -> list[Samples]:
-        """Return the segments that ``samples`` complete."""
-        samples = np.concatenate([self._rest, samples]) if len(self._rest) else samples
-        count = len(samples) // self._frame
-        frames = samples[: count * self._frame].reshape(count, self._frame)
-        self._rest = samples[count * self._frame :].copy()
-        closed: list[Samples] = []
-        begin = 0
-        for index, level in enumerate(np.sqrt(np.mean(frames * frames, axis=1, dtype=np.float64)).tolist()):
-            self._measure(level)
-            cut = self._cut()
-            if cut is None:
-                continue
-            self._blocks.append(frames[begin : index + 1].reshape(-1))
-            segment = np.concatenate(self._blocks)
-            kept = len(segment) - cut * self._frame
-            closed.append(segment[:kept].copy())
-            self._restart(segment[kept:])
-            begin = index + 1
-        if begin < count:
-            self._blocks.append(frames[begin:].reshape(-1).copy())
-        return closed
-
-    def finish(self) -> Samples | None:
-        """End the part; returns its last segment, or None."""
-        segment = np.concatenate([*self._blocks, self._rest])
-        self._rest = np.zeros(0, np.float32)
-        self._restart(self._rest)
-        return segment if len(segment) else None
-
-    def _measure(self, level: float) -> None:
-        self._frames += 1
-        self._loudest = max(self._loudest, level)
-        self._quiet_frames = self._quiet_frames + 1 if level <= self._loudest * PAUSE_RATIO else 0
-
-    def _cut(self) -> int | None:
-        """Return None, or, if the segment ends here, how many of its last frames belong to the next one."""
-        if self._frames >= self._longest:
-            return 0
-        # Leading digital silence is not a pause: nothing has been said yet.
-        if self._frames >= self._shortest and self._quiet_frames >= self._pause and self._loudest > 0:
-            return self._pause // 2
-        return None
-
-    def _restart(self, begun: Samples) -> None:
-        self._blocks = [begun] if len(begun) else []
-        self._frames = self._quiet_frames = len(begun) // self._frame
-        self._loudest = 0.0
-
-
-# InputParts: adds decoded input to a prompt, each part as soon as it is complete.
-
-
-#: The maximum number of frames of a video in the prompt, spread evenly over it.
-VIDEO_FRAMES: Final = 32
-
-
-class InputParts:
-    """Adds the parts of an input to ``draft``: audio at ``sample_rate`` Hz, in segments of the given lengths.
-
-    Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
-    in ``room``.
-    """
-
-    def __init__(
-        self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, longest_segment_ms: int, room: Room
-    ) -> None:
-        self.audio_ms = 0.0
-        self._draft = draft
-        self._sample_rate = sample_rate
-        self._room = room
-        self._segment_ms = (shortest_segment_ms, longest_segment_ms)
-        self._part: int | None = None
-        self._speech: AudioSegmenter | None = None
-        self._video: VideoSampler | None = None
-
-    def add(self, decoded: DecodedPart) -> None:
-        """Add a piece of decoded input; a new part number completes the part before."""
-        if decoded.part != self._part:
-            self.close_part()
-            self._part = decoded.part
-        match decoded:
-            case TextPart(text=text, part=part):
-                self._draft.add_text(text, part)
-            case ToolResultPart(text=text, call_id=call_id):
-                self._draft.add_tool_result(call_id, text)
-            case AudioPart(samples=samples):
-                self.audio_ms += len(samples) * 1000 / self._sample_rate
-                if self._speech is None:
-                    shortest, longest = self._segment_ms
-                    self._speech = AudioSegmenter(self._sample_rate, shortest_ms=shortest, longest_ms=longest)
-                self._room.take(samples.nbytes)
-                self._add_audio(self._speech.feed(samples))
-            case ImagePart(pixels=pixels, part=part):
-                self._room.take(PILLOW_BYTES * pixels.size // 3)
-                self._draft.add_media(Media(Modality.IMAGE, Image.fromarray(pixels)), part)
-            case VideoPart(frames=frames):
-                if self._video is None:
-                    self._video = VideoSampler(VIDEO_FRAMES, self._room)
-                self._video.add(frames)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether ``close_part`` has anything to complete."""
-        return self._speech is not None or self._video is not None
-
-    def close_part(self) -> None:
-        """Complete the current part."""
-        speech, self._speech = self._speech, None
-        video, self._video = self._video, None
-        if speech is not None:
-            last = speech.finish()
-            self._add_audio([] if last is None else [last])
-        if video is not None:
-            assert self._part is not None
-            self._draft.add_media(Media(Modality.VIDEO, video.for_vllm()), self._part)
-
-    def _add_audio(self, segments: Iterable[NDArray[np.float32]]) -> None:
-        assert self._part is not None
-        for samples in segments:
-            self._draft.add_media(Media(Modality.AUDIO, (samples, float(self._sample_rate))), self._part)
-
-
-class VideoSampler:
-    """Selects frames evenly from a video of unknown length.
-
-    It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of those kept is reserved in
-    ``room``.
-    """
-
-    def __init__(self, most: int, room: Room) -> None:
-        self._most = most
-        self._room = room
-        self._every = 1
-        self._seen = 0
-        self._kept: list[VideoFrame] = []
-
-    def add(self, frames: Iterable[VideoFrame]) -> None:
-        """Add frames; drops every other one when too many are kept."""
-        for frame in frames:
-            if self._seen % self._every == 0:
-                self._room.take(frame.pixels.nbytes)
-                self._kept.append(frame)
-            self._seen += 1
-            if len(self._kept) >= 2 * self._most:
-                self._room.give(sum(frame.pixels.nbytes for frame in self._kept[1::2]))
-                self._kept = self._kept[::2]
-                self._every *= 2
-
-    def for_vllm(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Return the frames, uint8 of shape (frames, height, width, 3), and the metadata that vLLM expects.
-
-        All frames are scaled to the size of the first one.
-        """
-        step = -(-len(self._kept) // self._most)
-        kept = self._kept[::step]
-        height, width, channels = kept[0].pixels.shape
-        self._room.take(len(kept) * height * width * channels)
-        pixels = np.stack(list(_sized(kept, width, height)))
-        self._room.give(sum(frame.pixels.nbytes for frame in self._kept))
-        self._kept = []
-        duration = max(kept[-1].timestamp_ms - kept[0].timestamp_ms, 1) / 1000
-        return pixels, {
-            "total_num_frames": len(kept),
-            "fps": len(kept) / duration,
-            "duration": duration,
-            "frames_indices": list(range(len(kept))),
-            "video_backend": "omni_ws",
-            "do_sample_frames": False,
-        }
-
-
-def _sized(frames: Iterable[VideoFrame], width: int, height: int) -> Iterator[NDArray[np.uint8]]:
-    for frame in frames:
-        if frame.pixels.shape[:2] == (height, width):
-            yield frame.pixels
-        else:
-            yield np.asarray(Image.fromarray(frame.pixels).resize((width, height)), dtype=np.uint8)
-
-
-# Computes a prompt while its input is still arriving, so that little is left to do at its end.
-#
-# As soon as a part of the prompt can no longer change (``PromptDraft.stable``), the model computes it, in one of two
-# ways. A *streamed prompt* is an open request to which vLLM appends input: the fastest way, but it occupies a slot and
-# cache blocks while the client speaks, and does not support all sampling parameters. A *warmed prefix* is computed by
-# separate requests whose results stay in vLLM's prefix cache: it occupies nothing, and works for every request. Either
-# way the answer is the same as to the complete prompt, up to rounding.
-
-
 #: The share of vLLM's request slots and cache that streamed prompts may occupy while their input is open, which may
 #: take a minute. The rest is left to requests that are being answered.
-_SHARE: Final = 0.5
+_STREAMED_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +138,7 @@ class EarlyBudget:
         config = model.llm.vllm_config
         cache = config.cache_config
         capacity = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
-        return cls(int(config.scheduler_config.max_num_seqs * _SHARE), int(capacity * _SHARE))
+        return cls(int(config.scheduler_config.max_num_seqs * _STREAMED_SHARE), int(capacity * _STREAMED_SHARE))
 
     def take_slot(self) -> bool:
         """Take a slot; returns False if there is none."""
@@ -521,3 +306,209 @@ class WarmedPrefix:
 
     async def aclose(self) -> None:
         """Do nothing: nothing is held between two steps."""
+
+
+#: The maximum number of frames of a video in the prompt, spread evenly over it.
+VIDEO_FRAMES: Final = 32
+
+
+class InputParts:
+    """Adds the parts of an input to ``draft``: audio at ``sample_rate`` Hz, in segments of the given lengths.
+
+    Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
+    in ``room``.
+    """
+
+    def __init__(
+        self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, longest_segment_ms: int, room: Room
+    ) -> None:
+        self.audio_ms = 0.0
+        self._draft = draft
+        self._sample_rate = sample_rate
+        self._room = room
+        self._segment_ms = (shortest_segment_ms, longest_segment_ms)
+        self._part: int | None = None
+        self._speech: AudioSegmenter | None = None
+        self._video: VideoSampler | None = None
+
+    def add(self, decoded: DecodedPart) -> None:
+        """Add a piece of decoded input; a new part number completes the part before."""
+        if decoded.part != self._part:
+            self.close_part()
+            self._part = decoded.part
+        match decoded:
+            case TextPart(text=text, part=part):
+                self._draft.add_text(text, part)
+            case ToolResultPart(text=text, call_id=call_id):
+                self._draft.add_tool_result(call_id, text)
+            case AudioPart(samples=samples):
+                self.audio_ms += len(samples) * 1000 / self._sample_rate
+                if self._speech is None:
+                    shortest, longest = self._segment_ms
+                    self._speech = AudioSegmenter(self._sample_rate, shortest_ms=shortest, longest_ms=longest)
+                self._room.take(samples.nbytes)
+                self._add_audio(self._speech.feed(samples))
+            case ImagePart(pixels=pixels, part=part):
+                self._room.take(PILLOW_BYTES * pixels.size // 3)
+                self._draft.add_media(Media(Modality.IMAGE, Image.fromarray(pixels)), part)
+            case VideoPart(frames=frames):
+                if self._video is None:
+                    self._video = VideoSampler(VIDEO_FRAMES, self._room)
+                self._video.add(frames)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``close_part`` has anything to complete."""
+        return self._speech is not None or self._video is not None
+
+    def close_part(self) -> None:
+        """Complete the current part."""
+        speech, self._speech = self._speech, None
+        video, self._video = self._video, None
+        if speech is not None:
+            last = speech.finish()
+            self._add_audio([] if last is None else [last])
+        if video is not None:
+            assert self._part is not None
+            self._draft.add_media(Media(Modality.VIDEO, video.for_vllm()), self._part)
+
+    def _add_audio(self, segments: Iterable[NDArray[np.float32]]) -> None:
+        assert self._part is not None
+        for samples in segments:
+            self._draft.add_media(Media(Modality.AUDIO, (samples, float(self._sample_rate))), self._part)
+
+
+class VideoSampler:
+    """Selects frames evenly from a video of unknown length.
+
+    It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of those kept is reserved in
+    ``room``.
+    """
+
+    def __init__(self, most: int, room: Room) -> None:
+        self._most = most
+        self._room = room
+        self._every = 1
+        self._seen = 0
+        self._kept: list[VideoFrame] = []
+
+    def add(self, frames: Iterable[VideoFrame]) -> None:
+        """Add frames; drops every other one when too many are kept."""
+        for frame in frames:
+            if self._seen % self._every == 0:
+                self._room.take(frame.pixels.nbytes)
+                self._kept.append(frame)
+            self._seen += 1
+            if len(self._kept) >= 2 * self._most:
+                self._room.give(sum(frame.pixels.nbytes for frame in self._kept[1::2]))
+                self._kept = self._kept[::2]
+                self._every *= 2
+
+    def for_vllm(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Return the frames, uint8 of shape (frames, height, width, 3), and the metadata that vLLM expects.
+
+        All frames are scaled to the size of the first one.
+        """
+        step = -(-len(self._kept) // self._most)
+        kept = self._kept[::step]
+        height, width, channels = kept[0].pixels.shape
+        self._room.take(len(kept) * height * width * channels)
+        pixels = np.stack(list(_sized(kept, width, height)))
+        self._room.give(sum(frame.pixels.nbytes for frame in self._kept))
+        self._kept = []
+        duration = max(kept[-1].timestamp_ms - kept[0].timestamp_ms, 1) / 1000
+        return pixels, {
+            "total_num_frames": len(kept),
+            "fps": len(kept) / duration,
+            "duration": duration,
+            "frames_indices": list(range(len(kept))),
+            "video_backend": "omni_ws",
+            "do_sample_frames": False,
+        }
+
+
+def _sized(frames: Iterable[VideoFrame], width: int, height: int) -> Iterator[NDArray[np.uint8]]:
+    for frame in frames:
+        if frame.pixels.shape[:2] == (height, width):
+            yield frame.pixels
+        else:
+            yield np.asarray(Image.fromarray(frame.pixels).resize((width, height)), dtype=np.uint8)
+
+
+FRAME_MS: Final = 20
+#: The maximum length of a segment: models of the Whisper family silently drop audio beyond 30 seconds.
+LONGEST_MS: Final = 30_000
+#: A pause has at least this length …
+PAUSE_MS: Final = 300
+#: … and its amplitude (RMS) is at most this fraction, -30 dB, of the loudest frame's in the segment.
+PAUSE_RATIO: Final = 10 ** (-30 / 20)
+
+
+class AudioSegmenter:
+    """Cuts speech in progress into segments that a model can process before the speech ends.
+
+    It cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the first pause
+    after ``shortest_ms``, or without one after ``longest_ms``. The cuts depend on the samples alone, not on how they
+    arrive: a recording sent at once is cut like the same audio spoken live, so that both get the same answer.
+    """
+
+    def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int) -> None:
+        self._frame = sample_rate * FRAME_MS // 1000
+        self._shortest = max(shortest_ms, PAUSE_MS) // FRAME_MS
+        self._longest = max(longest_ms // FRAME_MS, self._shortest + 1)
+        self._pause = PAUSE_MS // FRAME_MS
+        self._blocks: list[Samples] = []
+        #: Samples that do not fill a frame yet.
+        self._rest: Samples = np.zeros(0, np.float32)
+        self._frames = 0
+        self._loudest = 0.0
+        self._quiet_frames = 0
+
+    def feed(self, samples: Samples) -> list[Samples]:
+        """Return the segments that ``samples`` complete."""
+        samples = np.concatenate([self._rest, samples]) if len(self._rest) else samples
+        count = len(samples) // self._frame
+        frames = samples[: count * self._frame].reshape(count, self._frame)
+        self._rest = samples[count * self._frame :].copy()
+        closed: list[Samples] = []
+        begin = 0
+        for index, level in enumerate(np.sqrt(np.mean(frames * frames, axis=1, dtype=np.float64)).tolist()):
+            self._measure(level)
+            cut = self._cut()
+            if cut is None:
+                continue
+            self._blocks.append(frames[begin : index + 1].reshape(-1))
+            segment = np.concatenate(self._blocks)
+            kept = len(segment) - cut * self._frame
+            closed.append(segment[:kept].copy())
+            self._restart(segment[kept:])
+            begin = index + 1
+        if begin < count:
+            self._blocks.append(frames[begin:].reshape(-1).copy())
+        return closed
+
+    def finish(self) -> Samples | None:
+        """End the part; returns its last segment, or None."""
+        segment = np.concatenate([*self._blocks, self._rest])
+        self._rest = np.zeros(0, np.float32)
+        self._restart(self._rest)
+        return segment if len(segment) else None
+
+    def _measure(self, level: float) -> None:
+        self._frames += 1
+        self._loudest = max(self._loudest, level)
+        self._quiet_frames = self._quiet_frames + 1 if level <= self._loudest * PAUSE_RATIO else 0
+
+    def _cut(self) -> int | None:
+        """Return None, or, if the segment ends here, how many of its last frames belong to the next one."""
+        if self._frames >= self._longest:
+            return 0
+        # Leading digital silence is not a pause: nothing has been said yet.
+        if self._frames >= self._shortest and self._quiet_frames >= self._pause and self._loudest > 0:
+            return self._pause // 2
+        return None
+
+    def _restart(self, begun: Samples) -> None:
+        self._blocks = [begun] if len(begun) else []
+        self._frames = self._quiet_frames = len(begun) // self._frame
+        self._loudest = 0.0

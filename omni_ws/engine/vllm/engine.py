@@ -1,4 +1,7 @@
-"""VllmEngine: an engine with a Thinker, which reads, hears and sees, and speaks."""
+"""VllmEngine: an engine with a Thinker, which reads, hears and sees, and optionally a voice, which speaks.
+
+RequestStages are the stages of one request. TorchTrace traces torch's operations in the processes of the models.
+"""
 
 from __future__ import annotations
 
@@ -56,194 +59,6 @@ from omni_ws.media.image import MediaLimits
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-
-# TorchTrace: traces of torch operations in the processes of models, started and stopped at run time.
-
-
-#: The folder below the root of all profiles to which vLLM writes. It is fixed when vLLM starts, so traces are moved
-#: from there to their destination.
-_FOLDER: Final = ".torch"
-_SETTING: Final = "profiler_config"
-
-
-def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
-    """Return vLLM's arguments with those that enable tracing, unless the operator set them."""
-    if root is None or _SETTING in args:
-        return dict(args)
-    setting = {
-        "profiler": "torch",
-        "torch_profiler_dir": str(_folder(root, role)),
-        # The front end is this server's process, all of which would be traced, and slowed down.
-        "ignore_frontend": True,
-        "torch_profiler_with_stack": False,
-        "torch_profiler_dump_cuda_time_total": False,
-    }
-    return {**args, _SETTING: setting}
-
-
-class TorchTrace:
-    """One trace at a time, of all ``models``, which were started with ``traced_arguments``, and of ``processes``."""
-
-    def __init__(
-        self,
-        root: Path | None,
-        models: Sequence[tuple[LanguageModel, Mapping[str, Any]]],
-        processes: Callable[[], Sequence[StepProcess]] = tuple,
-    ) -> None:
-        self._root = root
-        self._processes = processes
-        self._models = [model for model, _ in models]
-        self._set_by_operator = any(_SETTING in args for _, args in models)
-        self._name = ""
-        self._template = Path()
-        self._tracing: list[LanguageModel | StepProcess] = []
-
-    @property
-    def possible(self) -> bool:
-        """Whether ``profiler.root`` is set, and the operator did not set ``vllm.args.profiler_config``."""
-        return self._root is not None and not self._set_by_operator
-
-    async def start(self, template: Path) -> None:
-        """Start tracing. Raises EngineFailed."""
-        self._name, self._template = uuid.uuid4().hex, template
-        model: LanguageModel | StepProcess
-        try:
-            for model in self._models:
-                await model.llm.start_profile(self._name)
-                self._tracing.append(model)
-            for model in self._processes():
-                await model.trace(await asyncio.to_thread(self._file, model.role))
-                self._tracing.append(model)
-        except Exception as error:
-            await self.stop()
-            raise incident(f"tracing the {model.role} failed", error) from error
-
-    async def stop(self) -> tuple[Path, ...]:
-        """Stop tracing and return the files; takes seconds.
-
-        Raises EngineFailed, after keeping the traces that were written.
-        """
-        tracing, self._tracing = self._tracing, []
-        outcomes = await asyncio.gather(*(_stopped(model) for model in tracing), return_exceptions=True)
-        try:
-            files = await asyncio.to_thread(self._move, [model.role for model in tracing])
-        except OSError as error:
-            raise incident("moving the traces failed", error) from error
-        for model, outcome in zip(tracing, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                raise incident(f"writing the trace of the {model.role} failed", outcome) from outcome
-        return files
-
-    def _file(self, role: str) -> Path:
-        """Return where a process writes its trace; named as vLLM names its own."""
-        assert self._root is not None
-        folder = _folder(self._root, role)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self._name}_rank0.pt.trace.json.gz"
-
-    def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
-        """Move the traces to their destination and return their paths."""
-        assert self._root is not None
-        found: list[Path] = []
-        self._template.parent.mkdir(parents=True, exist_ok=True)
-        for role in roles:
-            for path in sorted(_folder(self._root, role).glob(f"{self._name}_*")):
-                name = f"{self._template.name}_{role.lower()}_{path.name.removeprefix(f'{self._name}_')}"
-                found.append(path.rename(self._template.with_name(name)))
-        return tuple(found)
-
-
-async def _stopped(model: LanguageModel | StepProcess) -> None:
-    """End the trace of a model, and write it."""
-    if isinstance(model, StepProcess):
-        await model.trace(None)
-    else:
-        await model.llm.stop_profile()
-
-
-def _folder(root: Path, role: str) -> Path:
-    return root.expanduser().resolve() / _FOLDER / role.lower()
-
-
-# RequestStages: the stages of one request to a VllmEngine.
-
-
-class RequestStages:
-    """The stages of one request, and the results that they collect.
-
-    ``voice`` speaks the answer: a Talker that reads text, or the omni model's own. Raises UnsupportedParameter for what
-    the engine cannot do.
-    """
-
-    def __init__(
-        self, shared: ThinkerParts, voice: Speaker | OmniVoice | None, request: GenerationRequest, share: MediaShare
-    ) -> None:
-        speaks = OutputModality.AUDIO in request.modalities
-        if request.task is not Task.CHAT:
-            raise UnsupportedParameter(f"task {request.task} is not supported by this engine", param="task")
-        if speaks and voice is None:
-            raise UnsupportedParameter(
-                "audio output requires a Talker, which this server does not have", param="modalities"
-            )
-        if speaks and request.options.choices > 1:
-            raise UnsupportedParameter("n must be 1 for audio output", param="n")
-        writes = OutputModality.TEXT in request.modalities
-        rows = voice.rows if speaks and isinstance(voice, OmniVoice) else None
-        self._thinker = Thinker(shared, request, writes=request.tells_text, share=share, rows=rows)
-        self._talker: OmniTalker | None = None
-        self._vocoder: Code2Wav | VocoderStage | None = None
-        self.stages: list[Stage[Any]] = [self._thinker]
-        self.links: tuple[StageLink, ...] = ()
-        if speaks and voice is not None:
-            self.links = voice.links
-            self.stages += self._speaking(voice, request, goes_on=writes)
-
-    def _speaking(
-        self, voice: Speaker | OmniVoice, request: GenerationRequest, *, goes_on: bool
-    ) -> tuple[Stage[Any], Stage[Any]]:
-        """Return the stages that speak. An answer ``goes_on`` without the voice of an omni model if it is written."""
-        sampling, parameters = request.stage_sampling.get("talker"), request.stage_params
-        if isinstance(voice, Speaker):
-            talker, self._vocoder = voice.stages(
-                request.request_id,
-                voice=request.voice,
-                sampling=sampling,
-                parameters=parameters,
-                priority=request.options.priority if voice.model.by_priority else 0,
-            )
-            return talker, self._vocoder
-        self._talker, self._vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)
-        return (SpeechPart(self._talker), SpeechPart(self._vocoder)) if goes_on else (self._talker, self._vocoder)
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self._thinker.finish_reasons[0]
-
-    @property
-    def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """The finish reason of each answer, if there are several."""
-        reasons = self._thinker.finish_reasons
-        return reasons if len(reasons) > 1 else ()
-
-    @property
-    def warnings(self) -> tuple[AnswerWarning, ...]:
-        """What the client is told beside the finish reasons."""
-        return self._thinker.warnings
-
-    @property
-    def usage(self) -> Usage:
-        audio_ms = round(self._vocoder.audio_ms) if self._vocoder is not None else 0
-        return Usage(
-            input_tokens=self._thinker.prompt_tokens,
-            output_tokens=self._thinker.answer_tokens,
-            input_audio_ms=self._thinker.input_audio_ms,
-            output_audio_ms=audio_ms,
-            cached_tokens=self._thinker.cached_tokens,
-        )
-
-
-# VllmEngine: an engine with a Thinker, which reads, hears and sees, and optionally a Talker, which speaks.
 
 
 log = logging.getLogger(__name__)
@@ -574,3 +389,182 @@ def _reading_stages(request: GenerationRequest, voice: OmniVoice, parts: Thinker
     )
     text = ForcedAnswer(parts, voice.rows, request)
     return ReadingStages(talker, vocoder, (TEXT_LINK, *voice.links), before=(text,))
+
+
+class RequestStages:
+    """The stages of one request, and the results that they collect.
+
+    ``voice`` speaks the answer: a Talker that reads text, or the omni model's own. Raises UnsupportedParameter for what
+    the engine cannot do.
+    """
+
+    def __init__(
+        self, shared: ThinkerParts, voice: Speaker | OmniVoice | None, request: GenerationRequest, share: MediaShare
+    ) -> None:
+        speaks = OutputModality.AUDIO in request.modalities
+        if request.task is not Task.CHAT:
+            raise UnsupportedParameter(f"task {request.task} is not supported by this engine", param="task")
+        if speaks and voice is None:
+            raise UnsupportedParameter(
+                "audio output requires a Talker, which this server does not have", param="modalities"
+            )
+        if speaks and request.options.choices > 1:
+            raise UnsupportedParameter("n must be 1 for audio output", param="n")
+        writes = OutputModality.TEXT in request.modalities
+        rows = voice.rows if speaks and isinstance(voice, OmniVoice) else None
+        self._thinker = Thinker(shared, request, writes=request.tells_text, share=share, rows=rows)
+        self._talker: OmniTalker | None = None
+        self._vocoder: Code2Wav | VocoderStage | None = None
+        self.stages: list[Stage[Any]] = [self._thinker]
+        self.links: tuple[StageLink, ...] = ()
+        if speaks and voice is not None:
+            self.links = voice.links
+            self.stages += self._speaking(voice, request, goes_on=writes)
+
+    def _speaking(
+        self, voice: Speaker | OmniVoice, request: GenerationRequest, *, goes_on: bool
+    ) -> tuple[Stage[Any], Stage[Any]]:
+        """Return the stages that speak. An answer ``goes_on`` without the voice of an omni model if it is written."""
+        sampling, parameters = request.stage_sampling.get("talker"), request.stage_params
+        if isinstance(voice, Speaker):
+            talker, self._vocoder = voice.stages(
+                request.request_id,
+                voice=request.voice,
+                sampling=sampling,
+                parameters=parameters,
+                priority=request.options.priority if voice.model.by_priority else 0,
+            )
+            return talker, self._vocoder
+        self._talker, self._vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)
+        return (SpeechPart(self._talker), SpeechPart(self._vocoder)) if goes_on else (self._talker, self._vocoder)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self._thinker.finish_reasons[0]
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason, ...]:
+        """The finish reason of each answer, if there are several."""
+        reasons = self._thinker.finish_reasons
+        return reasons if len(reasons) > 1 else ()
+
+    @property
+    def warnings(self) -> tuple[AnswerWarning, ...]:
+        """What the client is told beside the finish reasons."""
+        return self._thinker.warnings
+
+    @property
+    def usage(self) -> Usage:
+        audio_ms = round(self._vocoder.audio_ms) if self._vocoder is not None else 0
+        return Usage(
+            input_tokens=self._thinker.prompt_tokens,
+            output_tokens=self._thinker.answer_tokens,
+            input_audio_ms=self._thinker.input_audio_ms,
+            output_audio_ms=audio_ms,
+            cached_tokens=self._thinker.cached_tokens,
+        )
+
+
+#: The folder below the root of all profiles to which vLLM writes. It is fixed when vLLM starts, so traces are moved
+#: from there to their destination.
+_TRACE_FOLDER: Final = ".torch"
+_PROFILER_SETTING: Final = "profiler_config"
+
+
+def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
+    """Return vLLM's arguments with those that enable tracing, unless the operator set them."""
+    if root is None or _PROFILER_SETTING in args:
+        return dict(args)
+    setting = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(_trace_folder(root, role)),
+        # The front end is this server's process, all of which would be traced, and slowed down.
+        "ignore_frontend": True,
+        "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,
+    }
+    return {**args, _PROFILER_SETTING: setting}
+
+
+class TorchTrace:
+    """One trace at a time, of all ``models``, which were started with ``traced_arguments``, and of ``processes``."""
+
+    def __init__(
+        self,
+        root: Path | None,
+        models: Sequence[tuple[LanguageModel, Mapping[str, Any]]],
+        processes: Callable[[], Sequence[StepProcess]] = tuple,
+    ) -> None:
+        self._root = root
+        self._processes = processes
+        self._models = [model for model, _ in models]
+        self._set_by_operator = any(_PROFILER_SETTING in args for _, args in models)
+        self._name = ""
+        self._template = Path()
+        self._tracing: list[LanguageModel | StepProcess] = []
+
+    @property
+    def possible(self) -> bool:
+        """Whether ``profiler.root`` is set, and the operator did not set ``vllm.args.profiler_config``."""
+        return self._root is not None and not self._set_by_operator
+
+    async def start(self, template: Path) -> None:
+        """Start tracing. Raises EngineFailed."""
+        self._name, self._template = uuid.uuid4().hex, template
+        model: LanguageModel | StepProcess
+        try:
+            for model in self._models:
+                await model.llm.start_profile(self._name)
+                self._tracing.append(model)
+            for model in self._processes():
+                await model.trace(await asyncio.to_thread(self._file, model.role))
+                self._tracing.append(model)
+        except Exception as error:
+            await self.stop()
+            raise incident(f"tracing the {model.role} failed", error) from error
+
+    async def stop(self) -> tuple[Path, ...]:
+        """Stop tracing and return the files; takes seconds.
+
+        Raises EngineFailed, after keeping the traces that were written.
+        """
+        tracing, self._tracing = self._tracing, []
+        outcomes = await asyncio.gather(*(_stopped(model) for model in tracing), return_exceptions=True)
+        try:
+            files = await asyncio.to_thread(self._move, [model.role for model in tracing])
+        except OSError as error:
+            raise incident("moving the traces failed", error) from error
+        for model, outcome in zip(tracing, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise incident(f"writing the trace of the {model.role} failed", outcome) from outcome
+        return files
+
+    def _file(self, role: str) -> Path:
+        """Return where a process writes its trace; named as vLLM names its own."""
+        assert self._root is not None
+        folder = _trace_folder(self._root, role)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self._name}_rank0.pt.trace.json.gz"
+
+    def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
+        """Move the traces to their destination and return their paths."""
+        assert self._root is not None
+        found: list[Path] = []
+        self._template.parent.mkdir(parents=True, exist_ok=True)
+        for role in roles:
+            for path in sorted(_trace_folder(self._root, role).glob(f"{self._name}_*")):
+                name = f"{self._template.name}_{role.lower()}_{path.name.removeprefix(f'{self._name}_')}"
+                found.append(path.rename(self._template.with_name(name)))
+        return tuple(found)
+
+
+async def _stopped(model: LanguageModel | StepProcess) -> None:
+    """End the trace of a model, and write it."""
+    if isinstance(model, StepProcess):
+        await model.trace(None)
+    else:
+        await model.llm.stop_profile()
+
+
+def _trace_folder(root: Path, role: str) -> Path:
+    return root.expanduser().resolve() / _TRACE_FOLDER / role.lower()

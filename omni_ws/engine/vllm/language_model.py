@@ -1,4 +1,7 @@
-"""LanguageModel: a model that vLLM runs in a process of its own, and what it generates."""
+"""LanguageModel: a model that vLLM runs in a process of its own, supervised and restarted when it dies.
+
+What it generates for one prompt are its ModelOutputs.
+"""
 
 from __future__ import annotations
 
@@ -36,287 +39,6 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
-
-
-# ProcessReaper: kills the model's processes when the server is killed. vLLM's would not notice, and occupy the GPU.
-
-
-#: The pipe to the server closes without data when the server dies; ``dismiss`` writes a byte first.
-_SCRIPT: Final = """
-import os, signal, sys
-if not sys.stdin.buffer.read(1):
-    for process in map(int, sys.argv[1:]):
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-"""
-
-
-class ProcessReaper:
-    """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
-
-    They have to have ended by then, lest it kill other processes with the same IDs later.
-    """
-
-    def __init__(self, processes: Sequence[int]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _SCRIPT, *map(str, processes)],
-            stdin=subprocess.PIPE,
-            # In a session of its own, so that Ctrl-C in the terminal does not reach it.
-            start_new_session=True,
-        )
-
-    def dismiss(self) -> None:
-        """End the process without killing anything. Idempotent; blocks briefly."""
-        if self._process.poll() is None:
-            self._process.communicate(b".")
-
-
-# ModelOutputs: what vLLM generates for one prompt, taken from where vLLM's own loop leaves it.
-#
-# ``AsyncLLM`` reads the outputs of its process in one task, which puts each into the ``RequestOutputCollector`` of its
-# request and so wakes the task that waits there. With eight answers, waking these tasks takes as much time as all else
-# that happens to an output. So a consumer may ask to be called by ``put`` itself.
-#
-# A model that makes more tokens a second than anybody reads, hears or plays makes them for several answers at once.
-# Then sending each by itself costs more than making it, so tokens that follow others within GROUP_SEC are taken
-# together.
-
-
-#: How long an output may wait for those that follow it. One that comes later than this after the last is taken at once:
-#: all of those of a model that makes up to 200 tokens a second for each answer.
-GROUP_SEC: Final = 0.005
-
-#: Consumes an output, without waiting; returns False if that is impossible now.
-Take: TypeAlias = "Callable[[RequestOutput], bool]"
-
-
-class ModelOutputs(AsyncIterator["RequestOutput"]):
-    """Iterates over vLLM's outputs for one prompt, which is submitted with the first of them.
-
-    ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps what vLLM raises, and ``on_end`` is awaited at the end
-    of a request that was submitted, with whether any output arrived. ``aclose`` aborts a request that still runs; it
-    has to be called also when the iteration was cancelled.
-
-    While the iteration waits, outputs go to ``take``, if that is set, inside vLLM's own loop. Those that come in quick
-    succession are merged, as vLLM does for a consumer that is slow. What ``take`` refuses, the last output, and errors
-    go to the iteration, so the order is kept. What ``take`` raises, the iteration raises.
-    """
-
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        submit: Callable[[], Awaitable[Any]],
-        *,
-        translate: Callable[[Exception], Exception],
-        on_end: Callable[[bool], Awaitable[None]],
-        groups: OutputGroups,
-    ) -> None:
-        self.take: Take | None = None
-        #: Whether any output arrived since this was last set to False.
-        self.arrived = False
-        self._llm = llm
-        self._submit = submit
-        self._translate = translate
-        self._on_end = on_end
-        self._groups = groups
-        self._submitted = False
-        self._ended = False
-        self._waiting = False
-        #: What waits for further outputs, to be taken with them; only while the iteration waits.
-        self._held: Any = None
-        #: When outputs were last taken, on the loop's clock.
-        self._taken_at = -math.inf
-        self._failure: Exception | None = None
-        #: vLLM's RequestOutputCollector, and its own ``put``.
-        self._collector: Any = None
-        self._collect: Callable[[Any], None]
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._ended:
-            raise StopAsyncIteration
-        try:
-            output = await self._next()
-        except Exception as error:
-            from vllm.v1.engine.exceptions import EngineDeadError
-
-            await self._end(running=not isinstance(error, EngineDeadError))
-            if error is self._failure:
-                raise
-            raise self._translate(error) from error
-        self.arrived = True
-        if output.finished:
-            await self._end(running=False)
-            if not output.outputs:  # the end of a streamed prompt, after its last output
-                raise StopAsyncIteration
-        return output
-
-    async def aclose(self) -> None:
-        """Abort the request, unless it has ended. Idempotent."""
-        await self._end()
-
-    async def _next(self) -> RequestOutput:
-        if self._collector is None:
-            self._submitted = True
-            self._collector = await self._submit()
-            self._collect = self._collector.put
-            self._collector.put = self._put
-        output: RequestOutput | None = self._collector.get_nowait()
-        if output is not None:
-            return output
-        self._waiting = True
-        try:
-            output = await self._collector.get()
-        finally:
-            self._waiting = False
-            if self._held is not None:  # cancelled
-                self._collect(self._held)
-                self._held = None
-        assert output is not None
-        return output
-
-    def _put(self, output: Any) -> None:
-        """Stand in for ``RequestOutputCollector.put``. An exception in here would end vLLM's loop, for all requests."""
-        if not self._waiting or self.take is None or getattr(output, "finished", True):
-            self.take_held()
-            self._waiting = False
-            self._collect(output)
-        elif self._held is not None:
-            self._held.add(output, aggregate=self._collector.aggregate)
-        elif self._groups.now() - self._taken_at < GROUP_SEC:
-            self._held = output
-            self._groups.hold(self)
-        else:
-            self._take(output)
-
-    def take_held(self) -> None:
-        """Take what waits for further outputs. Raises nothing."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._take(held)
-
-    def _take(self, output: Any) -> None:
-        assert self.take is not None
-        self._taken_at = self._groups.now()
-        try:
-            if self.take(output):
-                self.arrived = True
-                return
-        except Exception as error:
-            self._failure = output = error
-        self._waiting = False
-        self._collect(output)
-
-    async def _end(self, *, running: bool = True) -> None:
-        """Release what vLLM holds for the request, which is aborted if it is ``running``."""
-        if self._ended:
-            return
-        self._ended = True
-        self.take = self._held = None
-        try:
-            if self._collector is not None:
-                await self._release(running=running)
-        finally:
-            if self._submitted:
-                await self._on_end(self.arrived)
-
-    async def _release(self, *, running: bool) -> None:
-        collector, self._collector = self._collector, None
-        del collector.put
-        try:
-            if running:
-                await self._llm.abort(collector.request_id, internal=True)
-        except Exception as error:
-            raise self._translate(error) from error
-        finally:
-            collector.close()
-
-
-class OutputGroups:
-    """Lets outputs of all requests to a model wait for those that follow, with one timer.
-
-    A model computes all its requests in the same steps, so their outputs come at the same times.
-    """
-
-    def __init__(self) -> None:
-        self._holding: list[ModelOutputs] = []
-
-    @staticmethod
-    def now() -> float:
-        """The time of the event loop."""
-        return asyncio.get_running_loop().time()
-
-    def hold(self, outputs: ModelOutputs) -> None:
-        """Call ``outputs.take_held`` soon: GROUP_SEC after the first that was held."""
-        self._holding.append(outputs)
-        if len(self._holding) == 1:
-            asyncio.get_running_loop().call_later(GROUP_SEC, self._release)
-
-    def _release(self) -> None:
-        holding, self._holding = self._holding, []
-        for outputs in holding:
-            outputs.take_held()
-
-
-# ReadAhead: vLLM's outputs, with failures noticed even while waiting for something else.
-
-
-#: How long a readout may take to arrive after vLLM has reported its step, in seconds.
-_ARRIVAL_SEC: Final = 10.0
-
-
-class ReadAhead:
-    """Iterates over vLLM's outputs; ``until`` reads one ahead while it waits for something else."""
-
-    def __init__(self, outputs: ModelOutputs) -> None:
-        self._outputs = outputs
-        self._next: asyncio.Task[RequestOutput | None] | None = None
-
-    async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
-        while True:
-            if self._next is None:
-                output = await _anext(self._outputs)
-            else:
-                await asyncio.wait([self._next])
-                output = self._next.result()
-                self._next = None
-            if output is None:
-                return
-            yield output
-
-    async def until(self, arrival: asyncio.Future[None]) -> None:
-        """Wait for ``arrival``. Raises vLLM's failure meanwhile, or EngineFailed if nothing arrives."""
-        if arrival.done():
-            return
-        if self._next is None:
-            self._next = asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
-        await asyncio.wait({self._next, arrival}, return_when=asyncio.FIRST_COMPLETED)
-        if arrival.done():
-            return
-        self._next.result()
-        try:
-            async with asyncio.timeout(_ARRIVAL_SEC):
-                await arrival
-        except TimeoutError:
-            raise EngineFailed("a readout did not arrive") from None
-
-    async def aclose(self) -> None:
-        """Abort the request."""
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.wait([self._next])
-        await self._outputs.aclose()
-
-
-async def _anext(outputs: ModelOutputs) -> RequestOutput | None:
-    return await anext(outputs, None)
-
-
-# LanguageModel: a model that vLLM runs in a process of its own, supervised and restarted when it dies.
 
 
 log = logging.getLogger(__name__)
@@ -700,3 +422,270 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
             discard_made()
         raise
     return made.pop()
+
+
+#: The pipe to the server closes without data when the server dies; ``dismiss`` writes a byte first.
+_REAPER_SCRIPT: Final = """
+import os, signal, sys
+if not sys.stdin.buffer.read(1):
+    for process in map(int, sys.argv[1:]):
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+"""
+
+
+class ProcessReaper:
+    """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
+
+    vLLM's processes would not notice, and occupy the GPU. They have to have ended when it is dismissed, lest it kill
+    other processes with the same IDs later.
+    """
+
+    def __init__(self, processes: Sequence[int]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _REAPER_SCRIPT, *map(str, processes)],
+            stdin=subprocess.PIPE,
+            # In a session of its own, so that Ctrl-C in the terminal does not reach it.
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """End the process without killing anything. Idempotent; blocks briefly."""
+        if self._process.poll() is None:
+            self._process.communicate(b".")
+
+
+#: How long an output may wait for those that follow it. One that comes later than this after the last is taken at once:
+#: all of those of a model that makes up to 200 tokens a second for each answer.
+GROUP_SEC: Final = 0.005
+
+#: Consumes an output, without waiting; returns False if that is impossible now.
+Take: TypeAlias = "Callable[[RequestOutput], bool]"
+
+
+class ModelOutputs(AsyncIterator["RequestOutput"]):
+    """Iterates over vLLM's outputs for one prompt, which is submitted with the first of them.
+
+    ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps what vLLM raises, and ``on_end`` is awaited at the end
+    of a request that was submitted, with whether any output arrived. ``aclose`` aborts a request that still runs; it
+    has to be called also when the iteration was cancelled.
+
+    ``AsyncLLM`` reads the outputs of its process in one task, which puts each into the ``RequestOutputCollector`` of
+    its request and so wakes the task that waits there. With eight answers, waking these tasks takes as much time as all
+    else that happens to an output. So while the iteration waits, outputs go to ``take``, if that is set, inside vLLM's
+    own loop. Those that come in quick succession are merged, as vLLM does for a consumer that is slow. What ``take``
+    refuses, the last output, and errors go to the iteration, so the order is kept. What ``take`` raises, the iteration
+    raises.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        submit: Callable[[], Awaitable[Any]],
+        *,
+        translate: Callable[[Exception], Exception],
+        on_end: Callable[[bool], Awaitable[None]],
+        groups: OutputGroups,
+    ) -> None:
+        self.take: Take | None = None
+        #: Whether any output arrived since this was last set to False.
+        self.arrived = False
+        self._llm = llm
+        self._submit = submit
+        self._translate = translate
+        self._on_end = on_end
+        self._groups = groups
+        self._submitted = False
+        self._ended = False
+        self._waiting = False
+        #: What waits for further outputs, to be taken with them; only while the iteration waits.
+        self._held: Any = None
+        #: When outputs were last taken, on the loop's clock.
+        self._taken_at = -math.inf
+        self._failure: Exception | None = None
+        #: vLLM's RequestOutputCollector, and its own ``put``.
+        self._collector: Any = None
+        self._collect: Callable[[Any], None]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            output = await self._next()
+        except Exception as error:
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            await self._end(running=not isinstance(error, EngineDeadError))
+            if error is self._failure:
+                raise
+            raise self._translate(error) from error
+        self.arrived = True
+        if output.finished:
+            await self._end(running=False)
+            if not output.outputs:  # the end of a streamed prompt, after its last output
+                raise StopAsyncIteration
+        return output
+
+    async def aclose(self) -> None:
+        """Abort the request, unless it has ended. Idempotent."""
+        await self._end()
+
+    async def _next(self) -> RequestOutput:
+        if self._collector is None:
+            self._submitted = True
+            self._collector = await self._submit()
+            self._collect = self._collector.put
+            self._collector.put = self._put
+        output: RequestOutput | None = self._collector.get_nowait()
+        if output is not None:
+            return output
+        self._waiting = True
+        try:
+            output = await self._collector.get()
+        finally:
+            self._waiting = False
+            if self._held is not None:  # cancelled
+                self._collect(self._held)
+                self._held = None
+        assert output is not None
+        return output
+
+    def _put(self, output: Any) -> None:
+        """Stand in for ``RequestOutputCollector.put``. An exception in here would end vLLM's loop, for all requests."""
+        if not self._waiting or self.take is None or getattr(output, "finished", True):
+            self.take_held()
+            self._waiting = False
+            self._collect(output)
+        elif self._held is not None:
+            self._held.add(output, aggregate=self._collector.aggregate)
+        elif self._groups.now() - self._taken_at < GROUP_SEC:
+            self._held = output
+            self._groups.hold(self)
+        else:
+            self._take(output)
+
+    def take_held(self) -> None:
+        """Take what waits for further outputs. Raises nothing."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._take(held)
+
+    def _take(self, output: Any) -> None:
+        assert self.take is not None
+        self._taken_at = self._groups.now()
+        try:
+            if self.take(output):
+                self.arrived = True
+                return
+        except Exception as error:
+            self._failure = output = error
+        self._waiting = False
+        self._collect(output)
+
+    async def _end(self, *, running: bool = True) -> None:
+        """Release what vLLM holds for the request, which is aborted if it is ``running``."""
+        if self._ended:
+            return
+        self._ended = True
+        self.take = self._held = None
+        try:
+            if self._collector is not None:
+                await self._release(running=running)
+        finally:
+            if self._submitted:
+                await self._on_end(self.arrived)
+
+    async def _release(self, *, running: bool) -> None:
+        collector, self._collector = self._collector, None
+        del collector.put
+        try:
+            if running:
+                await self._llm.abort(collector.request_id, internal=True)
+        except Exception as error:
+            raise self._translate(error) from error
+        finally:
+            collector.close()
+
+
+class OutputGroups:
+    """Lets outputs of all requests to a model wait for those that follow, with one timer.
+
+    A model computes all its requests in the same steps, so their outputs come at the same times. One that makes more
+    tokens a second than anybody reads, hears or plays makes them for several answers at once: then sending each by
+    itself costs more than making it.
+    """
+
+    def __init__(self) -> None:
+        self._holding: list[ModelOutputs] = []
+
+    @staticmethod
+    def now() -> float:
+        """The time of the event loop."""
+        return asyncio.get_running_loop().time()
+
+    def hold(self, outputs: ModelOutputs) -> None:
+        """Call ``outputs.take_held`` soon: GROUP_SEC after the first that was held."""
+        self._holding.append(outputs)
+        if len(self._holding) == 1:
+            asyncio.get_running_loop().call_later(GROUP_SEC, self._release)
+
+    def _release(self) -> None:
+        holding, self._holding = self._holding, []
+        for outputs in holding:
+            outputs.take_held()
+
+
+#: How long a readout may take to arrive after vLLM has reported its step, in seconds.
+_ARRIVAL_SEC: Final = 10.0
+
+
+class ReadAhead:
+    """Iterates over vLLM's outputs; ``until`` reads one ahead, and so notices a failure while it waits."""
+
+    def __init__(self, outputs: ModelOutputs) -> None:
+        self._outputs = outputs
+        self._next: asyncio.Task[RequestOutput | None] | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
+        while True:
+            if self._next is None:
+                output = await _anext(self._outputs)
+            else:
+                await asyncio.wait([self._next])
+                output = self._next.result()
+                self._next = None
+            if output is None:
+                return
+            yield output
+
+    async def until(self, arrival: asyncio.Future[None]) -> None:
+        """Wait for ``arrival``. Raises vLLM's failure meanwhile, or EngineFailed if nothing arrives."""
+        if arrival.done():
+            return
+        if self._next is None:
+            self._next = asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
+        await asyncio.wait({self._next, arrival}, return_when=asyncio.FIRST_COMPLETED)
+        if arrival.done():
+            return
+        self._next.result()
+        try:
+            async with asyncio.timeout(_ARRIVAL_SEC):
+                await arrival
+        except TimeoutError:
+            raise EngineFailed("a readout did not arrive") from None
+
+    async def aclose(self) -> None:
+        """Abort the request."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        await self._outputs.aclose()
+
+
+async def _anext(outputs: ModelOutputs) -> RequestOutput | None:
+    return await anext(outputs, None)

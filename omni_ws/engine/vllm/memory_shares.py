@@ -1,4 +1,4 @@
-"""How the memory of a GPU is divided."""
+"""How a GPU's memory is divided: between Thinker and Talker by their weights, or among the parts of an omni model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import Any, Final, NamedTuple
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.checkpoint import OmniSizes
 
-# Divides a GPU's memory between two models, by the sizes of their weights, unless the operator does.
-
-
 #: vLLM's argument for the share of a GPU's memory that a model may use.
 SHARE: Final = "gpu_memory_utilization"
-#: The share of both models together. The rest is for the codec and the CUDA contexts.
+#: The share of Thinker and Talker together. The rest is for the codec and the CUDA contexts.
 _BOTH: Final = 0.9
 #: The minimum share of a model.
 _LEAST: Final = 0.1
@@ -109,10 +106,7 @@ def _at_the_hub(model: str) -> list[tuple[str, int]]:
     return [(file.rfilename, file.size or 0) for file in files]
 
 
-# What of a GPU's memory an omni model's parts take: whether it suffices, and what is left to the Thinker.
-
-
-#: The share of a GPU's memory that all parts together may take.
+#: The share of a GPU's memory that all parts of an omni model together may take.
 _ALL: Final = 0.92
 #: What a process takes besides its tensors, in bytes: CUDA's context and libraries.
 _CONTEXT_BYTES: Final = 700_000_000

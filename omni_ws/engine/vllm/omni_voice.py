@@ -1,4 +1,7 @@
-"""OmniVoice: the voice of an omni model, and texts that it is given to say."""
+"""OmniVoice: the voice of an omni model, its Talker and its vocoder, each in a process of its own.
+
+ForcedAnswer gives it a text to say that the Thinker did not write.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,6 @@ from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.engine.vllm.thinker import LEAST_EARLY_TOKENS, ThinkerParts
 from omni_ws.engine.vllm.thinker_rows import TalkerFeed, ThinkerRows
 from omni_ws.errors import EngineFailed, InvalidValue
-
-# OmniVoice: the voice of an omni model: its Talker and its vocoder, each in a process of its own.
-
 
 log = logging.getLogger(__name__)
 
@@ -242,9 +242,6 @@ def _gpu_bytes() -> int | None:
     return None if current_platform.is_cpu() else int(current_platform.get_device_total_memory())
 
 
-# ForcedAnswer: gives a text to an omni model's Talker as if the Thinker had answered it, with the Thinker's states.
-
-
 #: Where a text may be cut so that its tokens are those of the whole: before white space that a word follows.
 _BORDER: Final = re.compile(r"(?<=\S)\s+(?=\S)")
 _CLAUSE_END: Final = re.compile(r"[.!?;:,]\s|\n")
@@ -253,7 +250,7 @@ _LONGEST_WORD: Final = 200
 
 
 class ForcedAnswer:
-    """A Stage: pieces of text in, TalkerItems out.
+    """A Stage: pieces of text in, TalkerItems out, as if the Thinker had answered the text, with the Thinker's states.
 
     The Thinker computes the text as its answer to an empty message, in steps of at least LEAST_EARLY_TOKENS tokens
     while the text still arrives, and at the end of a clause and at a pause where a client is writing it. A Talker that

@@ -1,4 +1,9 @@
-"""Prompts: their format, their parts, and what of a history fits."""
+"""Prompts for a chat model, built while their input arrives.
+
+A PromptDraft is one prompt in progress: the chat template with the input inserted, in the PromptForm of the model. A
+*stable* part of it is one whose tokens no further input can change. Parts go to the model as Excerpts. HistoryTrim says
+which turns of a long history are left out, by the sizes of messages and of media (MediaSizes).
+"""
 
 from __future__ import annotations
 
@@ -16,218 +21,209 @@ from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
 from omni_ws.engine.continued_input import whole_turns
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
-# Excerpts: contiguous parts of a prompt as tokens, with the media that belong to them.
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """A media item, with ``data`` in the form that vLLM expects for ``modality``."""
-
-    modality: Modality
-    data: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """A contiguous part of a prompt: its tokens, and the media whose placeholders are among them, in order."""
-
-    tokens: list[int]
-    media: tuple[Media, ...] = ()
-
-    def for_vllm(self, cache_salt: str | None) -> dict[str, Any]:
-        """Return the excerpt as a prompt of vLLM."""
-        # A copy, because vLLM appends to the list.
-        prompt: dict[str, Any] = {"prompt_token_ids": list(self.tokens)}
-        if self.media:
-            data: dict[str, list[Any]] = {}
-            for item in self.media:
-                data.setdefault(item.modality.value, []).append(item.data)
-            prompt["multi_modal_data"] = data
-        if cache_salt is not None:
-            prompt["cache_salt"] = cache_salt
-        return prompt
-
-    def after(self, given: Given) -> Excerpt | None:
-        """Return what follows ``given``; None if this excerpt does not start with it."""
-        count = len(given.tokens)
-        if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
-            return None
-        return Excerpt(self.tokens[count:], self.media[len(given.media) :])
-
-
-@dataclass(frozen=True, slots=True)
-class StableExcerpt(Excerpt):
-    """An excerpt that further input cannot change.
-
-    ``end`` is its end, in characters of the template's head and the input.
-    """
-
-    end: int = 0
+#: Beyond this length, the stable part of open text is searched again only when the text has grown by an eighth, which
+#: keeps the total work linear.
+FREE_SEARCH_CHARACTERS: Final = 4096
 
 
 @dataclass(slots=True)
-class Given:
-    """The part of a draft, from its beginning, that a model has received. Owned by the code that submits it."""
+class PromptDraft:
+    """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread.
 
-    #: Its length, in characters of the template's head and the input.
-    chars: int = 0
-    tokens: list[int] = field(default_factory=list)
+    Which part of it a model has received is not its concern; see Given.
+    """
+
+    form: PromptForm
+    #: What precedes the input; without the turns that were left out.
+    context: PromptContext
+    #: None for any length.
+    limit: PromptLimit | None = None
+    #: The template's text before and after the input.
+    head: str = field(init=False)
+    tail: str = field(init=False)
+    #: The pieces of tool results, by the ID of the call.
+    tool_results: dict[str, list[str]] = field(default_factory=dict)
     media: list[Media] = field(default_factory=list)
-
-    def add(self, excerpt: StableExcerpt) -> None:
-        self.chars = excerpt.end
-        self.tokens += excerpt.tokens
-        self.media += excerpt.media
-
-    @property
-    def whole(self) -> Excerpt:
-        """All of it, as one prompt."""
-        return Excerpt(self.tokens, tuple(self.media))
-
-
-# MediaSizes: how many tokens media take in the prompts of one model.
-
-
-#: What a second of audio takes before any was seen: Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
-_AUDIO_TOKENS_PER_SEC: Final = 25
-
-
-class MediaSizes:
-    """Estimates of the tokens that media take, from the averages of those that vLLM has processed.
-
-    Placeholders grow when vLLM processes a prompt, so the length of a prompt with media is only known afterwards.
-    Images and video count nothing before the first of their kind. Methods may be called from any thread.
-    """
-
-    def __init__(self) -> None:
-        #: The tokens of all media seen, and their amounts: samples or pixels.
-        self._seen: dict[Modality, tuple[int, int]] = {}
-
-    def of(self, media: Media) -> int:
-        """Return about how many tokens ``media`` takes."""
-        if (seen := self._seen.get(media.modality)) is not None:
-            return math.ceil(_amount(media) * seen[0] / seen[1])
-        if media.modality is Modality.AUDIO:
-            samples, sample_rate = media.data
-            return math.ceil(len(samples) * _AUDIO_TOKENS_PER_SEC / float(sample_rate))
-        return 0
-
-    def learn(self, media: Iterable[Media], placeholders: Mapping[str, Sequence[Any]]) -> None:
-        """Note the sizes in a processed prompt: vLLM's ``mm_placeholders``, which has a range for each item."""
-        taken: dict[Modality, list[int]] = {
-            Modality(name): [place.length for place in places] for name, places in placeholders.items()
-        }
-        for item in media:
-            if lengths := taken.get(item.modality):
-                tokens, amount = self._seen.get(item.modality, (0, 0))
-                self._seen[item.modality] = tokens + lengths.pop(0), amount + _amount(item)
-
-
-def _amount(media: Media) -> int:
-    match media.modality:
-        case Modality.IMAGE:
-            width, height = media.data.size
-            return max(1, int(width * height))
-        case _:
-            samples, _ = media.data
-            return max(1, int(samples.size))
-
-
-# HistoryTrim: leaves out the oldest turns of a conversation, so that a prompt fits into the model's context.
-
-
-#: What history may not take of the context, in tokens: room for the input, and for an answer without ``max_tokens``.
-INPUT_RESERVE: Final = 1024
-ANSWER_RESERVE: Final = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLimit:
-    """The lengths that bound a prompt with history, in tokens."""
-
-    #: The prompt's own: the context, less a reserve for the answer.
-    prompt: int
-    #: What is left for the input before it has come.
-    input_reserve: int
-    #: The length that history is shortened by at a time, see HistoryTrim.
-    stride: int
-
-    @classmethod
-    def of(cls, context: int, max_tokens: int | None) -> Self:
-        """Return the limit for a model's context and the longest answer that is asked for."""
-        answer = min(max_tokens or ANSWER_RESERVE, context // 4)
-        return cls(prompt=context - answer, input_reserve=min(INPUT_RESERVE, context // 8), stride=max(1, context // 4))
-
-
-@dataclass(slots=True)
-class HistoryTrim:
-    """Which turns of ``history`` a prompt leaves out: the oldest, and whole ones only.
-
-    ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
-
-    The history is cut at multiples of ``stride``, counted from its beginning. vLLM's prefix cache only helps prompts
-    that begin alike: if each turn pushed out another one, a long conversation would be computed anew with every turn.
-    Cut this way, its prompts begin alike until they have grown by a stride. As the cut depends on the history alone,
-    nothing has to be remembered between requests.
-    """
-
-    history: Sequence[Message]
-    stride: int
-    size: Callable[[Message], int]
-    #: The number of each message's turn.
-    _turns: list[int] = field(init=False)
-    #: Where each turn begins, in tokens, and where the last one ends. Counted when first needed: mostly all fits.
-    _begins: list[int] = field(default_factory=list)
-    _cut: int = 0
-    #: The first turn that is not left out.
-    _first: int = 0
+    #: The completed parts of the input, as text of the prompt.
+    _body: str = ""
+    #: Start and end of each placeholder in the body; negative for those of the history, which are in the head.
+    _places: list[tuple[int, int]] = field(default_factory=list)
+    _counts: dict[Modality, int] = field(default_factory=dict)
+    _part: int | None = None
+    #: The text of the current part. Control tokens are marked in the whole text, as they may span pieces.
+    _open_pieces: list[str] = field(default_factory=list)
+    _open_characters: int = 0
+    #: The length that the open text must have before its stable part is searched again: each search reads all of it.
+    _search_from: int = 0
+    _searched_media: int = 0
+    #: The IDs of the tool calls in the whole history.
+    _calls: frozenset[str] = frozenset()
+    _trim: HistoryTrim = field(init=False)
+    #: The tool calls whose turns are not left out.
+    _pinned: Collection[str] = ()
+    #: The complete tool results; empty while the input is open.
+    _results: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
-        self._turns = [number for number, turn in enumerate(whole_turns(self.history)) for _ in turn]
+        history, limit = self.context.history, self.limit
+        self._calls = frozenset(call.id for message in history for call in message.tool_calls)
+        stride = 1 if limit is None else limit.stride
+        self._trim = HistoryTrim(history, stride, partial(self.form.size, speech=self.context.speech))
+        self._frame()
+        self._pinned = self._trim.open_calls
+        if limit is not None and history:
+            room = limit.prompt - limit.input_reserve
+            if len(self.text.encode()) + self._media_tokens > room:  # a token has at least a byte
+                self._fit(room)
 
-    def leave_out(self, tokens: int) -> bool:
-        """Leave out at least ``tokens`` more, at least one turn; returns False if nothing is left to leave out."""
-        begins = self._positions()
-        first, wanted = self._first, begins[self._first] + tokens
-        while self._first < len(begins) - 1 and (begins[self._first] < wanted or self._first == first):
-            self._cut += self.stride
-            while self._first < len(begins) - 1 and begins[self._first] < self._cut:
-                self._first += 1
-        return self._first > first
+    def _frame(self) -> None:
+        """Render the template around the input. Media of the input are numbered behind those of the history."""
+        begun = [place for place in self._places if place[0] >= 0]
+        media = self.media[len(self.media) - len(begun) :]
+        context = replace(self.context, history=(*self.context.history, *self._results))
+        self.head, self.tail = self.form.frame(context, user=not (self._results and self.empty))
+        self.media, self._places, self._counts = [], [], {}
+        end = 0
+        for item in self.context.media:
+            mark = self._next_placeholder(item)
+            begin = self.head.find(mark, end)
+            if begin < 0:
+                raise InvalidValue("the model's chat template does not render speech of earlier requests")
+            end = begin + len(mark)
+            self.media.append(item)
+            self._places.append((begin - len(self.head), end - len(self.head)))
+        body, self._body = self._body, ""
+        end = 0
+        for (begins, ends), item in zip(begun, media, strict=True):
+            self._body += body[end:begins]
+            self._place(item)
+            end = ends
+        self._body += body[end:]
 
-    def kept(self, calls: Collection[str] = ()) -> tuple[Message, ...]:
-        """Return what is not left out, with the turns that have the tool calls ``calls``."""
-        if not self._first:
-            return tuple(self.history)
-        numbered = list(zip(self._turns, self.history, strict=True))
-        pinned = {turn for turn, message in numbered if any(call.id in calls for call in message.tool_calls)}
-        return tuple(
-            message for turn, message in numbered if turn >= self._first or turn in pinned or message.role == "system"
-        )
+    def _place(self, media: Media) -> None:
+        """Add the placeholder of a media item to the body."""
+        begins = len(self._body)
+        self._body += self._next_placeholder(media)
+        self.media.append(media)
+        self._places.append((begins, len(self._body)))
+
+    def _next_placeholder(self, media: Media) -> str:
+        number = self._counts.get(media.modality, 0) + 1
+        self._counts[media.modality] = number
+        return self.form.placeholder(media.modality, number)
+
+    def _fit(self, room: int) -> list[int]:
+        """Leave out turns of the history until the prompt has ``room`` tokens, or none is left; returns its tokens."""
+        while True:
+            tokens = self.form.tokens(self.text)
+            excess = len(tokens) + self._media_tokens - room
+            if excess <= 0 or not self._leave_out(excess):
+                return tokens
 
     @property
-    def open_calls(self) -> tuple[str, ...]:
-        """The tool calls of a last turn without an answer: the input may be their results."""
-        if not self.history or not (self.history[-1].tool_calls or self.history[-1].role == "tool"):
-            return ()
-        numbered = zip(self._turns, self.history, strict=True)
-        return tuple(call.id for turn, message in numbered if turn == self._turns[-1] for call in message.tool_calls)
+    def _media_tokens(self) -> int:
+        return sum(map(self.form.media_sizes.of, self.media))
 
-    def _positions(self) -> list[int]:
-        if not self._begins:
-            sizes = [0] * (self._turns[-1] + 1 if self._turns else 0)
-            for turn, message in zip(self._turns, self.history, strict=True):
-                if message.role != "system":
-                    sizes[turn] += self.size(message)
-            position = 0
-            for size in sizes:
-                self._begins.append(position)
-                position += size
-            self._begins.append(position)
-        return self._begins
+    def _leave_out(self, tokens: int) -> bool:
+        if not self._trim.leave_out(tokens):
+            return False
+        self.context = replace(self.context, history=self._trim.kept(self._pinned))
+        self._frame()
+        return True
 
+    def costs_history(self, tokens: int) -> bool:
+        """Whether history would have to be left out of a prompt of so many tokens, besides its media."""
+        if self.limit is None or not self.context.history:
+            return False
+        return tokens + self._media_tokens > self.limit.prompt
 
-# PromptForm: the format of one model's prompts: the chat template, placeholders of media, and the tokenizer.
+    def shorten(self) -> bool:
+        """Leave out more of the history, as the prompt turned out to be too long; returns False if nothing is left."""
+        return self._leave_out(1)
+
+    def add_tool_result(self, call_id: str, text: str) -> None:
+        """Add a piece of a tool result, a message of its own before the user's.
+
+        Raises InvalidValue for an unknown call.
+        """
+        if call_id not in self._calls:
+            raise InvalidValue(
+                f"no earlier answer of this conversation has the tool call {call_id[:64]!r}", param="tool_call_id"
+            )
+        self.tool_results.setdefault(call_id, []).append(text)
+
+    def add_text(self, text: str, part: int) -> None:
+        """Add a piece of text to ``part``."""
+        self._begin(part)
+        self._open_pieces.append(text)
+        self._open_characters += len(text)
+
+    def add_media(self, media: Media, part: int) -> None:
+        """Add a media item, as a placeholder on a line of its own."""
+        self._begin(part, always=True)
+        self._place(media)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no input, besides tool results."""
+        return not (self._body or self._open_characters)
+
+    @property
+    def _open_text(self) -> str:
+        return "".join(self._open_pieces)
+
+    def stable(self, given: Given, least: int) -> StableExcerpt | None:
+        """Return the part after ``given`` that further input cannot change, or None.
+
+        It has at least ``least`` tokens, unless it contains media, which are always worth computing ahead.
+        """
+        if self.tool_results:
+            return None  # more may follow, and they precede everything else
+        if self._open_characters < self._search_from and len(self.media) == self._searched_media:
+            return None
+        self._searched_media = len(self.media)
+        if self._open_characters > FREE_SEARCH_CHARACTERS:
+            self._search_from = self._open_characters + self._open_characters // 8
+        body_begins = len(self.head)
+        text = self.head + self._body + self.form.plain(self._open_text)
+        end = self.form.last_border(text, given.chars)
+        closed = 0
+        for begins, ends in self._places:
+            if body_begins + begins < end < body_begins + ends:
+                end = body_begins + begins
+            closed += body_begins + ends <= end
+        media = tuple(self.media[len(given.media) : closed])
+        tokens = self.form.tokens(text[given.chars : end]) if end > given.chars else []
+        if not tokens or (not media and len(tokens) < least):
+            return None
+        return StableExcerpt(tokens, media, end)
+
+    def whole(self) -> Excerpt:
+        """Return the complete prompt."""
+        if self.tool_results:
+            self._pinned = self.tool_results
+            self._results = tuple(
+                Message("tool", "".join(pieces), tool_call_id=call_id) for call_id, pieces in self.tool_results.items()
+            )
+            self.context = replace(self.context, history=self._trim.kept(self._pinned))
+            self._frame()
+        tokens = self.form.tokens(self.text) if self.limit is None else self._fit(self.limit.prompt)
+        return Excerpt(tokens, tuple(self.media))
+
+    @property
+    def text(self) -> str:
+        """The complete prompt as text."""
+        return self.head + self._body + self.form.plain(self._open_text) + self.tail
+
+    def _begin(self, part: int, *, always: bool = False) -> None:
+        """Complete the open text if a new part begins; each part starts on a new line."""
+        if part == self._part and not always:
+            return
+        self._body += self.form.plain(self._open_text)
+        self._open_pieces, self._open_characters, self._search_from = [], 0, 0
+        if self._body:
+            self._body += "\n"
+        self._part = part
 
 
 #: Marks the position of the input in the rendered template; private-use characters that do not occur in text.
@@ -479,211 +475,203 @@ def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
             yield replace(message, tool_calls=whole)
 
 
-# Builds a prompt for a chat model: the chat template with the input inserted, while that is still arriving.
-#
-# PromptDraft is one prompt in progress. A *stable* part of it is one whose tokens no further input can change.
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A media item, with ``data`` in the form that vLLM expects for ``modality``."""
+
+    modality: Modality
+    data: Any
 
 
-#: Beyond this length, the stable part of open text is searched again only when the text has grown by an eighth, which
-#: keeps the total work linear.
-FREE_SEARCH_CHARACTERS: Final = 4096
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A contiguous part of a prompt: its tokens, and the media whose placeholders are among them, in order."""
+
+    tokens: list[int]
+    media: tuple[Media, ...] = ()
+
+    def for_vllm(self, cache_salt: str | None) -> dict[str, Any]:
+        """Return the excerpt as a prompt of vLLM."""
+        # A copy, because vLLM appends to the list.
+        prompt: dict[str, Any] = {"prompt_token_ids": list(self.tokens)}
+        if self.media:
+            data: dict[str, list[Any]] = {}
+            for item in self.media:
+                data.setdefault(item.modality.value, []).append(item.data)
+            prompt["multi_modal_data"] = data
+        if cache_salt is not None:
+            prompt["cache_salt"] = cache_salt
+        return prompt
+
+    def after(self, given: Given) -> Excerpt | None:
+        """Return what follows ``given``; None if this excerpt does not start with it."""
+        count = len(given.tokens)
+        if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
+            return None
+        return Excerpt(self.tokens[count:], self.media[len(given.media) :])
+
+
+@dataclass(frozen=True, slots=True)
+class StableExcerpt(Excerpt):
+    """An excerpt that further input cannot change.
+
+    ``end`` is its end, in characters of the template's head and the input.
+    """
+
+    end: int = 0
 
 
 @dataclass(slots=True)
-class PromptDraft:
-    """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread.
+class Given:
+    """The part of a draft, from its beginning, that a model has received. Owned by the code that submits it."""
 
-    Which part of it a model has received is not its concern; see Given.
+    #: Its length, in characters of the template's head and the input.
+    chars: int = 0
+    tokens: list[int] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
+
+    def add(self, excerpt: StableExcerpt) -> None:
+        self.chars = excerpt.end
+        self.tokens += excerpt.tokens
+        self.media += excerpt.media
+
+    @property
+    def whole(self) -> Excerpt:
+        """All of it, as one prompt."""
+        return Excerpt(self.tokens, tuple(self.media))
+
+
+#: What history may not take of the context, in tokens: room for the input, and for an answer without ``max_tokens``.
+INPUT_RESERVE: Final = 1024
+ANSWER_RESERVE: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimit:
+    """The lengths that bound a prompt with history, in tokens."""
+
+    #: The prompt's own: the context, less a reserve for the answer.
+    prompt: int
+    #: What is left for the input before it has come.
+    input_reserve: int
+    #: The length that history is shortened by at a time, see HistoryTrim.
+    stride: int
+
+    @classmethod
+    def of(cls, context: int, max_tokens: int | None) -> Self:
+        """Return the limit for a model's context and the longest answer that is asked for."""
+        answer = min(max_tokens or ANSWER_RESERVE, context // 4)
+        return cls(prompt=context - answer, input_reserve=min(INPUT_RESERVE, context // 8), stride=max(1, context // 4))
+
+
+@dataclass(slots=True)
+class HistoryTrim:
+    """Which turns of ``history`` a prompt leaves out: the oldest, and whole ones only.
+
+    ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
+
+    The history is cut at multiples of ``stride``, counted from its beginning. vLLM's prefix cache only helps prompts
+    that begin alike: if each turn pushed out another one, a long conversation would be computed anew with every turn.
+    Cut this way, its prompts begin alike until they have grown by a stride. As the cut depends on the history alone,
+    nothing has to be remembered between requests.
     """
 
-    form: PromptForm
-    #: What precedes the input; without the turns that were left out.
-    context: PromptContext
-    #: None for any length.
-    limit: PromptLimit | None = None
-    #: The template's text before and after the input.
-    head: str = field(init=False)
-    tail: str = field(init=False)
-    #: The pieces of tool results, by the ID of the call.
-    tool_results: dict[str, list[str]] = field(default_factory=dict)
-    media: list[Media] = field(default_factory=list)
-    #: The completed parts of the input, as text of the prompt.
-    _body: str = ""
-    #: Start and end of each placeholder in the body; negative for those of the history, which are in the head.
-    _places: list[tuple[int, int]] = field(default_factory=list)
-    _counts: dict[Modality, int] = field(default_factory=dict)
-    _part: int | None = None
-    #: The text of the current part. Control tokens are marked in the whole text, as they may span pieces.
-    _open_pieces: list[str] = field(default_factory=list)
-    _open_characters: int = 0
-    #: The length that the open text must have before its stable part is searched again: each search reads all of it.
-    _search_from: int = 0
-    _searched_media: int = 0
-    #: The IDs of the tool calls in the whole history.
-    _calls: frozenset[str] = frozenset()
-    _trim: HistoryTrim = field(init=False)
-    #: The tool calls whose turns are not left out.
-    _pinned: Collection[str] = ()
-    #: The complete tool results; empty while the input is open.
-    _results: tuple[Message, ...] = ()
+    history: Sequence[Message]
+    stride: int
+    size: Callable[[Message], int]
+    #: The number of each message's turn.
+    _turns: list[int] = field(init=False)
+    #: Where each turn begins, in tokens, and where the last one ends. Counted when first needed: mostly all fits.
+    _begins: list[int] = field(default_factory=list)
+    _cut: int = 0
+    #: The first turn that is not left out.
+    _first: int = 0
 
     def __post_init__(self) -> None:
-        history, limit = self.context.history, self.limit
-        self._calls = frozenset(call.id for message in history for call in message.tool_calls)
-        stride = 1 if limit is None else limit.stride
-        self._trim = HistoryTrim(history, stride, partial(self.form.size, speech=self.context.speech))
-        self._frame()
-        self._pinned = self._trim.open_calls
-        if limit is not None and history:
-            room = limit.prompt - limit.input_reserve
-            if len(self.text.encode()) + self._media_tokens > room:  # a token has at least a byte
-                self._fit(room)
+        self._turns = [number for number, turn in enumerate(whole_turns(self.history)) for _ in turn]
 
-    def _frame(self) -> None:
-        """Render the template around the input. Media of the input are numbered behind those of the history."""
-        begun = [place for place in self._places if place[0] >= 0]
-        media = self.media[len(self.media) - len(begun) :]
-        context = replace(self.context, history=(*self.context.history, *self._results))
-        self.head, self.tail = self.form.frame(context, user=not (self._results and self.empty))
-        self.media, self._places, self._counts = [], [], {}
-        end = 0
-        for item in self.context.media:
-            mark = self._next_placeholder(item)
-            begin = self.head.find(mark, end)
-            if begin < 0:
-                raise InvalidValue("the model's chat template does not render speech of earlier requests")
-            end = begin + len(mark)
-            self.media.append(item)
-            self._places.append((begin - len(self.head), end - len(self.head)))
-        body, self._body = self._body, ""
-        end = 0
-        for (begins, ends), item in zip(begun, media, strict=True):
-            self._body += body[end:begins]
-            self._place(item)
-            end = ends
-        self._body += body[end:]
+    def leave_out(self, tokens: int) -> bool:
+        """Leave out at least ``tokens`` more, at least one turn; returns False if nothing is left to leave out."""
+        begins = self._positions()
+        first, wanted = self._first, begins[self._first] + tokens
+        while self._first < len(begins) - 1 and (begins[self._first] < wanted or self._first == first):
+            self._cut += self.stride
+            while self._first < len(begins) - 1 and begins[self._first] < self._cut:
+                self._first += 1
+        return self._first > first
 
-    def _place(self, media: Media) -> None:
-        """Add the placeholder of a media item to the body."""
-        begins = len(self._body)
-        self._body += self._next_placeholder(media)
-        self.media.append(media)
-        self._places.append((begins, len(self._body)))
-
-    def _next_placeholder(self, media: Media) -> str:
-        number = self._counts.get(media.modality, 0) + 1
-        self._counts[media.modality] = number
-        return self.form.placeholder(media.modality, number)
-
-    def _fit(self, room: int) -> list[int]:
-        """Leave out turns of the history until the prompt has ``room`` tokens, or none is left; returns its tokens."""
-        while True:
-            tokens = self.form.tokens(self.text)
-            excess = len(tokens) + self._media_tokens - room
-            if excess <= 0 or not self._leave_out(excess):
-                return tokens
+    def kept(self, calls: Collection[str] = ()) -> tuple[Message, ...]:
+        """Return what is not left out, with the turns that have the tool calls ``calls``."""
+        if not self._first:
+            return tuple(self.history)
+        numbered = list(zip(self._turns, self.history, strict=True))
+        pinned = {turn for turn, message in numbered if any(call.id in calls for call in message.tool_calls)}
+        return tuple(
+            message for turn, message in numbered if turn >= self._first or turn in pinned or message.role == "system"
+        )
 
     @property
-    def _media_tokens(self) -> int:
-        return sum(map(self.form.media_sizes.of, self.media))
+    def open_calls(self) -> tuple[str, ...]:
+        """The tool calls of a last turn without an answer: the input may be their results."""
+        if not self.history or not (self.history[-1].tool_calls or self.history[-1].role == "tool"):
+            return ()
+        numbered = zip(self._turns, self.history, strict=True)
+        return tuple(call.id for turn, message in numbered if turn == self._turns[-1] for call in message.tool_calls)
 
-    def _leave_out(self, tokens: int) -> bool:
-        if not self._trim.leave_out(tokens):
-            return False
-        self.context = replace(self.context, history=self._trim.kept(self._pinned))
-        self._frame()
-        return True
+    def _positions(self) -> list[int]:
+        if not self._begins:
+            sizes = [0] * (self._turns[-1] + 1 if self._turns else 0)
+            for turn, message in zip(self._turns, self.history, strict=True):
+                if message.role != "system":
+                    sizes[turn] += self.size(message)
+            position = 0
+            for size in sizes:
+                self._begins.append(position)
+                position += size
+            self._begins.append(position)
+        return self._begins
 
-    def costs_history(self, tokens: int) -> bool:
-        """Whether history would have to be left out of a prompt of so many tokens, besides its media."""
-        if self.limit is None or not self.context.history:
-            return False
-        return tokens + self._media_tokens > self.limit.prompt
 
-    def shorten(self) -> bool:
-        """Leave out more of the history, as the prompt turned out to be too long; returns False if nothing is left."""
-        return self._leave_out(1)
+#: What a second of audio takes before any was seen: Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
+_AUDIO_TOKENS_PER_SEC: Final = 25
 
-    def add_tool_result(self, call_id: str, text: str) -> None:
-        """Add a piece of a tool result, a message of its own before the user's.
 
-        Raises InvalidValue for an unknown call.
-        """
-        if call_id not in self._calls:
-            raise InvalidValue(
-                f"no earlier answer of this conversation has the tool call {call_id[:64]!r}", param="tool_call_id"
-            )
-        self.tool_results.setdefault(call_id, []).append(text)
+class MediaSizes:
+    """Estimates of the tokens that media take, from the averages of those that vLLM has processed.
 
-    def add_text(self, text: str, part: int) -> None:
-        """Add a piece of text to ``part``."""
-        self._begin(part)
-        self._open_pieces.append(text)
-        self._open_characters += len(text)
+    Placeholders grow when vLLM processes a prompt, so the length of a prompt with media is only known afterwards.
+    Images and video count nothing before the first of their kind. Methods may be called from any thread.
+    """
 
-    def add_media(self, media: Media, part: int) -> None:
-        """Add a media item, as a placeholder on a line of its own."""
-        self._begin(part, always=True)
-        self._place(media)
+    def __init__(self) -> None:
+        #: The tokens of all media seen, and their amounts: samples or pixels.
+        self._seen: dict[Modality, tuple[int, int]] = {}
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is no input, besides tool results."""
-        return not (self._body or self._open_characters)
+    def of(self, media: Media) -> int:
+        """Return about how many tokens ``media`` takes."""
+        if (seen := self._seen.get(media.modality)) is not None:
+            return math.ceil(_amount(media) * seen[0] / seen[1])
+        if media.modality is Modality.AUDIO:
+            samples, sample_rate = media.data
+            return math.ceil(len(samples) * _AUDIO_TOKENS_PER_SEC / float(sample_rate))
+        return 0
 
-    @property
-    def _open_text(self) -> str:
-        return "".join(self._open_pieces)
+    def learn(self, media: Iterable[Media], placeholders: Mapping[str, Sequence[Any]]) -> None:
+        """Note the sizes in a processed prompt: vLLM's ``mm_placeholders``, which has a range for each item."""
+        taken: dict[Modality, list[int]] = {
+            Modality(name): [place.length for place in places] for name, places in placeholders.items()
+        }
+        for item in media:
+            if lengths := taken.get(item.modality):
+                tokens, amount = self._seen.get(item.modality, (0, 0))
+                self._seen[item.modality] = tokens + lengths.pop(0), amount + _amount(item)
 
-    def stable(self, given: Given, least: int) -> StableExcerpt | None:
-        """Return the part after ``given`` that further input cannot change, or None.
 
-        It has at least ``least`` tokens, unless it contains media, which are always worth computing ahead.
-        """
-        if self.tool_results:
-            return None  # more may follow, and they precede everything else
-        if self._open_characters < self._search_from and len(self.media) == self._searched_media:
-            return None
-        self._searched_media = len(self.media)
-        if self._open_characters > FREE_SEARCH_CHARACTERS:
-            self._search_from = self._open_characters + self._open_characters // 8
-        body_begins = len(self.head)
-        text = self.head + self._body + self.form.plain(self._open_text)
-        end = self.form.last_border(text, given.chars)
-        closed = 0
-        for begins, ends in self._places:
-            if body_begins + begins < end < body_begins + ends:
-                end = body_begins + begins
-            closed += body_begins + ends <= end
-        media = tuple(self.media[len(given.media) : closed])
-        tokens = self.form.tokens(text[given.chars : end]) if end > given.chars else []
-        if not tokens or (not media and len(tokens) < least):
-            return None
-        return StableExcerpt(tokens, media, end)
-
-    def whole(self) -> Excerpt:
-        """Return the complete prompt."""
-        if self.tool_results:
-            self._pinned = self.tool_results
-            self._results = tuple(
-                Message("tool", "".join(pieces), tool_call_id=call_id) for call_id, pieces in self.tool_results.items()
-            )
-            self.context = replace(self.context, history=self._trim.kept(self._pinned))
-            self._frame()
-        tokens = self.form.tokens(self.text) if self.limit is None else self._fit(self.limit.prompt)
-        return Excerpt(tokens, tuple(self.media))
-
-    @property
-    def text(self) -> str:
-        """The complete prompt as text."""
-        return self.head + self._body + self.form.plain(self._open_text) + self.tail
-
-    def _begin(self, part: int, *, always: bool = False) -> None:
-        """Complete the open text if a new part begins; each part starts on a new line."""
-        if part == self._part and not always:
-            return
-        self._body += self.form.plain(self._open_text)
-        self._open_pieces, self._open_characters, self._search_from = [], 0, 0
-        if self._body:
-            self._body += "\n"
-        self._part = part
+def _amount(media: Media) -> int:
+    match media.modality:
+        case Modality.IMAGE:
+            width, height = media.data.size
+            return max(1, int(width * height))
+        case _:
+            samples, _ = media.data
+            return max(1, int(samples.size))

@@ -1,4 +1,4 @@
-"""Readouts: their vectors, configuration, and how they are computed."""
+"""Readouts of the residual stream: what vLLM needs for them, the files of their vectors, and how vectors are made."""
 
 from __future__ import annotations
 
@@ -25,100 +25,6 @@ from omni_ws.engine.vllm.worker_channel import ReadoutChannel
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-
-# Reads and writes the files of readouts: vectors for each layer, and a manifest that names layers and concepts.
-#
-# The safetensors file contains ``layer_<index>.vectors`` of shape (concepts, hidden size), in float16. It must not be
-# in the checkpoint's folder, where vLLM would load it as weights.
-
-
-_DTYPE: Final = "float16"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadoutVectors:
-    """Readout vectors: a float32 matrix of shape (concepts, hidden size) for each layer of the manifest."""
-
-    manifest: ReadoutManifest
-    matrices: tuple[NDArray[np.float32], ...]
-
-    def check_model(self, *, hidden_size: int, layers: int) -> None:
-        """Raise ConfigurationError if the vectors are not for a model of this size."""
-        problems = []
-        if self.manifest.hidden_size != hidden_size:
-            problems.append(
-                f"the readout vectors are for a hidden size of {self.manifest.hidden_size}; "
-                f"the model's is {hidden_size}"
-            )
-        if beyond := [layer for layer in self.manifest.layers if layer >= layers]:
-            problems.append(f"the readout vectors are for layers {beyond}; the model has only {layers} layers")
-        if problems:
-            raise ConfigurationError(problems)
-
-
-def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
-    """Read both files. Raises ConfigurationError if they are missing, malformed or inconsistent."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    described = _manifest(manifest)
-    try:
-        tensors = load_file(vectors)
-    except (OSError, SafetensorError, TypeError, KeyError) as error:  # the last two: dtypes that numpy lacks
-        raise ConfigurationError([f"cannot read the readout vectors {vectors}: {error}"]) from None
-    shape = (len(described.concepts), described.hidden_size)
-    matrices = []
-    for layer in described.layers:
-        name = f"layer_{layer}.vectors"
-        tensor = tensors.get(name)
-        if tensor is None or tensor.shape != shape:
-            found = "nothing" if tensor is None else f"{tensor.shape}"
-            raise ConfigurationError([f"{vectors}: {name} must have the shape {shape}, got {found}"])
-        if tensor.dtype != np.dtype(_DTYPE):
-            raise ConfigurationError([f"{vectors}: {name} must be {_DTYPE}, got {tensor.dtype}"])
-        matrix = tensor.astype(np.float32)
-        if not np.isfinite(matrix).all():
-            raise ConfigurationError([f"{vectors}: {name} contains NaN or infinity"])
-        matrices.append(matrix)
-    return ReadoutVectors(described, tuple(matrices))
-
-
-def save_vectors(
-    matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
-) -> None:
-    """Write both files. ``matrices`` has one for each layer, with a row for each concept."""
-    from safetensors.numpy import save_file
-
-    layers = sorted(matrices)
-    save_file({f"layer_{layer}.vectors": matrices[layer].astype(np.float16) for layer in layers}, vectors)
-    hidden_size = matrices[layers[0]].shape[1]
-    described = {"concepts": list(concepts), "layers": layers, "hidden_size": hidden_size, "dtype": _DTYPE}
-    manifest.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-
-
-def _manifest(path: Path) -> ReadoutManifest:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError([f"cannot read the readout manifest {path}: {error}"]) from None
-    concepts, layers = _list(fields, "concepts", str), _list(fields, "layers", int)
-    hidden_size = fields.get("hidden_size") if isinstance(fields, dict) else None
-    if not concepts or not layers or type(hidden_size) is not int or hidden_size < 1 or min(layers) < 0:
-        raise ConfigurationError([f"{path}: a manifest must have concepts, layers and a hidden_size"])
-    if len(set(layers)) < len(layers) or len(set(concepts)) < len(concepts):
-        raise ConfigurationError([f"{path}: layers and concepts must be unique"])
-    if fields.get("dtype") != _DTYPE:
-        raise ConfigurationError([f"{path}: dtype must be {_DTYPE}"])
-    return ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
-
-
-def _list(fields: Any, name: str, kind: type) -> list[Any]:
-    value = fields.get(name) if isinstance(fields, dict) else None
-    return value if isinstance(value, list) and all(type(one) is kind for one in value) else []
-
-
-# Readouts: the configuration of vLLM for readouts, their vectors, and the channel on which they arrive.
 
 
 #: The values that vLLM's arguments must have. Others would distribute layers, requests or positions over processes,
@@ -189,11 +95,93 @@ class Readouts:
         await llm.collective_rpc("install_readouts", args=arguments)
 
 
-# Computes readout vectors from example prompts.
-#
-# The vector of a concept at a layer is the normalised difference between two means of the residual stream at the last
-# token: over prompts that have the concept and over prompts that do not. The stream is read with the readout worker
-# itself, using the unit vectors of its dimensions as "concepts".
+_DTYPE: Final = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadoutVectors:
+    """Readout vectors: a float32 matrix of shape (concepts, hidden size) for each layer of the manifest.
+
+    Their safetensors file contains ``layer_<index>.vectors``, in float16. It must not be in the checkpoint's folder,
+    where vLLM would load it as weights. The manifest is a file of its own.
+    """
+
+    manifest: ReadoutManifest
+    matrices: tuple[NDArray[np.float32], ...]
+
+    def check_model(self, *, hidden_size: int, layers: int) -> None:
+        """Raise ConfigurationError if the vectors are not for a model of this size."""
+        problems = []
+        if self.manifest.hidden_size != hidden_size:
+            problems.append(
+                f"the readout vectors are for a hidden size of {self.manifest.hidden_size}; "
+                f"the model's is {hidden_size}"
+            )
+        if beyond := [layer for layer in self.manifest.layers if layer >= layers]:
+            problems.append(f"the readout vectors are for layers {beyond}; the model has only {layers} layers")
+        if problems:
+            raise ConfigurationError(problems)
+
+
+def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
+    """Read both files. Raises ConfigurationError if they are missing, malformed or inconsistent."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    described = _read_manifest(manifest)
+    try:
+        tensors = load_file(vectors)
+    except (OSError, SafetensorError, TypeError, KeyError) as error:  # the last two: dtypes that numpy lacks
+        raise ConfigurationError([f"cannot read the readout vectors {vectors}: {error}"]) from None
+    shape = (len(described.concepts), described.hidden_size)
+    matrices = []
+    for layer in described.layers:
+        name = f"layer_{layer}.vectors"
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "nothing" if tensor is None else f"{tensor.shape}"
+            raise ConfigurationError([f"{vectors}: {name} must have the shape {shape}, got {found}"])
+        if tensor.dtype != np.dtype(_DTYPE):
+            raise ConfigurationError([f"{vectors}: {name} must be {_DTYPE}, got {tensor.dtype}"])
+        matrix = tensor.astype(np.float32)
+        if not np.isfinite(matrix).all():
+            raise ConfigurationError([f"{vectors}: {name} contains NaN or infinity"])
+        matrices.append(matrix)
+    return ReadoutVectors(described, tuple(matrices))
+
+
+def save_vectors(
+    matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
+) -> None:
+    """Write both files. ``matrices`` has one for each layer, with a row for each concept."""
+    from safetensors.numpy import save_file
+
+    layers = sorted(matrices)
+    save_file({f"layer_{layer}.vectors": matrices[layer].astype(np.float16) for layer in layers}, vectors)
+    hidden_size = matrices[layers[0]].shape[1]
+    described = {"concepts": list(concepts), "layers": layers, "hidden_size": hidden_size, "dtype": _DTYPE}
+    manifest.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_manifest(path: Path) -> ReadoutManifest:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"cannot read the readout manifest {path}: {error}"]) from None
+    concepts, layers = _list(fields, "concepts", str), _list(fields, "layers", int)
+    hidden_size = fields.get("hidden_size") if isinstance(fields, dict) else None
+    if not concepts or not layers or type(hidden_size) is not int or hidden_size < 1 or min(layers) < 0:
+        raise ConfigurationError([f"{path}: a manifest must have concepts, layers and a hidden_size"])
+    if len(set(layers)) < len(layers) or len(set(concepts)) < len(concepts):
+        raise ConfigurationError([f"{path}: layers and concepts must be unique"])
+    if fields.get("dtype") != _DTYPE:
+        raise ConfigurationError([f"{path}: dtype must be {_DTYPE}"])
+    return ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
+
+
+def _list(fields: Any, name: str, kind: type) -> list[Any]:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, list) and all(type(one) is kind for one in value) else []
 
 
 #: The number of prompts submitted to vLLM at the same time.
@@ -242,6 +230,10 @@ async def make_vectors(
 ) -> ReadoutVectors:
     """Start the model, compute the vectors and stop it. ``args`` are vLLM's engine arguments.
 
+    The vector of a concept at a layer is the normalised difference between two means of the residual stream at the
+    last token: over prompts that have the concept and over prompts that do not. The stream is read with the readout
+    worker itself, using the unit vectors of its dimensions as "concepts".
+
     Raises ConfigurationError for layers that the model lacks and for prompts whose means do not differ, and what
     LanguageModel raises.
     """
@@ -256,7 +248,7 @@ async def make_vectors(
         after_layer = {text: stream[place] for text, stream in streams.items()}
         matrices.append(np.stack([_direction(one, after_layer, layer) for one in concepts]))
     names = tuple(one.name for one in concepts)
-    manifest = ReadoutManifest(concepts=names, layers=tuple(layers), hidden_size=hidden_size, dtype="float16")
+    manifest = ReadoutManifest(concepts=names, layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
     return ReadoutVectors(manifest, tuple(matrices))
 
 

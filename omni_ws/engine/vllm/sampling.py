@@ -1,4 +1,4 @@
-"""Sampling parameters, and the constraints and parsers of tool calls."""
+"""The sampling parameters of a request, and vLLM's parsers for tool calls and thought."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 
-# Converts the options of a request to vLLM's sampling parameters.
-
-
 #: The sampling parameters that clients may set.
 SAMPLING: Final = frozenset(
     {
@@ -40,7 +37,7 @@ SAMPLING: Final = frozenset(
     }
 )
 #: Parameters of vLLM that stem from other fields of a request, with the names of these.
-_FIELDS: Final = {"n": "n", "logprobs": "logprobs", "prompt_logprobs": "logprobs"}
+_FIELD_OF: Final = {"n": "n", "logprobs": "logprobs", "prompt_logprobs": "logprobs"}
 #: The limit on JSON Schemas. vLLM compiles them between two steps, to grammars of several times their size.
 MAX_SCHEMA_BYTES: Final = 1 << 16
 
@@ -61,7 +58,7 @@ class AskedSampling(NamedTuple):
 
     def field(self, parameter: str | None) -> str | None:
         """Return the client's field for a parameter that vLLM refuses, or None."""
-        return self.fields.get(parameter or "") or _FIELDS.get(parameter or "")
+        return self.fields.get(parameter or "") or _FIELD_OF.get(parameter or "")
 
 
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
@@ -158,15 +155,13 @@ def survives_streaming(parameters: SamplingParams) -> bool:
     )
 
 
-# Tool calls and thought with vLLM's parsers: the constraint on sampling, and what the generated text consists of.
-#
-# Each family of models writes tool calls, and what it thinks before it answers, in its own format. vLLM has a parser
-# for each, which also provides the grammar that forces a call.
-
-
 @dataclass(frozen=True, slots=True)
 class ParserNames:
-    """vLLM's parsers for a model's tool calls and for its thought; None for neither."""
+    """vLLM's parsers for a model's tool calls and for its thought; None for neither.
+
+    Each family of models writes tool calls, and what it thinks before it answers, in its own format. vLLM has a parser
+    for each, which also provides the grammar that forces a call.
+    """
 
     tools: str | None = None
     reasoning: str | None = None

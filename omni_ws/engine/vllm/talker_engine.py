@@ -1,4 +1,7 @@
-"""Speaker and TalkerEngine: speak an answer, or read text aloud."""
+"""TalkerEngine: reads text aloud with a Talker and its codec (``Task.SPEECH``), while the text still arrives.
+
+Its Speaker, which owns both, also speaks the answers of a Thinker. ``read_request`` reads aloud with any Talker.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,143 @@ if TYPE_CHECKING:
     from omni_ws.engine.vllm.snac_decoder import SnacDecoder
 
 
-# Speaker: the part of the engine that speaks, with its models: Talker and codec.
+class TalkerEngine:
+    """A Speaker as an engine. ``talker`` is a model's name or folder, ``args`` are vLLM's engine arguments for it.
+
+    ``profile`` is the name or file of the Talker's profile, None to recognise it. Raises ConfigurationError.
+    """
+
+    name = "talker"
+    measures_memory = True
+
+    def __init__(self, talker: str, *, profile: str | None = None, args: Mapping[str, Any] | None = None) -> None:
+        self.model = Path(talker).name if Path(talker).is_dir() else talker
+        self.active_requests = 0
+        self.speaker = Speaker(talker, profile=profile, args=args)
+        self._decoding: ThreadPoolExecutor | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.STARTING if self._decoding is None else self.speaker.state
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.AUDIO}),
+            tasks=frozenset({Task.SPEECH}),
+            extend=True,
+            stages=(Talker.name, Code2Wav.name),
+            voices=self.speaker.voices,
+            stage_sampling=self.speaker.sampling_names,
+            stage_params=self.speaker.parameter_names,
+            priority=self.speaker.model.by_priority,
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        return ()
+
+    async def start(self) -> None:
+        """Load the Talker and the codec. Idempotent."""
+        if self._decoding is None:
+            await self.speaker.start()
+            self._decoding = ThreadPoolExecutor(1, thread_name_prefix="text decoder")
+
+    async def stop(self) -> None:
+        decoding, self._decoding = self._decoding, None
+        await self.speaker.stop()
+        if decoding is not None:
+            await asyncio.to_thread(decoding.shutdown)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        if self._decoding is None or self.state is not EngineState.OK:
+            raise EngineFailed("the Talker is not running", fatal=True)
+        check_is_heard(request)
+        self.active_requests += 1
+        try:
+            async with aclosing(read_request(request, partial(self._stages, request), self._decoding)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self.active_requests -= 1
+
+    def _stages(self, request: GenerationRequest) -> ReadingStages:
+        """Raises InvalidValue."""
+        talker, code2wav = self.speaker.stages(
+            request.request_id,
+            voice=request.voice,
+            sampling=request.stage_sampling.get(Talker.name),
+            parameters=request.stage_params,
+            priority=request.options.priority if self.speaker.model.by_priority else 0,
+            being_written=is_being_written(request.input),
+        )
+        return ReadingStages(talker, code2wav, self.speaker.links)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingStages:
+    """The stages of one request, which follow ReadAloud, and the links between all of them."""
+
+    talker: Talker | OmniTalker
+    vocoder: Code2Wav | VocoderStage
+    links: Sequence[StageLink]
+    #: What makes the Talker's input of the text.
+    before: Sequence[Stage[Any]] = ()
+
+    @property
+    def usage(self) -> Usage:
+        talker, audio_ms = self.talker, round(self.vocoder.audio_ms)
+        return Usage(input_tokens=talker.prompt_tokens, output_tokens=talker.tokens, output_audio_ms=audio_ms)
+
+
+async def read_request(
+    request: GenerationRequest, make_stages: Callable[[], ReadingStages], decoding: Executor
+) -> AsyncGenerator[EngineOutput, None]:
+    """Read the text of ``request``, which ``decoding`` decodes."""
+    try:
+        with request.media_room.share() as share:
+            async with aclosing(_outputs(request, make_stages(), decoding, share)) as outputs:
+                async for output in outputs:
+                    yield output
+    except OmniError:
+        raise
+    except Exception as error:
+        raise incident("the Talker failed", error, request_id=request.request_id) from error
+
+
+async def _outputs(
+    request: GenerationRequest, stages: ReadingStages, decoding: Executor, share: MediaShare
+) -> AsyncGenerator[EngineOutput, None]:
+    talker, vocoder = stages.talker, stages.vocoder
+    request.meter.read = lambda: stages.usage if talker.prompt_tokens else None
+    decoded = decode_request(request, {Modality.TEXT}, executor=decoding, share=share)
+    chain = pipeline(decoded, [ReadAloud(), *stages.before, talker, vocoder], stages.links, sink=request.sink)
+    # Leaving the pipeline cancels its stages, which abort what they have asked for.
+    async with aclosing(decoded), chain as outputs:
+        async for output in outputs:
+            yield output
+    yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, stages.usage)
+
+
+class ReadAloud:
+    """A Stage in the Thinker's place: text of the input in, the same text to the Talker.
+
+    Parts are separated by newlines, which end sentences.
+    """
+
+    name = "read aloud"
+
+    async def run(
+        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        """Pass text on. Raises UnsupportedModality for other input."""
+        assert sink is not None, "this stage requires a Talker after it"
+        last: int | None = None
+        async for decoded in source:
+            if not isinstance(decoded, TextPart):
+                raise UnsupportedModality(f"task {Task.SPEECH} accepts only text", param="modality")
+            await sink.put(decoded.text if last in (None, decoded.part) else f"\n{decoded.text}")
+            last = decoded.part
 
 
 #: The names in ``stage_params.talker``: the limits of the first clause in characters (FirstClause).
@@ -185,151 +324,3 @@ def _first_clause(values: Mapping[str, int], limits: FirstClause) -> FirstClause
         comma_after=values.get("first_comma_after", limits.comma_after),
         longest=values.get("first_longest", limits.longest),
     )
-
-
-# ReadAloud: takes the Thinker's place when the task is to read the input aloud.
-
-
-class ReadAloud:
-    """A Stage: text of the input in, the same text to the Talker.
-
-    Parts are separated by newlines, which end sentences.
-    """
-
-    name = "read aloud"
-
-    async def run(
-        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
-        """Pass text on. Raises UnsupportedModality for other input."""
-        assert sink is not None, "this stage requires a Talker after it"
-        last: int | None = None
-        async for decoded in source:
-            if not isinstance(decoded, TextPart):
-                raise UnsupportedModality(f"task {Task.SPEECH} accepts only text", param="modality")
-            await sink.put(decoded.text if last in (None, decoded.part) else f"\n{decoded.text}")
-            last = decoded.part
-
-
-# Runs a request to read text aloud (``Task.SPEECH``), while the text still arrives: with any Talker and vocoder.
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingStages:
-    """The stages of one request, which follow ReadAloud, and the links between all of them."""
-
-    talker: Talker | OmniTalker
-    vocoder: Code2Wav | VocoderStage
-    links: Sequence[StageLink]
-    #: What makes the Talker's input of the text.
-    before: Sequence[Stage[Any]] = ()
-
-    @property
-    def usage(self) -> Usage:
-        talker, audio_ms = self.talker, round(self.vocoder.audio_ms)
-        return Usage(input_tokens=talker.prompt_tokens, output_tokens=talker.tokens, output_audio_ms=audio_ms)
-
-
-async def read_request(
-    request: GenerationRequest, make_stages: Callable[[], ReadingStages], decoding: Executor
-) -> AsyncGenerator[EngineOutput, None]:
-    """Read the text of ``request``, which ``decoding`` decodes."""
-    try:
-        with request.media_room.share() as share:
-            async with aclosing(_outputs(request, make_stages(), decoding, share)) as outputs:
-                async for output in outputs:
-                    yield output
-    except OmniError:
-        raise
-    except Exception as error:
-        raise incident("the Talker failed", error, request_id=request.request_id) from error
-
-
-async def _outputs(
-    request: GenerationRequest, stages: ReadingStages, decoding: Executor, share: MediaShare
-) -> AsyncGenerator[EngineOutput, None]:
-    talker, vocoder = stages.talker, stages.vocoder
-    request.meter.read = lambda: stages.usage if talker.prompt_tokens else None
-    decoded = decode_request(request, {Modality.TEXT}, executor=decoding, share=share)
-    chain = pipeline(decoded, [ReadAloud(), *stages.before, talker, vocoder], stages.links, sink=request.sink)
-    # Leaving the pipeline cancels its stages, which abort what they have asked for.
-    async with aclosing(decoded), chain as outputs:
-        async for output in outputs:
-            yield output
-    yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, stages.usage)
-
-
-# TalkerEngine: reads text aloud with a Talker and its codec (``Task.SPEECH``), while the text still arrives.
-
-
-class TalkerEngine:
-    """A Speaker as an engine. ``talker`` is a model's name or folder, ``args`` are vLLM's engine arguments for it.
-
-    ``profile`` is the name or file of the Talker's profile, None to recognise it. Raises ConfigurationError.
-    """
-
-    name = "talker"
-    measures_memory = True
-
-    def __init__(self, talker: str, *, profile: str | None = None, args: Mapping[str, Any] | None = None) -> None:
-        self.model = Path(talker).name if Path(talker).is_dir() else talker
-        self.active_requests = 0
-        self.speaker = Speaker(talker, profile=profile, args=args)
-        self._decoding: ThreadPoolExecutor | None = None
-
-    @property
-    def state(self) -> EngineState:
-        return EngineState.STARTING if self._decoding is None else self.speaker.state
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO}),
-            tasks=frozenset({Task.SPEECH}),
-            extend=True,
-            stages=(Talker.name, Code2Wav.name),
-            voices=self.speaker.voices,
-            stage_sampling=self.speaker.sampling_names,
-            stage_params=self.speaker.parameter_names,
-            priority=self.speaker.model.by_priority,
-        )
-
-    def describe(self) -> tuple[str, ...]:
-        return ()
-
-    async def start(self) -> None:
-        """Load the Talker and the codec. Idempotent."""
-        if self._decoding is None:
-            await self.speaker.start()
-            self._decoding = ThreadPoolExecutor(1, thread_name_prefix="text decoder")
-
-    async def stop(self) -> None:
-        decoding, self._decoding = self._decoding, None
-        await self.speaker.stop()
-        if decoding is not None:
-            await asyncio.to_thread(decoding.shutdown)
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-        if self._decoding is None or self.state is not EngineState.OK:
-            raise EngineFailed("the Talker is not running", fatal=True)
-        check_is_heard(request)
-        self.active_requests += 1
-        try:
-            async with aclosing(read_request(request, partial(self._stages, request), self._decoding)) as outputs:
-                async for output in outputs:
-                    yield output
-        finally:
-            self.active_requests -= 1
-
-    def _stages(self, request: GenerationRequest) -> ReadingStages:
-        """Raises InvalidValue."""
-        talker, code2wav = self.speaker.stages(
-            request.request_id,
-            voice=request.voice,
-            sampling=request.stage_sampling.get(Talker.name),
-            parameters=request.stage_params,
-            priority=request.options.priority if self.speaker.model.by_priority else 0,
-            being_written=is_being_written(request.input),
-        )
-        return ReadingStages(talker, code2wav, self.speaker.links)

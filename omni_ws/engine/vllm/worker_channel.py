@@ -1,4 +1,4 @@
-"""What vLLM's workers send: sockets, and the rows of a step."""
+"""What vLLM's workers send to the server: the channels on which it comes, and whose rows are in a step."""
 
 from __future__ import annotations
 
@@ -18,24 +18,14 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# WorkerChannel: a Unix socket on which vLLM's workers send what they compute, to the requests that wait for it.
-
-
 T = TypeVar("T")
-
-_SEND_BUFFER_BYTES: Final = 4 << 20
-
-
-def connect_worker(address: str) -> socket.socket:
-    """Return a connection to the channel at ``address``, for a worker."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    connection.connect(address)
-    return connection
 
 
 class WorkerChannel(ABC, Generic[T]):
-    """The socket, and who waits for messages. ``address`` is valid between ``start`` and ``stop``."""
+    """A Unix socket on which workers send what they compute, and the requests that wait for it.
+
+    ``address`` is valid between ``start`` and ``stop``.
+    """
 
     def __init__(self) -> None:
         self.address = ""
@@ -86,7 +76,124 @@ class WorkerChannel(ABC, Generic[T]):
             self.worker_left()
 
 
-# StepWatch: which rows of a step of vLLM's model runner belong to the requests that ask for something.
+#: The header of a worker's message: the length of the key, the number of rows, their width, the bytes of a number. The
+#: key follows, then the places of the rows in the request's tokens (int64), their M-RoPE positions (3, rows; int64),
+#: and the rows: float32, or bfloat16, the higher halves of that.
+ROWS: Final = struct.Struct("<IIIB")
+FLOAT32_BYTES: Final = 4
+BFLOAT16_BYTES: Final = 2
+
+#: Rows (n, width), as float32 or as the bits of bfloat16.
+Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
+
+
+class RowsReceiver(Protocol):
+    """Who waits for rows."""
+
+    def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
+        """Take the places of rows (n,) in the request's tokens, their positions (3, n), and the rows."""
+        ...
+
+    def worker_left(self) -> None:
+        """Expect no more of them."""
+        ...
+
+
+class RowsChannel(WorkerChannel[RowsReceiver]):
+    """The channel of the Thinker's states, for answers that are spoken. A receiver gets each step's, in pieces."""
+
+    async def read_message(self, reader: asyncio.StreamReader) -> None:
+        key_bytes, count, width, number_bytes = ROWS.unpack(await reader.readexactly(ROWS.size))
+        key = (await reader.readexactly(key_bytes)).decode()
+        places = np.frombuffer(await reader.readexactly(8 * count), np.int64)
+        positions = np.frombuffer(await reader.readexactly(3 * 8 * count), np.int64).reshape(3, count)
+        numbers = await reader.readexactly(count * width * number_bytes)
+        if (receiver := self.receivers.get(key)) is not None:
+            kind: Any = np.float32 if number_bytes == FLOAT32_BYTES else np.uint16
+            rows: Rows = np.frombuffer(numbers, kind).reshape(count, width)
+            receiver.take_rows(places, positions, rows)
+
+    def worker_left(self) -> None:
+        for receiver in self.receivers.values():
+            receiver.worker_left()
+
+
+def as_float32(rows: Rows) -> NDArray[np.float32]:
+    """Return rows as they came in float32."""
+    if rows.dtype == np.float32:
+        return rows.astype(np.float32, copy=False)
+    return (rows.astype(np.uint32) << 16).view(np.float32)
+
+
+#: The header of a worker's message: the length of the key, the first position, the number of positions. The key and
+#: float32 numbers of shape (positions, layers, concepts) follow.
+FRAME: Final = struct.Struct("<IQI")
+
+
+class ReadoutCollector:
+    """The readouts of one request, by position."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, NDArray[np.float32]] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    def add(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Add the readouts of consecutive positions from ``first``.
+
+        A request that vLLM preempts and recomputes sends positions twice, with the same numbers.
+        """
+        for position, row in enumerate(rows, first):
+            self._values[position] = row
+            waiting = self._waiting.pop(position, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def arrival(self, position: int) -> asyncio.Future[None]:
+        """Return a future that is done once the readout of ``position`` has arrived."""
+        if position not in self._waiting:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if position in self._values:
+                future.set_result(None)
+                return future
+            self._waiting[position] = future
+        return self._waiting[position]
+
+    def take(self, position: int) -> NDArray[np.float32]:
+        """Remove and return the readout of ``position``, which has arrived."""
+        return self._values.pop(position)
+
+
+class ReadoutChannel(WorkerChannel[ReadoutCollector]):
+    """The channel of readouts, which have ``width`` values per position."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        #: The number of positions received so far.
+        self.positions = 0
+        self._width = width
+
+    def collect(self, key: str) -> AbstractContextManager[ReadoutCollector]:
+        """Collect the readouts of the request ``key`` within the block."""
+        return self._receiving(key, ReadoutCollector())
+
+    async def read_message(self, reader: asyncio.StreamReader) -> None:
+        key_bytes, first, count = FRAME.unpack(await reader.readexactly(FRAME.size))
+        key = (await reader.readexactly(key_bytes)).decode()
+        data = await reader.readexactly(count * self._width * FLOAT32_BYTES)
+        self.positions += count
+        if (collector := self.receivers.get(key)) is not None:
+            collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))
+
+
+_SEND_BUFFER_BYTES: Final = 4 << 20
+
+
+def connect_worker(address: str) -> socket.socket:
+    """Return a connection to the channel at ``address``, for a worker."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    connection.connect(address)
+    return connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,119 +244,3 @@ class StepWatch:
             if asked is not None:
                 yield AskedRows(asked, index, row, int(batch.num_computed_tokens_cpu[index]), count)
             row += count
-
-
-# RowsChannel: receives the Thinker's states from vLLM's workers, for the requests whose answers are spoken.
-
-
-#: The header of a worker's message: the length of the key, the number of rows, their width, the bytes of a number. The
-#: key follows, then the places of the rows in the request's tokens (int64), their M-RoPE positions (3, rows; int64),
-#: and the rows: float32, or bfloat16, the higher halves of that.
-ROWS: Final = struct.Struct("<IIIB")
-FLOAT32_BYTES: Final = 4
-BFLOAT16_BYTES: Final = 2
-
-#: Rows (n, width), as float32 or as the bits of bfloat16.
-Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
-
-
-class RowsReceiver(Protocol):
-    """Who waits for rows."""
-
-    def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
-        """Take the places of rows (n,) in the request's tokens, their positions (3, n), and the rows."""
-        ...
-
-    def worker_left(self) -> None:
-        """Expect no more of them."""
-        ...
-
-
-class RowsChannel(WorkerChannel[RowsReceiver]):
-    """The channel. A receiver gets the rows of each step, in pieces."""
-
-    async def read_message(self, reader: asyncio.StreamReader) -> None:
-        key_bytes, count, width, number_bytes = ROWS.unpack(await reader.readexactly(ROWS.size))
-        key = (await reader.readexactly(key_bytes)).decode()
-        places = np.frombuffer(await reader.readexactly(8 * count), np.int64)
-        positions = np.frombuffer(await reader.readexactly(3 * 8 * count), np.int64).reshape(3, count)
-        numbers = await reader.readexactly(count * width * number_bytes)
-        if (receiver := self.receivers.get(key)) is not None:
-            kind: Any = np.float32 if number_bytes == FLOAT32_BYTES else np.uint16
-            rows: Rows = np.frombuffer(numbers, kind).reshape(count, width)
-            receiver.take_rows(places, positions, rows)
-
-    def worker_left(self) -> None:
-        for receiver in self.receivers.values():
-            receiver.worker_left()
-
-
-def as_float32(rows: Rows) -> NDArray[np.float32]:
-    """Return rows as they came in float32."""
-    if rows.dtype == np.float32:
-        return rows.astype(np.float32, copy=False)
-    return (rows.astype(np.uint32) << 16).view(np.float32)
-
-
-# ReadoutChannel: receives readouts from vLLM's workers on a Unix socket and assigns them to requests.
-
-
-#: The header of a worker's message: the length of the key, the first position, the number of positions. The key and
-#: float32 numbers of shape (positions, layers, concepts) follow.
-FRAME: Final = struct.Struct("<IQI")
-_NUMBER_BYTES: Final = 4
-
-
-class ReadoutCollector:
-    """The readouts of one request, by position."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, NDArray[np.float32]] = {}
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-
-    def add(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Add the readouts of consecutive positions from ``first``.
-
-        A request that vLLM preempts and recomputes sends positions twice, with the same numbers.
-        """
-        for position, row in enumerate(rows, first):
-            self._values[position] = row
-            waiting = self._waiting.pop(position, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-
-    def arrival(self, position: int) -> asyncio.Future[None]:
-        """Return a future that is done once the readout of ``position`` has arrived."""
-        if position not in self._waiting:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if position in self._values:
-                future.set_result(None)
-                return future
-            self._waiting[position] = future
-        return self._waiting[position]
-
-    def take(self, position: int) -> NDArray[np.float32]:
-        """Remove and return the readout of ``position``, which has arrived."""
-        return self._values.pop(position)
-
-
-class ReadoutChannel(WorkerChannel[ReadoutCollector]):
-    """The channel, on which a readout has ``width`` values per position."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        #: The number of positions received so far.
-        self.positions = 0
-        self._width = width
-
-    def collect(self, key: str) -> AbstractContextManager[ReadoutCollector]:
-        """Collect the readouts of the request ``key`` within the block."""
-        return self._receiving(key, ReadoutCollector())
-
-    async def read_message(self, reader: asyncio.StreamReader) -> None:
-        key_bytes, first, count = FRAME.unpack(await reader.readexactly(FRAME.size))
-        key = (await reader.readexactly(key_bytes)).decode()
-        data = await reader.readexactly(count * self._width * _NUMBER_BYTES)
-        self.positions += count
-        if (collector := self.receivers.get(key)) is not None:
-            collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))

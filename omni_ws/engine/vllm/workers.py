@@ -1,4 +1,8 @@
-"""What runs inside vLLM's processes: workers that send rows and readouts, and logits processors of codecs."""
+"""What runs inside vLLM's processes: workers that send readouts and the Thinker's states, and logits processors.
+
+A request asks for each in the ``extra_args`` of its sampling parameters. What a step computed is sent in that step,
+through a Unix socket: no RPC is needed for a token.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +24,13 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLog
 
 from omni_ws.engine.vllm.worker_channel import BFLOAT16_BYTES, FLOAT32_BYTES, FRAME, ROWS, StepWatch, connect_worker
 
-# ReadoutWorker: runs inside vLLM's workers; projects the residual stream and sends the results to the server.
-#
-# A request asks for readouts in the ``extra_args`` of its sampling parameters: ``{"readout": {"key": …, "ranges":
-# …}}``. The projections of a step are sent in the step that computed them, as one message for each run of positions,
-# through a Unix socket: no RPC is needed for a token. vLLM has to run eagerly, since compiled graphs do not support
-# hooks.
-
-
-@dataclass(slots=True)
-class _ReadoutWorkerRows:
-    """``count`` consecutive rows of a step that belong to a request, with their positions in its tokens."""
-
-    key: str
-    first_row: int
-    first_position: int
-    count: int
-
 
 class ReadoutWorker:
-    """A mixin of vLLM's worker (``worker_extension_cls``), which provides ``model_runner`` and ``rank``."""
+    """Projects the residual stream: a mixin of vLLM's worker (``worker_extension_cls``) with its ``model_runner``.
+
+    A request asks with ``{"readout": {"key": …, "ranges": …}}``. The projections of a step are one message for each run
+    of positions. vLLM has to run eagerly, since compiled graphs do not support hooks.
+    """
 
     model_runner: Any
     rank: int
@@ -71,7 +62,7 @@ class _Readout:
             torch.from_numpy(np.frombuffer(matrix, np.float32).reshape(concepts, -1).copy()).to(runner.device)
             for matrix in matrices
         ]
-        self._wanted: list[_ReadoutWorkerRows] = []
+        self._wanted: list[_StepRows] = []
         self._rows: torch.Tensor | None = None
         self._values: list[torch.Tensor] = []
         self._socket: socket.socket | None = connect_worker(address)
@@ -107,15 +98,15 @@ class _Readout:
 
         return after_layer
 
-    def _wanted_rows(self) -> list[_ReadoutWorkerRows]:
+    def _wanted_rows(self) -> list[_StepRows]:
         """Return the rows of this step whose positions are to be read out."""
-        wanted: list[_ReadoutWorkerRows] = []
+        wanted: list[_StepRows] = []
         for step in self._watch.asked():
             for start, end in step.asked["ranges"]:
                 first, last = max(start, step.begins), min(end, step.begins + step.count)
                 if first < last:
                     row = step.first_row + first - step.begins
-                    wanted.append(_ReadoutWorkerRows(step.asked["key"], row, first, last - first))
+                    wanted.append(_StepRows(step.asked["key"], row, first, last - first))
         return wanted
 
     def _send(self) -> None:
@@ -138,6 +129,16 @@ class _Readout:
             self._socket = None  # the server has exited, and vLLM will be stopped
 
 
+@dataclass(slots=True)
+class _StepRows:
+    """``count`` consecutive rows of a step that belong to a request, with their positions in its tokens."""
+
+    key: str
+    first_row: int
+    first_position: int
+    count: int
+
+
 def _decoder_layers(model: Any) -> Any:
     """Return the transformer blocks of the language model, wherever the architecture has them."""
     if hasattr(model, "get_language_model"):
@@ -145,14 +146,6 @@ def _decoder_layers(model: Any) -> Any:
     while not hasattr(model, "layers"):
         model = model.language_model if hasattr(model, "language_model") else model.model
     return model.layers
-
-
-# RowsWorker: runs inside vLLM's workers; sends the Thinker's states to the server, from which the Talker speaks.
-#
-# A request asks for its rows in the ``extra_args`` of its sampling parameters: ``{"rows": key}``. The state of Qwen2.5
-# is what the model returns; that of Qwen3 is an auxiliary output of the same forward, which vLLM knows from its draft
-# models. So there are no hooks, and graphs are compiled and captured as ever. The rows of a step are sent through a
-# Unix socket, with their M-RoPE positions.
 
 
 #: The name by which requests ask.
@@ -192,7 +185,13 @@ def _state_layer(runner: Any) -> int | None:
 
 
 class RowsWorker(ReadoutWorker):
-    """A mixin of vLLM's worker (``worker_extension_cls``). It has what readouts need too: there is one for both."""
+    """Sends the Thinker's states, from which the Talker speaks. A mixin of vLLM's worker, as ReadoutWorker is.
+
+    It has what readouts need too, as there is one mixin for both. A request asks with ``{"rows": key}``. The state of
+    Qwen2.5 is what the model returns; that of Qwen3 is an auxiliary output of the same forward, which vLLM knows from
+    its draft models. So there are no hooks, and graphs are compiled and captured as ever. Rows are sent with their
+    M-RoPE positions.
+    """
 
     model_runner = _Runner()
     rank: int
@@ -312,14 +311,11 @@ def _packed(messages: list[_Message], rows: torch.Tensor) -> bytes:
     return bytes(data)
 
 
-# Logits processors that constrain a speech language model to the tokens of each slot in its codec frames.
-#
-# vLLM loads them by name in its engine process. They exist twice because each generation of vLLM's model runner has an
-# interface of its own; the configuration of the engine decides which one runs (``processor_name``). A request opts in
-# by ``extra_arguments``; all others are unaffected.
+# Constrains a speech language model to the tokens of each slot in its codec frames. vLLM loads a logits processor by
+# name in its engine process. There are two, as each generation of vLLM's model runner has an interface of its own; the
+# configuration of the engine decides which one runs (``processor_name``).
 
-
-_KEY: Final = "codec_pattern"
+_PATTERN: Final = "codec_pattern"
 
 
 class Pattern(NamedTuple):
@@ -336,7 +332,7 @@ class Pattern(NamedTuple):
 
 def extra_arguments(pattern: Pattern) -> dict[str, Any]:
     """Return the ``SamplingParams.extra_args`` of a request that is constrained to ``pattern``."""
-    return {_KEY: list(pattern)}
+    return {_PATTERN: list(pattern)}
 
 
 def processor_name(vllm_config: Any) -> str:
@@ -347,14 +343,14 @@ def processor_name(vllm_config: Any) -> str:
 
 def _pattern_of(params: SamplingParams) -> Pattern | None:
     """Return the pattern that a request asks for, or None. Raises ValueError for a malformed one."""
-    wanted = (params.extra_args or {}).get(_KEY)
+    wanted = (params.extra_args or {}).get(_PATTERN)
     if wanted is None:
         return None
     if not isinstance(wanted, list | tuple) or len(wanted) != 4 or any(type(number) is not int for number in wanted):
-        raise ValueError(f"{_KEY} must be [first token, codebook size, slots per frame, stop token]")
+        raise ValueError(f"{_PATTERN} must be [first token, codebook size, slots per frame, stop token]")
     pattern = Pattern(*wanted)
     if min(pattern.first_token, pattern.stop) < 0 or min(pattern.codebook_size, pattern.slots) < 1:
-        raise ValueError(f"{_KEY}: token ids must not be negative; codebook size and slots must be at least 1")
+        raise ValueError(f"{_PATTERN}: token ids must not be negative; codebook size and slots must be at least 1")
     return pattern
 
 

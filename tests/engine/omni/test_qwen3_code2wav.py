@@ -303,9 +303,9 @@ def test_that_of_a_checkpoint_is_loaded() -> None:
     from support.omni_reference import reference
     from support.tiny_omni import Family, omni_checkpoint
 
-    from omni_ws.engine.omni import slot_talker as loading
+    from omni_ws.engine.omni import slot_talker
 
-    model, facts = loading.vocoder(str(omni_checkpoint(Family.QWEN3)), 2)
+    model, facts = slot_talker.vocoder(str(omni_checkpoint(Family.QWEN3)), 2)
     assert (facts["sample_rate"], facts["frame_ms"], facts["block"]) == (24_000, 80.0, None)
     codes = random_codes(50, seed=4)
     whole = one_shot(reference(Family.QWEN3).model.code2wav, codes)

@@ -27,8 +27,7 @@ from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 from omni_ws.engine.base import AudioOutput  # noqa: E402
 from omni_ws.engine.channel import Stage, pipeline  # noqa: E402
 from omni_ws.engine.frame_chunks import frames_link  # noqa: E402
-from omni_ws.engine.omni import slot_talker as loading  # noqa: E402
-from omni_ws.engine.omni import token2wav as qwen25_token2wav  # noqa: E402
+from omni_ws.engine.omni import slot_talker, token2wav  # noqa: E402
 from omni_ws.engine.omni.stages import (  # noqa: E402
     OmniTalker,
     VocoderStage,
@@ -60,15 +59,15 @@ def answer(family: Family) -> Spoken:
 
 @cache
 def talker(family: Family) -> LoadedModel:
-    model, facts = loading.talker(str(omni_checkpoint(family)), 2, 768)
+    model, facts = slot_talker.talker(str(omni_checkpoint(family)), 2, 768)
     return LoadedModel(model, {**facts, "frame_ms": FRAME_MS[family]})
 
 
 @cache
 def vocoder(family: Family) -> LoadedModel:
     """As it is loaded, but for the solver's steps, of which there is one and not nine."""
-    with patch.object(qwen25_token2wav, "ODE_STEPS", 2):
-        return loading.vocoder(str(omni_checkpoint(family)), 2)
+    with patch.object(token2wav, "ODE_STEPS", 2):
+        return slot_talker.vocoder(str(omni_checkpoint(family)), 2)
 
 
 @dataclass
