@@ -372,7 +372,7 @@ PIECE_BYTES: Final = 64 << 10
 def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
     """Yields the chunk in pieces of at most ``most`` bytes; the last one has its end.
 
-    Pieces come through a slow network one after the other. Audio, text and files of video are streams. A picture and the
+    They come through a slow network one after the other. Audio, text and files of video are streams. A picture and the
     result of a tool are one chunk, however large.
     """
     payload = chunk.payload
