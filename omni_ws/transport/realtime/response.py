@@ -367,7 +367,7 @@ def created_fields(session_id: str) -> dict[str, Any]:
 
 
 class VllmDialect:
-    """Takes the place of Commands where a client speaks as to vLLM's ``/v1/realtime``, which transcribes utterances.
+    """Takes the place of Commands for clients of vLLM's ``/v1/realtime``, which transcribes utterance after utterance.
 
     An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
     because audio is transcribed as it arrives.
