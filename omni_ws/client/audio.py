@@ -1,4 +1,4 @@
-"""Sound at a client: WAVE files, the pace of speech, playing, and standard input."""
+"""Sound at a client: WAV files, the pace of speech, playing, and standard input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Final
 
-# WAV files as 16-bit PCM, which every engine takes.
+# Files.
 
 
 class UnreadableAudio(ValueError):
@@ -22,7 +22,7 @@ class UnreadableAudio(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pcm16:
-    """Signed 16-bit little-endian samples, channels interleaved."""
+    """Signed 16-bit little-endian samples, which every engine takes, channels interleaved."""
 
     samples: bytes
     sample_rate: int
@@ -72,7 +72,7 @@ def _to_16_bit(data: bytes, width: int) -> bytes:
     return bytes(out)
 
 
-# Recorded audio in real time, as a microphone delivers it.
+# In real time, as a microphone delivers it.
 
 
 def pieces(audio: Pcm16, *, piece_ms: int = 20) -> Iterator[bytes]:
@@ -95,11 +95,13 @@ async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[by
         yield item
 
 
-# Buffer between the event loop, where audio arrives in bursts, and a sound device, which reads it evenly.
+# Playing.
 
 
 class PlaybackBuffer:
-    """Bytes of raw samples. Call ``read`` from the thread of the sound device, everything else on the loop.
+    """Raw samples between the event loop, where they arrive in bursts, and a sound device, which reads them evenly.
+
+    Call ``read`` from the thread of the sound device, everything else on the loop.
 
     Playback starts once ``prefill_bytes`` are buffered or the answer has ended, which hides gaps between the first
     chunks. Where a read finds less than it wants, an underrun unless the answer has ended, the buffer fills up again
@@ -174,8 +176,7 @@ class PlaybackBuffer:
         return b"".join(taken)
 
 
-# Reads standard input without blocking the event loop, be it a pipe, a file or a terminal.
-
+# Standard input: a pipe, a file or a terminal.
 
 #: Pieces read ahead of the consumer.
 _QUEUED: Final = 8
@@ -189,7 +190,8 @@ def read_standard_input() -> bytes:
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
     """Yields what ``read`` returns until that is empty. Raises the OSError of ``read``.
 
-    ``read`` runs in a daemon thread, so that a read that never returns does not keep the process from exiting.
+    ``read`` runs in a daemon thread: it does not block the event loop, and one that never returns does not keep the
+    process from exiting.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()

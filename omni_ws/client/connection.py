@@ -1,4 +1,4 @@
-"""Opening handshake: connects, authenticates, and configures or resumes a session."""
+"""Connections to a server: how a session is opened or resumed, the frames on them, and their errors."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ from omni_ws.wire.server_frames import (
     decode_server_frame,
 )
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"
 BINARY: Final = Subprotocol("omni.v1+binary")
 JSON: Final = Subprotocol("omni.v1+json")
 #: Largest frame accepted from a server; many times a second of the highest audio rate in base64.
 MAX_FRAME_BYTES: Final = 64 << 20
 
-_Opened = TypeVar("_Opened")
-
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+_Opened = TypeVar("_Opened")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,14 +232,11 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-# Frames as a client writes and reads them.
-
+# Frames.
 
 _MAX_U32: Final = 2**32 - 1
 _SERVER_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
 _encode = msgspec.json.Encoder().encode
-
-logger = logging.getLogger(__name__)
 
 
 def read_frame(message: str) -> ServerFrame | None:
@@ -307,7 +306,7 @@ def _as_text(chunk: InputChunk) -> str | None:
         return None
 
 
-# Errors of a client: those of the server, by their codes, and those of the connection.
+# Errors: those of the server, by their codes, and those of the connection.
 
 
 class ConnectionFailed(ConnectionError):

@@ -1,4 +1,4 @@
-"""Events that a session delivers, and the answers built from them."""
+"""Events that a session delivers, the answers built from them, and the queue in which they wait."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from msgspec import UNSET, UnsetType
 from omni_ws.core.chunks import AnswerWarning, FinishReason, OutputModality, ToolCall, ToolCallFragment, Usage, Word
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +225,9 @@ Event: TypeAlias = (
     | Reconnecting
 )
 
-#: Answers that wait to be taken; the oldest is dropped for the next.
-MAX_ANSWERS_KEPT = 64
-#: Approximate memory of an event besides its content.
-EVENT_OVERHEAD_BYTES = 128
+# From frames.
 
-
-def event_bytes(event: Event) -> int:
-    """Estimates the memory that an event takes."""
-    match event:
-        case AudioChunk(audio=audio):
-            return EVENT_OVERHEAD_BYTES + len(audio)
-        case TextChunk(text=text) | TranscriptChunk(text=text):
-            return EVENT_OVERHEAD_BYTES + 4 * len(text)
-        case ToolCallChunk(call=call):
-            return EVENT_OVERHEAD_BYTES + 4 * len(call.arguments)
-    return EVENT_OVERHEAD_BYTES
+T = TypeVar("T")
 
 
 def output_event(frame: OutputChunkFrame) -> Event | None:
@@ -325,6 +310,12 @@ def _usage(fields: UsageFields) -> Usage:
         output_audio_ms=fields.output_audio_ms,
         input_after_start_bytes=fields.input_after_start_bytes,
     )
+
+
+# Answers.
+
+#: Answers that wait to be taken; the oldest is dropped for the next.
+MAX_ANSWERS_KEPT = 64
 
 
 class TranscriptView:
@@ -498,11 +489,14 @@ class AnswerCollector:
                 self._whole[place] = replace(answer, transcript=answer.transcript + event.text)
 
 
-# Queue between the reader of a connection and the consumer of its events, bounded in bytes.
+# The queue.
+
+#: Approximate memory of an event besides its content.
+EVENT_OVERHEAD_BYTES = 128
 
 
 class EventQueue:
-    """FIFO of events that holds about ``capacity`` bytes.
+    """FIFO between the reader of a connection and the consumer of its events, of about ``capacity`` bytes.
 
     ``put`` waits while it is full. After ``close``, ``get`` returns the events that remain and then None.
     """
@@ -560,3 +554,15 @@ class EventQueue:
         self.queued -= event_bytes(event)
         if self.queued < self.capacity:
             self._writable.set()
+
+
+def event_bytes(event: Event) -> int:
+    """Estimates the memory that an event takes."""
+    match event:
+        case AudioChunk(audio=audio):
+            return EVENT_OVERHEAD_BYTES + len(audio)
+        case TextChunk(text=text) | TranscriptChunk(text=text):
+            return EVENT_OVERHEAD_BYTES + 4 * len(text)
+        case ToolCallChunk(call=call):
+            return EVENT_OVERHEAD_BYTES + 4 * len(call.arguments)
+    return EVENT_OVERHEAD_BYTES

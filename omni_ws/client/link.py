@@ -1,4 +1,4 @@
-"""Connection of a session, and its replacement when it is lost."""
+"""The connection of a session, and its replacement when it is lost."""
 
 from __future__ import annotations
 

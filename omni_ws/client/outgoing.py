@@ -1,4 +1,4 @@
-"""Bookkeeping of input: numbers, acknowledgements, credit, and what a fresh session would need again. No I/O."""
+"""Bookkeeping of input: numbers, acknowledgements, credit, and what may have to be sent again. No I/O."""
 
 from __future__ import annotations
 
@@ -363,8 +363,7 @@ class OutgoingInput:
         return chunks, over
 
 
-# Cuts what is a stream into pieces that a server takes, and that come through a slow network one after the other.
-
+# Pieces.
 
 #: Each piece is acknowledged, so a connection that carries one in time has not died, however slow it is.
 PIECE_BYTES: Final = 64 << 10
@@ -373,7 +372,8 @@ PIECE_BYTES: Final = 64 << 10
 def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
     """Yields the chunk in pieces of at most ``most`` bytes; the last one has its end.
 
-    Audio, text and files of video are streams. A picture and the result of a tool are one chunk, however large.
+    They come through a slow network one after the other. Audio, text and files of video are streams. A picture and the
+    result of a tool are one chunk, however large.
     """
     payload = chunk.payload
     if len(payload) <= most or not _is_stream(chunk):
@@ -392,7 +392,7 @@ def _is_stream(chunk: InputChunk) -> bool:
     return chunk.modality is not Modality.VIDEO or sniff_image(chunk.payload[:12]) is None
 
 
-# Frames that may not have arrived, kept to be sent again after a resume. No I/O.
+# Sent frames.
 
 
 class SentKind(Enum):
@@ -417,7 +417,7 @@ class SentFrame(NamedTuple):
 
 
 class SentFrames:
-    """Holds the frames after the last acknowledged chunk, in their order."""
+    """Holds the frames after the last acknowledged chunk, in their order, to be sent again after a resume."""
 
     def __init__(self) -> None:
         self._frames: deque[SentFrame] = deque()

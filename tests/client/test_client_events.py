@@ -20,8 +20,8 @@ from omni_ws.client.events import (
     TranscriptChunk,
     TranscriptView,
     event_bytes,
+    output_event,
 )
-from omni_ws.client.events import output_event as output_event_of
 from omni_ws.core.chunks import ToolCall
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.server_frames import OutputChunkFrame
@@ -83,7 +83,7 @@ def test_audio_is_not_printed() -> None:
 )
 def test_output_that_lacks_something_is_refused(frame: OutputChunkFrame) -> None:
     with pytest.raises(InvalidFrame):
-        output_event_of(frame)
+        output_event(frame)
 
 
 async def test_the_queue_waits_at_its_bound() -> None:
@@ -137,7 +137,7 @@ def test_pieces_of_tool_calls_become_whole_calls() -> None:
         {"index": 1, "arguments": "{}"},
     ]
     for number, fields in enumerate(pieces):
-        event = output_event_of(OutputChunkFrame(request_id="req", sequence_id=number, modality="tool_call", **fields))
+        event = output_event(OutputChunkFrame(request_id="req", sequence_id=number, modality="tool_call", **fields))
         assert isinstance(event, ToolCallChunk)
         assert event_bytes(event) >= EVENT_OVERHEAD_BYTES + len(event.call.arguments)
         builder.add(event)
@@ -149,4 +149,4 @@ def test_pieces_of_tool_calls_become_whole_calls() -> None:
 
 def test_a_tool_call_says_which_it_is() -> None:
     with pytest.raises(InvalidFrame):
-        output_event_of(OutputChunkFrame(request_id="req", sequence_id=0, modality="tool_call", name="clock"))
+        output_event(OutputChunkFrame(request_id="req", sequence_id=0, modality="tool_call", name="clock"))

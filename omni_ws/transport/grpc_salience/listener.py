@@ -20,7 +20,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.generated import salience_pb2, salience_pb2_grpc
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.accounts import write_line
-from omni_ws.transport.grpc_salience.servicer import MessageIntake, Salience
+from omni_ws.transport.grpc_salience.servicer import Handler, MessageIntake, Salience
 
 HEALTH_SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
@@ -149,8 +149,7 @@ def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(chain if key is None else key.read_bytes(), chain)])
 
 
-# CallAccounts: counts and logs each call of the token service.
-
+# Accounts.
 
 logger = logging.getLogger("omni_ws.grpc")
 
@@ -159,7 +158,7 @@ _SERVER_FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
 class CallAccounts(grpc.aio.ServerInterceptor):
-    """Counts calls of the methods of ``service``. Clients can make up other names, so those are not counted.
+    """Counts and logs calls of the methods of ``service``. Clients can make up other names, so those are not counted.
 
     Install it before ``MessageIntake``, so that it also counts the calls refused there.
     """
@@ -170,13 +169,13 @@ class CallAccounts(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         handler: Any = await continuation(handler_call_details)
         path = handler_call_details.method
         if handler is None or not path.startswith(self._prefix):
-            return cast("grpc.RpcMethodHandler[Any, Any] | None", handler)
+            return cast("Handler | None", handler)
         method = path.removeprefix(self._prefix)
         if handler.response_streaming:
 
@@ -215,14 +214,13 @@ class CallAccounts(grpc.aio.ServerInterceptor):
             write_line(logger, level, "grpc call", method=method, status=status, seconds=round(seconds, 4))
 
 
-# Health: the standard health checking service (grpc.health.v1).
-
+# Health.
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without types
-    """Reports one status for all of ``services`` and for the server as a whole, at first NOT_SERVING.
+    """The standard service grpc.health.v1: one status for all of ``services`` and the server, at first NOT_SERVING.
 
     The servicer of ``grpc_health`` itself is not used: there, a change of the status waits until every watching client
     has read it.

@@ -1,4 +1,4 @@
-"""The Salience service: its methods, what messages may hold, and how they are refused."""
+"""The calls of salience.v1: how their messages are read, translated to token sessions and back, and refused."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ from omni_ws.service.tokens.sessions import TokenCall, TokensDone, TokenSessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.wire.protobuf_fields import has_more_fields
 
-# Salience: the six calls of salience.v1, translated to token sessions and back.
-
-
 Answer = TypeVar("Answer")
+CallContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 #: The most ranges, stop tokens or images in a call. They are checked on the event loop.
 MAX_ENTRIES: Final = 16_384
@@ -51,7 +50,7 @@ _REASONS: Final = {
 
 
 class Salience(SalienceServicer):
-    """Serves the calls of salience.v1.
+    """Serves the six calls of salience.v1.
 
     Calls are refused until ``begin``, which creates the token sessions: an engine supports them only once it has
     started. ``model`` is called for each new session, since an engine may learn the name of its model late.
@@ -257,10 +256,7 @@ def _done(event: TokensDone) -> messages.GenerateEvent:
     )
 
 
-# MessageIntake: bounds the memory and the time that the messages of calls take.
-
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+# How messages are read.
 
 #: A message that takes longer is slow, and waits among the slow ones.
 PROMPT_SEC: Final = 0.5
@@ -276,7 +272,9 @@ MAX_FIELDS: Final = 65_536
 
 
 class MessageIntake(grpc.aio.ServerInterceptor):
-    """Authenticates calls of ``service`` before it reads their message, and charges ``budget`` while they hold it.
+    """Bounds the memory and the time that the messages of calls take.
+
+    It authenticates calls of ``service`` before it reads their message, and charges ``budget`` while they hold it.
 
     gRPC assembles messages internally and reports neither the length of a message nor how much of it has arrived. But
     it buffers at most 64 KiB of a message that is not being read. So only as many are read at once as fit into
@@ -429,10 +427,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         return reading.result()
 
 
-# Refusal of a call: from an error to a status with metadata.
-
-
-CallContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# How calls are refused.
 
 #: Trailing metadata: the code in the specification's table of errors, and the time to wait before a retry.
 CODE_METADATA: Final = "omni-error-code"

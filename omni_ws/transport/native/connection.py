@@ -1,7 +1,8 @@
-"""The WebSocket connection: websockets' ``ServerConnection``, read at the session's pace.
+"""Connections of sessions: the WebSocket, read at the session's pace, and what ends with its connection.
 
-The library does the handshake, control frames, the closing handshake, and everything that is wrong or unusual. The rest
-is done here, because each of many clients sends fifty small frames a second.
+A ``StreamConnection`` is websockets' ``ServerConnection``. The library does the handshake, control frames, the closing
+handshake, and everything that is wrong or unusual. The rest is done here, because each of many clients sends fifty
+small frames a second.
 
 **Whole data frames bypass the parser.** The library wakes a task for each message, through a queue. Here
 ``data_received`` finds the frames in what was read, and calls the receiver. The parser is given control frames only,
@@ -44,179 +45,12 @@ from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 
-# SoleConnection: what the front ends share whose sessions end with their connection.
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # pragma: no cover
+    from websockets.utils import apply_mask
 
-
-class SoleLink(Protocol):
-    """What carries the messages of a SoleConnection: a StreamConnection, or the data channel of a call."""
-
-    @property
-    def heard_at(self) -> float: ...
-    @property
-    def is_open(self) -> bool: ...
-    @property
-    def is_reading(self) -> bool: ...
-    @property
-    def paused(self) -> bool: ...
-
-    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None: ...
-    def write_message(self, data: bytes, *, is_text: bool) -> None: ...
-    def write_ping(self) -> None: ...
-    def end_pass(self) -> None: ...
-    def touch(self) -> float: ...
-    def pause_reading(self, reason: Pause) -> None: ...
-    def resume_reading(self, reason: Pause) -> None: ...
-    def fail(self, code: CloseCode, reason: str) -> None: ...
-    async def close_in_time(self, code: int, reason: str) -> None: ...
-
-
-class SoleConnection(ABC):
-    """The connection of a session that cannot be resumed: its pauses, its timers and its end. See Attachment.
-
-    A subclass takes the messages, and writes what the outbox holds.
-    """
-
-    def __init__(self, connection: SoleLink, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
-        self._connection = connection
-        self._session = session
-        self._conversation = session.conversation
-        self._outbox = session.outbox
-        self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
-        self._reading_paused = False
-        self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        #: The end of the session: its reason, or None for the client's own.
-        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
-
-    @abstractmethod
-    def connection_closing(self) -> None:
-        """The connection is lost, or being closed."""
-
-    @abstractmethod
-    def _flush(self) -> None:
-        """Write what the outbox holds, and clear ``_flush_scheduled``."""
-
-    @property
-    def _input_blocked(self) -> bool:
-        """Whether no more input is to be read."""
-        return self._outbox.full or self._conversation.input_full()
-
-    def session_over(self, error: OmniError | None) -> None:
-        if not self._over.done():
-            self._over.set_result(error)
-
-    def replaced(self) -> None:
-        raise AssertionError("the session cannot be resumed")
-
-    @property
-    def _listening(self) -> bool:
-        return self._session.is_open
-
-    # input
-
-    def _pause_if_blocked(self) -> None:
-        if not self._reading_paused and self._input_blocked:
-            self._reading_paused = True
-            self._connection.pause_reading(Pause.SESSION)
-
-    def input_refused(self, error: OmniError) -> None:
-        self._session.end(error)
-
-    def input_may_continue(self) -> None:
-        if self._reading_paused and not self._input_blocked:
-            self._reading_paused = False
-            self._connection.resume_reading(Pause.SESSION)
-
-    output_has_room = input_may_continue
-
-    def reading_changed(self) -> None:
-        if not self._listening:
-            return
-        if self._connection.is_reading:
-            self._conversation.stream.release_clocks(now=self._connection.touch())
-        else:
-            self._conversation.stream.hold_clocks(now=self._loop.time())
-        self._arm(self._loop.time())
-
-    def receive_pong(self, data: bytes) -> None:  # noqa: B027  # it was heard, and that is all
-        pass
-
-    # output
-
-    def write_now(self, output: OutputChunk) -> bool:
-        return False  # what an output becomes is rendered in ``_flush``, behind what is queued
-
-    def output_ready(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    # time
-
-    def timer_changed(self) -> None:
-        if self._listening:
-            self._arm(self._loop.time())
-
-    def _arm(self, now: float) -> None:
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        deadlines = (
-            self._conversation.get_timer(),
-            self._keep_alive.get_timer(listening=self._connection.is_reading),
-        )
-        self._disarm()
-        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _on_timer(self, due: float) -> None:
-        self._timer = None
-        if not self._listening:
-            return
-        now = max(self._loop.time(), due)  # a timer may fire a little early
-        try:
-            self._conversation.handle_timer(now)
-        except OmniError as error:
-            self._session.end(error)
-            return
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
-            case PeerState.SILENT if self._connection.is_open:
-                self._connection.write_ping()
-            case PeerState.GONE:
-                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-                self.connection_closing()
-        self._arm(now)
-
-
-# The interface by which a connection hands messages to the session behind it.
-
-
-class FrameReceiver(Protocol):
-    """The session behind a connection. Its methods are called from socket callbacks and may not raise."""
-
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        """One whole message."""
-
-    def receive_pong(self, data: bytes) -> None: ...
-
-    def reading_changed(self) -> None:
-        """The connection has begun to rest from reading, or reads again: see its ``is_reading``."""
-
-    def resume_output(self) -> None:
-        """The write buffer is below its low-water mark again."""
-
-    def input_refused(self, error: OmniError) -> None:
-        """No more input is received: a message is too long, there is no room for it, or the peer does not read."""
-
-    def connection_closing(self) -> None:
-        """Nothing can be sent any more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""
-
-
-# Pause: why a connection does not read its socket.
+# Between a connection and its session.
 
 
 class Pause(enum.IntFlag):
@@ -240,10 +74,29 @@ class Pause(enum.IntFlag):
 #: Reasons that may last, during which the peer may hang up unnoticed.
 RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
 
-try:
-    from websockets.speedups import apply_mask
-except ImportError:  # pragma: no cover
-    from websockets.utils import apply_mask
+
+class FrameReceiver(Protocol):
+    """The session behind a connection. Its methods are called from socket callbacks and may not raise."""
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        """One whole message."""
+
+    def receive_pong(self, data: bytes) -> None: ...
+
+    def reading_changed(self) -> None:
+        """The connection has begun to rest from reading, or reads again: see its ``is_reading``."""
+
+    def resume_output(self) -> None:
+        """The write buffer is below its low-water mark again."""
+
+    def input_refused(self, error: OmniError) -> None:
+        """No more input is received: a message is too long, there is no room for it, or the peer does not read."""
+
+    def connection_closing(self) -> None:
+        """Nothing can be sent any more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""
+
+
+# The WebSocket.
 
 _DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
 # The header of a client's frame (RFC 6455, 5.2): FIN, RSV and opcode; mask bit and length; 126 or 127 stands for a
@@ -289,10 +142,11 @@ class Parsing(enum.Enum):
     DISCARDED = "dropped: the boundaries of frames are lost"
 
 
-_EARLY: Final = Parsing.EARLY  # found faster than a member of an enum
-_NO_PAUSE: Final = Pause.NONE  # and compared faster than a combination of flags
-_MOMENTARY: Final = Pause.PASS | Pause.TURN
+# Found faster than a member of an enum.
+_EARLY: Final = Parsing.EARLY
 _DIRECT: Final = Parsing.DIRECT
+_NO_PAUSE: Final = Pause.NONE  # compared faster than a combination of flags
+_MOMENTARY: Final = Pause.PASS | Pause.TURN
 
 
 class StreamConnection(ServerConnection):
@@ -713,3 +567,151 @@ class StreamConnection(ServerConnection):
         self._unfinished.resize(0)
         if self._receiver is not None and self._parsing is not Parsing.DEPARTED:
             self._receiver.receive_message(message, is_text=is_text)
+
+
+# Sessions that end with their connection.
+
+
+class SoleLink(Protocol):
+    """What carries the messages of a SoleConnection: a StreamConnection, or the data channel of a call."""
+
+    @property
+    def heard_at(self) -> float: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_reading(self) -> bool: ...
+    @property
+    def paused(self) -> bool: ...
+
+    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None: ...
+    def write_message(self, data: bytes, *, is_text: bool) -> None: ...
+    def write_ping(self) -> None: ...
+    def end_pass(self) -> None: ...
+    def touch(self) -> float: ...
+    def pause_reading(self, reason: Pause) -> None: ...
+    def resume_reading(self, reason: Pause) -> None: ...
+    def fail(self, code: CloseCode, reason: str) -> None: ...
+    async def close_in_time(self, code: int, reason: str) -> None: ...
+
+
+class SoleConnection(ABC):
+    """The connection of a session that cannot be resumed: its pauses, its timers and its end. See Attachment.
+
+    A subclass takes the messages, and writes what the outbox holds.
+    """
+
+    def __init__(self, connection: SoleLink, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
+        self._connection = connection
+        self._session = session
+        self._conversation = session.conversation
+        self._outbox = session.outbox
+        self._loop = asyncio.get_running_loop()
+        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._reading_paused = False
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        #: The end of the session: its reason, or None for the client's own.
+        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
+
+    @abstractmethod
+    def connection_closing(self) -> None:
+        """The connection is lost, or being closed."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Write what the outbox holds, and clear ``_flush_scheduled``."""
+
+    @property
+    def _input_blocked(self) -> bool:
+        """Whether no more input is to be read."""
+        return self._outbox.full or self._conversation.input_full()
+
+    def session_over(self, error: OmniError | None) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+
+    def replaced(self) -> None:
+        raise AssertionError("the session cannot be resumed")
+
+    @property
+    def _listening(self) -> bool:
+        return self._session.is_open
+
+    # input
+
+    def _pause_if_blocked(self) -> None:
+        if not self._reading_paused and self._input_blocked:
+            self._reading_paused = True
+            self._connection.pause_reading(Pause.SESSION)
+
+    def input_refused(self, error: OmniError) -> None:
+        self._session.end(error)
+
+    def input_may_continue(self) -> None:
+        if self._reading_paused and not self._input_blocked:
+            self._reading_paused = False
+            self._connection.resume_reading(Pause.SESSION)
+
+    output_has_room = input_may_continue
+
+    def reading_changed(self) -> None:
+        if not self._listening:
+            return
+        if self._connection.is_reading:
+            self._conversation.stream.release_clocks(now=self._connection.touch())
+        else:
+            self._conversation.stream.hold_clocks(now=self._loop.time())
+        self._arm(self._loop.time())
+
+    def receive_pong(self, data: bytes) -> None:  # noqa: B027  # it was heard, and that is all
+        pass
+
+    # output
+
+    def write_now(self, output: OutputChunk) -> bool:
+        return False  # what an output becomes is rendered in ``_flush``, behind what is queued
+
+    def output_ready(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    # time
+
+    def timer_changed(self) -> None:
+        if self._listening:
+            self._arm(self._loop.time())
+
+    def _arm(self, now: float) -> None:
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        deadlines = (
+            self._conversation.get_timer(),
+            self._keep_alive.get_timer(listening=self._connection.is_reading),
+        )
+        self._disarm()
+        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        if not self._listening:
+            return
+        now = max(self._loop.time(), due)  # a timer may fire a little early
+        try:
+            self._conversation.handle_timer(now)
+        except OmniError as error:
+            self._session.end(error)
+            return
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+            case PeerState.SILENT if self._connection.is_open:
+                self._connection.write_ping()
+            case PeerState.GONE:
+                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+                self.connection_closing()
+        self._arm(now)

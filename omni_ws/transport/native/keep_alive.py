@@ -1,4 +1,4 @@
-"""Whether a peer is there, how long a round to it takes, and what it is told to have arrived."""
+"""What a connection knows of its peer: whether it is there, and what it is told to have arrived."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.input_stream import InputStream
 
-# Keep-alive of a WebSocket: when to ping a silent peer, and when to consider it gone. Without clock or socket.
+# Whether a silent peer is there.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class PeerState(Enum):
 
 
 class KeepAlive:
-    """Judges the silence of one peer. Any byte that it sends is a sign of life, not only a pong.
+    """Judges the silence of one peer: any byte that it sends is a sign of life, not only a pong. No clock, no socket.
 
     ``listening`` says whether the socket is read. While it is not, silence means nothing, but pings are still sent:
     sending over a broken connection reveals that it is broken.
@@ -73,9 +73,6 @@ class KeepAlive:
         return self._silent_since == self.last_sign_of_life
 
 
-# PeerRounds: looks after the silent peers of all connections of a server, many at a time.
-
-
 #: A peer is looked at late by up to this share of the time that it was given.
 _LATE_SHARE: Final = 1 / 20
 #: Peers that are looked at in one pass of the event loop.
@@ -94,7 +91,7 @@ class Peer(Protocol):
 
 
 class PeerRounds:
-    """Calls each peer at its time, rounded up so that many have the same.
+    """Calls each peer of a server at its time, rounded up so that many have the same.
 
     A timer for each connection would wake the process for each ping, and to find that a pong has come. With hundreds of
     silent connections these wake-ups cost more than the pings.
@@ -156,18 +153,69 @@ class PeerRounds:
             self._arm(min(self._rounds) * self._period)
 
 
-# When a connection acknowledges its input: delayed and grouped, as those of RFC 9000, 13.2.
-#
-# An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them, whichever
-# is first. What a client should know at once is acknowledged at once: a duplicate, a filled gap, an end of its input,
-# and chunks that were discarded. HTTP has no acknowledgements: an InputStream only counts what happens.
-
+# What a peer is told to have arrived.
 
 ACK_EVERY_CHUNKS: Final = 16
 ACK_DELAY_SEC: Final = 0.1
 #: Where chunks arrive steadily, the acknowledgement is sent this long before its time, together with a chunk: waking up
 #: for it alone costs as much as a chunk does.
 ACK_EARLY_SEC: Final = 0.025
+
+
+class Acknowledgements:
+    """When one connection acknowledges its input: delayed and grouped, as in RFC 9000, 13.2.
+
+    An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them,
+    whichever is first. What a client should know at once is acknowledged at once: a duplicate, a filled gap, an end of
+    its input, and chunks that were discarded. HTTP has no acknowledgements: an InputStream only counts what happens.
+
+    ``send`` is called when one is due. Whoever sends one, for this or for any other reason, calls ``sent``.
+    """
+
+    __slots__ = ("_acknowledged", "_clock", "_reorder", "_reported", "_send", "_stream", "due_at")
+
+    def __init__(self, stream: InputStream, clock: Clock, send: Callable[[], None]) -> None:
+        self._stream = stream
+        self._reorder = stream.reorder
+        self._clock = clock
+        self._send = send
+        self.due_at = math.inf
+        #: What ``next_sequence_id`` and ``notable_events`` of the stream were in the last acknowledgement.
+        self._acknowledged = self._reorder.next_sequence_id
+        self._reported = stream.notable_events
+
+    def received(self, now: float) -> None:
+        """A frame was received at ``now``, and the stream has processed it."""
+        chunks = self._reorder.next_sequence_id - self._acknowledged
+        if (
+            chunks >= ACK_EVERY_CHUNKS
+            or self._stream.notable_events != self._reported
+            or now + ACK_EARLY_SEC >= self.due_at
+        ):
+            self.acknowledge()
+        elif chunks and self.due_at == math.inf:
+            self.due_at = now + ACK_DELAY_SEC
+            self._clock.wait(self.due_at, self)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything to acknowledge."""
+        return self._reorder.next_sequence_id != self._acknowledged or self._stream.notable_events != self._reported
+
+    def acknowledge(self) -> None:
+        """Send now, if there is anything to acknowledge."""
+        self.due_at = math.inf
+        if self.pending:
+            self._send()
+
+    def sent(self) -> None:
+        """The client knows all that the stream has received."""
+        self._acknowledged = self._reorder.next_sequence_id
+        self._reported = self._stream.notable_events
+
+    def stop(self) -> None:
+        """The connection is over: the clock calls no more."""
+        self.due_at = math.inf
 
 
 class Waiting(Protocol):
@@ -218,55 +266,3 @@ class AcknowledgementClock:
                     return
                 waiting.acknowledge()
             self._waiting.popleft()
-
-
-class Acknowledgements:
-    """The acknowledgements of one connection.
-
-    ``send`` is called when one is due. Whoever sends one, for this or for any other reason, calls ``sent``.
-    """
-
-    __slots__ = ("_acknowledged", "_clock", "_reorder", "_reported", "_send", "_stream", "due_at")
-
-    def __init__(self, stream: InputStream, clock: Clock, send: Callable[[], None]) -> None:
-        self._stream = stream
-        self._reorder = stream.reorder
-        self._clock = clock
-        self._send = send
-        self.due_at = math.inf
-        #: What ``next_sequence_id`` and ``notable_events`` of the stream were in the last acknowledgement.
-        self._acknowledged = self._reorder.next_sequence_id
-        self._reported = stream.notable_events
-
-    def received(self, now: float) -> None:
-        """A frame was received at ``now``, and the stream has processed it."""
-        chunks = self._reorder.next_sequence_id - self._acknowledged
-        if (
-            chunks >= ACK_EVERY_CHUNKS
-            or self._stream.notable_events != self._reported
-            or now + ACK_EARLY_SEC >= self.due_at
-        ):
-            self.acknowledge()
-        elif chunks and self.due_at == math.inf:
-            self.due_at = now + ACK_DELAY_SEC
-            self._clock.wait(self.due_at, self)
-
-    @property
-    def pending(self) -> bool:
-        """Whether there is anything to acknowledge."""
-        return self._reorder.next_sequence_id != self._acknowledged or self._stream.notable_events != self._reported
-
-    def acknowledge(self) -> None:
-        """Send now, if there is anything to acknowledge."""
-        self.due_at = math.inf
-        if self.pending:
-            self._send()
-
-    def sent(self) -> None:
-        """The client knows all that the stream has received."""
-        self._acknowledged = self._reorder.next_sequence_id
-        self._reported = self._stream.notable_events
-
-    def stop(self) -> None:
-        """The connection is over: the clock calls no more."""
-        self.due_at = math.inf

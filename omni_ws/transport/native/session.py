@@ -1,4 +1,4 @@
-"""A native WebSocket that serves a session: frames, acknowledgements, back-pressure, and timers."""
+"""A native WebSocket that serves a session: frames in and out, acknowledgements, back-pressure, and timers."""
 
 from __future__ import annotations
 
@@ -382,8 +382,7 @@ def _ended_by_client(connection: StreamConnection) -> bool:
     return protocol.close_sent is not None and protocol.close_sent.code in _VIOLATIONS
 
 
-# The output of a session over one native WebSocket.
-
+# What a session sends.
 
 #: Most of the output that is written in one pass of the event loop. Then other connections have their share, and the
 #: socket may report that its buffer is full.
@@ -515,11 +514,8 @@ class WebSocketOutput:
         self._loop.call_soon(self._session.end, unexpected(error, where="the output of a session"))
 
 
-# Encodes the messages of a session as frames of the native protocol.
-
-
 def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:
-    """The bytes of a message, and whether they are a binary frame."""
+    """A message as a frame of the native protocol, and whether that is a binary one."""
     if isinstance(message, OutputChunk):
         if binary_audio and message.modality is OutputModality.AUDIO:
             return encode_output_audio(message), True

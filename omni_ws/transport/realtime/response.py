@@ -1,4 +1,4 @@
-"""Responses of the Realtime API: what they are made of, their turns, and vLLM's dialect."""
+"""Responses and spoken turns as the Realtime API shows them, and vLLM's dialect of it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from omni_ws.wire.realtime_events import Item, base64_field, error_fields, text_
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 
-# RealtimeResponse: renders one answer of the conversation as the events of a response.
-
-
 #: A server event, without its id.
 Event: TypeAlias = dict[str, Any]
 #: Adds an item to the conversation, and returns the id of the one before it.
@@ -56,7 +53,7 @@ class _Output:
 
 
 class RealtimeResponse:
-    """One response, from ``response.created`` to ``response.done``. Its message and its calls are items."""
+    """Renders one answer, from ``response.created`` to ``response.done``. Its message and its calls are items."""
 
     def __init__(
         self,
@@ -274,12 +271,15 @@ class RealtimeResponse:
         }
 
 
-# The spoken turns of a session: each is an item, and the request that its audio became.
+# Spoken turns.
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """What was spoken between ``speech_started`` and ``speech_stopped``, or committed by the client."""
+    """What was spoken between ``speech_started`` and ``speech_stopped``, or committed by the client.
+
+    It is an item, and the request that its audio became.
+    """
 
     item: Item
     #: Whether the request is answered. Otherwise it is transcribed, and the item waits for a response.
@@ -337,20 +337,21 @@ class Turns:
         return any(turn.committed and not turn.answered for turn in self._by_request.values())
 
 
-# VllmDialect: the events of vLLM's ``/v1/realtime``, which transcribes one utterance after the other.
+# The dialect of vLLM.
 
-
-#: The one format of its audio.
-SAMPLE_RATE: Final = 16_000
-_CONFIGURATION: Final = {
+_VLLM_CONFIGURATION: Final = {
     "task": "transcribe",
     "modalities": ["text"],
-    "input_audio": {"format": "pcm16", "sample_rate": SAMPLE_RATE},
+    "input_audio": {"format": "pcm16", "sample_rate": 16_000},  # its one format
     "turn_detection": None,
     "history": False,
 }
 #: The codes of vLLM where they differ.
-_CODES: Final = {"unknown_type": "unknown_event", "invalid_frame": "invalid_json", "invalid_value": "invalid_event"}
+_VLLM_CODES: Final = {
+    "unknown_type": "unknown_event",
+    "invalid_frame": "invalid_json",
+    "invalid_value": "invalid_event",
+}
 
 
 def begins_vllm_dialect(event: Mapping[str, Any]) -> bool:
@@ -366,7 +367,7 @@ def created_fields(session_id: str) -> dict[str, Any]:
 
 
 class VllmDialect:
-    """Takes the place of Commands where a client speaks the dialect.
+    """Takes the place of Commands for clients of vLLM's ``/v1/realtime``, which transcribes utterance after utterance.
 
     An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
     because audio is transcribed as it arrives.
@@ -383,7 +384,7 @@ class VllmDialect:
     def receive(self, event: Mapping[str, Any], *, now: float) -> None:
         """One event of the client, which arrived at the time ``now``. Raises OmniError."""
         if not self._transcribes:  # an engine that cannot refuses each event
-            self._conversation.configure(_CONFIGURATION)
+            self._conversation.configure(_VLLM_CONFIGURATION)
             self._transcribes = True
         match event["type"]:
             case "session.update":
@@ -400,7 +401,7 @@ class VllmDialect:
 
     def _end_utterance(self, now: float) -> None:
         if not self._hears:
-            self.send([_done("", 0, 0)])
+            self.send([_transcription_done("", 0, 0)])
             return
         self._hears = False
         self._conversation.receive_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True), now=now)
@@ -414,14 +415,14 @@ class VllmDialect:
             case FinalChunk(finish_reason=reason, usage=usage):
                 text, self._text = "".join(self._text), []
                 if reason is not FinishReason.ERROR:
-                    yield _done(text, usage.input_tokens, usage.output_tokens)
+                    yield _transcription_done(text, usage.input_tokens, usage.output_tokens)
             case OmniError():
                 self._reported = message
                 yield self.error(message)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
         """vLLM's error event, whose ``error`` is a text."""
-        code = "invalid_audio" if error.param == "audio" else _CODES.get(error.code, error.code)
+        code = "invalid_audio" if error.param == "audio" else _VLLM_CODES.get(error.code, error.code)
         return {"type": "error", "error": error.message, "code": code}
 
     def reported(self, error: OmniError) -> bool:
@@ -432,7 +433,7 @@ class VllmDialect:
         """Release what is held, which is nothing."""
 
 
-def _done(text: str, prompt_tokens: int, completion_tokens: int) -> Event:
+def _transcription_done(text: str, prompt_tokens: int, completion_tokens: int) -> Event:
     usage = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,

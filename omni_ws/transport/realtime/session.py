@@ -1,4 +1,4 @@
-"""The endpoint of OpenAI's Realtime API, and its sessions."""
+"""``/v1/realtime``: the handshake of OpenAI's Realtime API, and the sessions behind it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,6 @@ from omni_ws.transport.realtime.response import Event, VllmDialect, begins_vllm_
 from omni_ws.transport.recording.recordings import recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_fields
-
-# ``/v1/realtime``: the handshake of the Realtime API, and the session behind it.
-
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
@@ -138,8 +135,7 @@ class Realtime(LiveFrontEnd):
         return attachment
 
 
-# RealtimeConnection: a WebSocket of the Realtime API, and the session that it drives.
-
+# A session.
 
 #: Messages of the session that are written in one pass of the event loop.
 WRITE_BATCH_MESSAGES: Final = 128

@@ -1,4 +1,4 @@
-"""Translator: the messages of a conversation as the server events of the Realtime API."""
+"""The messages of a conversation as the server events of the Realtime API, and the items that these are about."""
 
 from __future__ import annotations
 
@@ -261,15 +261,14 @@ class Translator:
         }
 
 
-# ConversationItems: the items of one session, and what of them waits for a response.
-
+# The items.
 
 #: Items that a client may name. The oldest that wait for nothing make room.
 MAX_ITEMS: Final = 1024
 
 
 class ConversationItems:
-    """The items in their order, and the history behind them.
+    """The items of one session in their order, and the history behind them.
 
     An item of a client is in the history from its creation on, as far as it is text. One that no response has answered
     is *pending*: ``take_pending`` takes it out of the history again, and returns it as the input of a request, which

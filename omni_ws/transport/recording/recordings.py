@@ -1,4 +1,4 @@
-"""Recordings of connections and exchanges, as they are sent and received."""
+"""Recordings of what a server sends and receives: HTTP requests, and the messages of WebSockets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 
-# The recordings of a server, as configured.
-
 
 class Recordings:
-    """The recorder of a server, and its recordings of HTTP requests."""
+    """The recordings of a server, as configured: its recorder, and those of HTTP requests."""
 
     def __init__(self, recorder: Recorder, http: HttpRecordings) -> None:
         self.recorder = recorder
@@ -63,8 +61,7 @@ class Recordings:
         await asyncio.to_thread(self.recorder.close)
 
 
-# Recording of HTTP requests, each by itself or with the others of its session.
-
+# HTTP requests.
 
 #: The headers that are recorded: those that the answer depends on. Never a key, a cookie, or an address.
 _HEADERS: Final = (
@@ -75,6 +72,7 @@ _HEADERS: Final = (
     "x-streaming-input",
     "last-event-id",
 )
+#: Requests that are recordings by themselves. Others are recorded with those of their session.
 _SINGLE: Final = frozenset(
     {
         "/v1/chat/completions",
@@ -116,7 +114,7 @@ class HttpRecordings:
         if recording is None:
             return
         connection = recording.connection()
-        connection.requested(request.method, _target(request), _headers(request))
+        connection.requested(request.method, _request_target(request), _headers(request))
         exchange.recording = RecordedExchange(self, connection, session)
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
@@ -209,7 +207,7 @@ class RecordedExchange:
             self._connection.recording.finish()
 
 
-def _target(request: HttpRequest) -> str:
+def _request_target(request: HttpRequest) -> str:
     return request.target if request.target.startswith("/") else request.path
 
 
@@ -217,10 +215,7 @@ def _headers(request: HttpRequest) -> dict[str, str]:
     return {name: value for name in _HEADERS if (value := request.headers.get(name)) is not None}
 
 
-# A WebSocket connection whose messages are recorded.
-#
-# ``recorded`` wraps a connection for the session behind it. Messages are recorded as they arrive, before the session
-# receives them, and as they are sent. Where nothing is recorded, nothing is wrapped, and nothing costs anything.
+# WebSockets.
 
 
 class MessageReceiver(Protocol):
@@ -255,16 +250,17 @@ _Connection = TypeVar("_Connection", bound=MessageConnection)
 def recorded(
     connection: _Connection, recording: SessionRecording | None, *, last_output: int | None = None
 ) -> _Connection:
-    """The connection as its session is to use it; itself where ``recording`` is None.
+    """The connection as its session is to use it; itself where ``recording`` is None, which costs nothing.
 
-    ``last_output`` is the one with which a client resumes its session.
+    Messages are recorded as they arrive, before the session receives them, and as they are sent. ``last_output`` is the
+    one with which a client resumes its session.
     """
     if recording is None:
         return connection
     assert connection.request is not None
     written = recording.connection()
     written.opened(
-        _recorded_connection_target(connection.request.path),
+        _handshake_target(connection.request.path),
         subprotocol=connection.subprotocol,
         last_output=last_output,
     )
@@ -320,7 +316,7 @@ class _RecordedReceiver:
         self._receive_message(data, is_text=is_text)
 
 
-def _recorded_connection_target(target: str) -> str:
+def _handshake_target(target: str) -> str:
     """The target of a handshake, without the token and the other fields by which a client resumes its session."""
     path, _, query = target.partition("?")
     fields = [(name, value) for name, value in parse_qsl(query) if name == "session_id"]

@@ -1,4 +1,8 @@
-"""AudioSocket: calls of Asterisk over TCP."""
+"""Calls of Asterisk over its AudioSocket: a TCP port of its own.
+
+A message is a frame: a byte for its kind, two for the length of its payload, the high one first, and the payload. The
+first frame holds the UUID that the dialplan gave the call.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,9 @@ from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
 from omni_ws.wire.server_frames import SpeechStartedFrame
 
-# Telephone calls from Asterisk, over its AudioSocket: a TCP port of its own.
-
-
 logger = logging.getLogger(__name__)
 
-_AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000}
+_AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000}
 
 
 class AudioSocketCalls(LiveFrontEnd):
@@ -115,7 +116,7 @@ class AudioSocketCalls(LiveFrontEnd):
         fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
         given = {name: text for name, text in fields.items() if text is not None}
         try:
-            session.conversation.configure(call_configuration(_AUDIO, **given))
+            session.conversation.configure(call_configuration(_AUDIO_FORMAT, **given))
         except OmniError:
             session.end(None)
             raise
@@ -143,8 +144,7 @@ class AudioSocketCalls(LiveFrontEnd):
             link.refuse(error)
 
 
-# AudioSocketCall: a call from Asterisk over AudioSocket.
-
+# A call.
 
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 
@@ -211,11 +211,7 @@ class AudioSocketCall(PhoneCall):
         self._check_silent()
 
 
-# AudioSocketLink: the TCP connection of a call from Asterisk, in the place of a WebSocket.
-#
-# A message is a frame of AudioSocket: a byte for its kind, two for the length of its payload, the high one first, and
-# the payload. The first frame holds the UUID that the dialplan gave the call.
-
+# The connection and its frames.
 
 HANG_UP: Final = 0x00
 IDENTIFIER: Final = 0x01
@@ -241,7 +237,9 @@ def encode_frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 class AudioSocketLink(asyncio.Protocol):
-    """Gives whole frames to its receiver; see SoleLink. Frames of unknown kinds are passed over.
+    """A TCP connection in the place of a WebSocket: gives whole frames to its receiver; see SoleLink.
+
+    Frames of unknown kinds are passed over.
 
     ``accepted`` is called once it is connected. There is nothing to ping: the kernel notices dead networks.
     """
@@ -485,13 +483,11 @@ class AudioSocketLink(asyncio.Protocol):
             self._receiver.receive_message(frame, is_text=False)
 
 
-# PacedPlayout: the answers of a call, 20 ms at a time, as fast as they are heard.
-
+# What the caller hears.
 
 #: pcm16 at 8 kHz has 16 bytes a millisecond.
 BYTES_PER_MS: Final = 16
 FRAME_SEC: Final = 0.02
-#: 20 ms.
 FRAME_BYTES: Final = 20 * BYTES_PER_MS
 #: With more audio than this in it, a playout takes no more: 2 s. One output may go beyond.
 ROOM_BYTES: Final = 2000 * BYTES_PER_MS
@@ -500,7 +496,7 @@ MAX_LATE_SEC: Final = 0.1
 
 
 @dataclass(slots=True)
-class _WaitingAnswer:
+class _Answer:
     """An answer until its last frame was heard, with the audio that was not sent yet."""
 
     request_id: str
@@ -511,7 +507,7 @@ class _WaitingAnswer:
 
 
 class PacedPlayout:
-    """Sends what there is to say, and nothing in between: the other side takes pauses for silence.
+    """Sends answers, 20 ms at a time, as fast as they are heard, and nothing in between: that is silence.
 
     ``send`` is called with each frame of pcm16, and returns whether more may be sent; if not, ``resume`` goes on.
     ``report`` is called with what was played: the request, and milliseconds on its time line.
@@ -525,7 +521,7 @@ class PacedPlayout:
         self._report = report
         self._progressed = progressed
         self._loop = asyncio.get_running_loop()
-        self._answers: deque[_WaitingAnswer] = deque()
+        self._answers: deque[_Answer] = deque()
         self._waiting = 0
         self._held = False
         #: When the next frame is due. It is never before the last one was heard.
@@ -578,7 +574,7 @@ class PacedPlayout:
         if not self._answers or self._answers[-1].request_id != chunk.request_id:
             if self._answers:
                 self._answers[-1].ended = True
-            self._answers.append(_WaitingAnswer(chunk.request_id))
+            self._answers.append(_Answer(chunk.request_id))
         self._answers[-1].audio += chunk.payload
         self._waiting += len(chunk.payload)
         self._arm()
@@ -608,7 +604,7 @@ class PacedPlayout:
         self._arm()
         self._progressed()
 
-    def _send_frame(self, answer: _WaitingAnswer) -> None:
+    def _send_frame(self, answer: _Answer) -> None:
         frame = bytes(answer.audio[:FRAME_BYTES])
         del answer.audio[:FRAME_BYTES]
         self._waiting -= len(frame)

@@ -1,4 +1,4 @@
-"""PhoneCall: what calls share, whatever carries them."""
+"""Telephone calls: what they share, whatever carries them, and the keys that callers press."""
 
 from __future__ import annotations
 
@@ -159,10 +159,9 @@ class PhoneCall(SoleConnection):
             self._silent.clear()
 
 
-# PressedKeys: the keys that a caller presses, until they are complete.
+# The keys of a telephone.
 
-
-#: The keys of a telephone (RFC 4733, 3.2).
+#: RFC 4733, 3.2.
 KEYS: Final = frozenset("0123456789*#ABCD")
 #: The key that completes an entry.
 END: Final = "#"

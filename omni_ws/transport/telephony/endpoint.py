@@ -1,4 +1,9 @@
-"""Calls whose audio a telephony provider streams over a WebSocket."""
+"""``/v1/telephony/media-stream``: calls over the media stream of a telephony gateway.
+
+Messages are those that Twilio documents for bidirectional streams. Each is a JSON object in a text frame, and ``event``
+names its kind. Unknown fields are ignored. Numbers may be strings, as Twilio sends them. Audio is µ-law at 8 kHz
+(G.711), mono, in base64.
+"""
 
 from __future__ import annotations
 
@@ -41,433 +46,6 @@ from omni_ws.transport.recording.recordings import recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
 from omni_ws.wire.server_frames import SpeechStartedFrame
 
-# StreamCall: a call over the media stream of a telephony gateway.
-
-
-def close_code(error: OmniError) -> int:
-    """The code that a stream is closed with. A gateway reads no error messages, so every refusal closes the stream."""
-    match error:
-        case InvalidFrame():
-            return CloseCode.INVALID_DATA
-        case UnsupportedFormat():
-            return CloseCode.UNSUPPORTED_DATA
-        case InvalidRequest() | Refused():
-            return CloseCode.POLICY_VIOLATION
-    return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
-
-
-class StreamCall(PhoneCall):
-    """One call: media in, the answers' media, marks and clears out. The call ends with ``stop``, too."""
-
-    def __init__(
-        self, connection: StreamConnection, session: LiveSession, stream_sid: str, *, keep_alive: KeepAliveSettings
-    ) -> None:
-        super().__init__(connection, session, keep_alive=keep_alive)
-        self._playout = Playout(stream_sid, self._report)
-        self._last_chunk = -1
-
-    def _close_code(self, error: OmniError) -> int:
-        return close_code(error)
-
-    @property
-    def _unplayed(self) -> bool:
-        return self._playout.unplayed
-
-    # input
-
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        try:
-            message = decode_stream_message(data, is_text=is_text)
-            if isinstance(message, MarkMessage):  # also while the session ends, which waits for the last one
-                self._playout.mark_returned(message.mark.name)
-                self._check_silent()
-                return
-            if not self._listening:
-                return
-            match message:
-                case MediaMessage(media=media):
-                    self._receive_media(media)
-                case StopMessage():
-                    self._session.end(None)
-                case DtmfMessage(dtmf=key):
-                    self._press(key.digit)
-                case _:
-                    raise InvalidValue("the stream has already started", param="event")
-        except OmniError as error:
-            self._session.end(error)
-        except Exception as error:
-            self._session.end(unexpected(error, where="the input of a call"))
-
-    def _receive_media(self, media: MediaFields) -> None:
-        if media.track != INBOUND:
-            return
-        if media.chunk is not None:
-            if media.chunk <= self._last_chunk:
-                raise InvalidValue("media.chunk must increase", param="media.chunk")
-            self._last_chunk = media.chunk
-        self._hear(media.payload, media.timestamp)
-
-    # output
-
-    def _clear(self) -> None:
-        for data in self._playout.clear():
-            self._connection.write_message(data, is_text=True)
-
-    def _flush(self) -> None:
-        """Send what the outbox holds, for as long as the socket takes it."""
-        self._flush_scheduled = False
-        connection = self._connection
-        while connection.is_open and not connection.paused and (message := self._outbox.take()) is not None:
-            for data in self._playout.render(message):
-                connection.write_message(data, is_text=True)
-        self._check_silent()
-
-
-# StreamOpening: the connection of a media stream until its ``start`` message.
-
-
-class StreamOpening:
-    """Receives ``connected`` and ``start``, and pauses the connection there; see FrameReceiver."""
-
-    def __init__(self, connection: StreamConnection) -> None:
-        self._connection = connection
-        self._started: asyncio.Future[StreamStart | None] = asyncio.get_running_loop().create_future()
-        self._connected = False
-        self._abandoned = False
-        #: Messages behind ``start`` that were parsed in the same pass. They belong to the call.
-        self.behind: list[tuple[bytes, bool]] = []
-
-    async def wait(self, timeout: float) -> StreamStart | None:
-        """Waits for ``start``; None when the peer disconnects first.
-
-        Raises what is wrong with the messages, SessionTimeout after ``timeout`` seconds, and what ``refuse`` is given.
-        """
-        self._connection.attach(self)
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._started
-        except TimeoutError:
-            raise SessionTimeout(f"no start message within {timeout:g} seconds") from None
-
-    def refuse(self, error: OmniError) -> None:
-        """Make ``wait`` raise ``error``."""
-        self._abandoned = True
-        if not self._started.done():
-            self._started.set_exception(error)
-
-    async def close(self, code: int, reason: str) -> None:
-        """Close the connection instead of starting a call."""
-        self._abandoned = True
-        self._connection.ignore_messages()
-        self._connection.resume_reading(Pause.SESSION)  # to receive the peer's closing frame
-        await self._connection.close_in_time(code, reason)
-
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        if self._abandoned:
-            return
-        if self._started.done():
-            self.behind.append((bytes(data), is_text))
-            return
-        try:
-            match decode_stream_message(data, is_text=is_text):
-                case ConnectedMessage() if not self._connected:
-                    self._connected = True
-                case StartMessage(start=start):
-                    check_start(start)
-                    self._connection.pause_reading(Pause.SESSION)
-                    self._started.set_result(start)
-                case _:
-                    raise InvalidValue("the first messages must be connected and start", param="event")
-        except OmniError as error:
-            self.refuse(error)
-
-    def input_refused(self, error: OmniError) -> None:
-        self.refuse(error)
-
-    def connection_closing(self) -> None:
-        if not self._started.done():
-            self._started.set_result(None)
-
-    def receive_pong(self, data: bytes) -> None:
-        pass
-
-    def resume_output(self) -> None:
-        pass
-
-    def reading_changed(self) -> None:
-        pass
-
-
-# Playout: renders the answers of a call as media, marks and clears, and follows what the caller has heard.
-
-
-#: µ-law has one byte a sample: 8 bytes a millisecond.
-BYTES_PER_MS: Final = 8
-#: The packet of the telephone network, 20 ms. Every media message holds whole ones.
-FRAME_BYTES: Final = 20 * BYTES_PER_MS
-#: The longest media message, and the audio between two marks: 200 ms.
-PIECE_BYTES: Final = 10 * FRAME_BYTES
-#: The silence that completes the last packet of an answer.
-SILENCE: Final = b"\xff"
-#: Marks that are remembered, of a gateway that returns none.
-MAX_MARKS: Final = 256
-
-
-@dataclass(slots=True)
-class _PlayedAnswer:
-    """The answer that is being sent. Positions are bytes on its time line."""
-
-    request_id: str
-    #: The beginning of the next packet.
-    rest: bytearray = field(default_factory=bytearray)
-    sent: int = 0
-    #: Position of the last mark.
-    marked: int = 0
-
-
-class Playout:
-    """Turns the messages of one outbox into those of the stream. Has no socket and no clock.
-
-    A mark goes out before the first audio of an answer, after every 200 ms of it, and after its end. When it returns,
-    ``report`` is called with what was played: the request, and milliseconds on its time line.
-    Marks that return after a ``clear`` were not played, and are ignored.
-    """
-
-    def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
-        self._stream_sid = stream_sid
-        self._report = report
-        self._answer: _PlayedAnswer | None = None
-        #: Marks that have not returned, oldest first, with what they report.
-        self._marks: dict[str, tuple[str, float]] = {}
-
-    @property
-    def unplayed(self) -> bool:
-        """Whether the gateway may still be playing."""
-        answer = self._answer
-        return bool(self._marks) or (answer is not None and answer.sent > answer.marked)
-
-    def render(self, message: ServerMessage) -> list[bytes]:
-        """The stream's messages for one of the session's: none for text, transcripts and errors."""
-        match message:
-            case OutputChunk(modality=OutputModality.AUDIO):
-                return self._send_audio(message)
-            case FinalChunk():
-                return self._finish(message)
-            case SpeechStartedFrame():  # the caller interrupts
-                return self.clear()
-        return []
-
-    def mark_returned(self, name: str) -> None:
-        """The gateway has returned a mark. Unknown names are ignored."""
-        if name not in self._marks:
-            return
-        while self._marks:
-            earlier = next(iter(self._marks))
-            request_id, played_ms = self._marks.pop(earlier)
-            if earlier == name:
-                self._report(request_id, played_ms)
-                return
-
-    def _send_audio(self, chunk: OutputChunk) -> list[bytes]:
-        messages = []
-        answer = self._answer
-        if answer is None or answer.request_id != chunk.request_id:
-            answer = self._answer = _PlayedAnswer(chunk.request_id)
-            messages.append(self._mark(answer))
-        answer.rest += chunk.payload
-        while size := min(len(answer.rest) // FRAME_BYTES * FRAME_BYTES, PIECE_BYTES):
-            messages.append(encode_media(self._stream_sid, bytes(answer.rest[:size])))
-            del answer.rest[:size]
-            answer.sent += size
-            if answer.sent - answer.marked >= PIECE_BYTES:
-                messages.append(self._mark(answer))
-        return messages
-
-    def _finish(self, final: FinalChunk) -> list[bytes]:
-        answer = self._answer
-        if answer is None or answer.request_id != final.request_id:
-            return []
-        if final.finish_reason is FinishReason.CANCELLED:
-            return self.clear()
-        messages = []
-        if answer.rest:
-            messages.append(encode_media(self._stream_sid, bytes(answer.rest.ljust(FRAME_BYTES, SILENCE))))
-            answer.sent += len(answer.rest)
-        messages.append(self._mark(answer, name="end"))
-        self._answer = None
-        return messages
-
-    def clear(self) -> list[bytes]:
-        """What is not played is not to be heard any more. Returns nothing where everything was played."""
-        unplayed, self._answer = self.unplayed, None
-        self._marks.clear()
-        return [encode_clear(self._stream_sid)] if unplayed else []
-
-    def _mark(self, answer: _PlayedAnswer, *, name: str | None = None) -> bytes:
-        answer.marked = answer.sent
-        position_ms = answer.sent / BYTES_PER_MS
-        name = f"{answer.request_id}:{name or round(position_ms)}"
-        self._marks[name] = (answer.request_id, position_ms)
-        if len(self._marks) > MAX_MARKS:
-            del self._marks[next(iter(self._marks))]
-        return encode_mark(self._stream_sid, name)
-
-
-# The messages of a media stream, in the format that Twilio documents for bidirectional streams.
-#
-# Every message is a JSON object in a text frame, and ``event`` names its kind. Unknown fields are ignored. Numbers may
-# be strings, as Twilio sends them. Audio is µ-law at 8 kHz (G.711), mono, in base64.
-
-
-ENCODING: Final = "audio/x-mulaw"
-SAMPLE_RATE: Final = 8000
-INBOUND: Final = "inbound"
-#: It is kept for the length of the call, and repeated in each message of it.
-MAX_STREAM_SID: Final = 256
-
-
-class _Event(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel"):
-    pass
-
-
-class ConnectedMessage(_Event, frozen=True, kw_only=True, tag="connected"):
-    """The first message."""
-
-    protocol: str = ""
-    version: str = ""
-
-
-class MediaFormat(Struct, frozen=True, kw_only=True, rename="camel"):
-    encoding: str
-    sample_rate: int
-    channels: int = 1
-
-
-class StreamStart(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a stream is: the call that it belongs to, and the parameters that the call's script set for it."""
-
-    stream_sid: str
-    media_format: MediaFormat
-    call_sid: str = ""
-    account_sid: str = ""
-    tracks: tuple[str, ...] = (INBOUND,)
-    custom_parameters: dict[str, str] = {}
-
-
-class StartMessage(_Event, frozen=True, kw_only=True, tag="start"):
-    """The second message: audio follows."""
-
-    start: StreamStart
-
-
-class MediaFields(Struct, frozen=True, kw_only=True, rename="camel"):
-    payload: bytes
-    track: str = INBOUND
-    #: Counts the messages of the track.
-    chunk: int | None = None
-    #: Milliseconds since the start of the stream.
-    timestamp: int | None = None
-
-
-class MediaMessage(_Event, frozen=True, kw_only=True, tag="media"):
-    """A piece of audio, 20 ms as a rule."""
-
-    media: MediaFields
-
-
-class PressedKey(Struct, frozen=True, kw_only=True):
-    digit: str = ""
-
-
-class DtmfMessage(_Event, frozen=True, kw_only=True, tag="dtmf"):
-    """A key was pressed."""
-
-    dtmf: PressedKey = PressedKey()
-
-
-class MarkName(Struct, frozen=True, kw_only=True):
-    name: str
-
-
-class MarkMessage(_Event, frozen=True, kw_only=True, tag="mark"):
-    """The audio before the mark of this name was played, or was dropped by a ``clear``."""
-
-    mark: MarkName
-
-
-class StopMessage(_Event, frozen=True, kw_only=True, tag="stop"):
-    """The call has ended."""
-
-
-StreamMessage: TypeAlias = ConnectedMessage | StartMessage | MediaMessage | DtmfMessage | MarkMessage | StopMessage
-
-_decoder: Final = msgspec.json.Decoder(StreamMessage, strict=False)
-
-
-def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool) -> StreamMessage:
-    """Raises UnsupportedFormat for a binary message, InvalidFrame for what is not JSON, and InvalidValue for an unknown
-    event, a missing field, or a payload that is not base64."""
-    if not is_text:
-        raise UnsupportedFormat("messages must be JSON text frames")
-    try:
-        check_values(data)
-        message: StreamMessage = _decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise InvalidValue(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidFrame("a message is not valid JSON") from None
-    return message
-
-
-def check_start(start: StreamStart) -> None:
-    """Raises UnsupportedFormat for other audio than µ-law, and InvalidValue for a stream without the caller's track."""
-    audio = start.media_format
-    if (audio.encoding, audio.sample_rate, audio.channels) != (ENCODING, SAMPLE_RATE, 1):
-        raise UnsupportedFormat(f"media must be {ENCODING} at {SAMPLE_RATE} Hz with one channel")
-    if len(start.stream_sid) > MAX_STREAM_SID:
-        raise InvalidValue(f"streamSid has at most {MAX_STREAM_SID} characters", param="start.streamSid")
-    if INBOUND not in start.tracks:
-        raise InvalidValue(f"the stream has no {INBOUND} track", param="start.tracks")
-
-
-class _Sent(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel"):
-    stream_sid: str
-
-
-class _SentPayload(Struct, frozen=True):
-    payload: bytes
-
-
-class _SentMedia(_Sent, frozen=True, kw_only=True, tag="media"):
-    media: _SentPayload
-
-
-class _SentMark(_Sent, frozen=True, kw_only=True, tag="mark"):
-    mark: MarkName
-
-
-class _SentClear(_Sent, frozen=True, kw_only=True, tag="clear"):
-    pass
-
-
-def encode_media(stream_sid: str, payload: bytes) -> bytes:
-    """Encode audio that the gateway appends to what it plays."""
-    return msgspec.json.encode(_SentMedia(stream_sid=stream_sid, media=_SentPayload(payload)))
-
-
-def encode_mark(stream_sid: str, name: str) -> bytes:
-    """Encode a mark, which the gateway returns once it has played everything before it."""
-    return msgspec.json.encode(_SentMark(stream_sid=stream_sid, mark=MarkName(name=name)))
-
-
-def encode_clear(stream_sid: str) -> bytes:
-    """Encode the command that drops everything that is not played. The marks in it are returned at once."""
-    return msgspec.json.encode(_SentClear(stream_sid=stream_sid))
-
-
-# ``/v1/telephony/media-stream``: telephone calls, over the media stream of a gateway.
-
-
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
 #: A message of 20 ms of audio has some 300 bytes.
 MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -475,7 +53,9 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024
 KEY_PARAMETER: Final = "api_key"
 SESSION_PARAMETERS: Final = ("voice", "instructions", "greeting")
 
-_AUDIO: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPLE_RATE}
+ENCODING: Final = "audio/x-mulaw"
+SAMPLE_RATE: Final = 8000
+_AUDIO_FORMAT: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPLE_RATE}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -562,7 +142,7 @@ class TelephonyStreams(LiveFrontEnd):
         try:
             given = start.custom_parameters
             fields = {name: given[name] for name in SESSION_PARAMETERS if name in given}
-            session.conversation.configure(call_configuration(_AUDIO, **fields))
+            session.conversation.configure(call_configuration(_AUDIO_FORMAT, **fields))
         except OmniError:
             session.end(None)
             raise
@@ -592,3 +172,419 @@ class TelephonyStreams(LiveFrontEnd):
     def _refuse_openings(self, error: OmniError) -> None:
         for opening in self._openings:
             opening.refuse(error)
+
+
+def close_code(error: OmniError) -> int:
+    """The code that a stream is closed with. A gateway reads no error messages, so every refusal closes the stream."""
+    match error:
+        case InvalidFrame():
+            return CloseCode.INVALID_DATA
+        case UnsupportedFormat():
+            return CloseCode.UNSUPPORTED_DATA
+        case InvalidRequest() | Refused():
+            return CloseCode.POLICY_VIOLATION
+    return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
+
+
+# Before and during a call.
+
+
+class StreamOpening:
+    """A connection until its stream starts: receives ``connected`` and ``start``, and pauses. See FrameReceiver."""
+
+    def __init__(self, connection: StreamConnection) -> None:
+        self._connection = connection
+        self._started: asyncio.Future[StreamStart | None] = asyncio.get_running_loop().create_future()
+        self._connected = False
+        self._abandoned = False
+        #: Messages behind ``start`` that were parsed in the same pass. They belong to the call.
+        self.behind: list[tuple[bytes, bool]] = []
+
+    async def wait(self, timeout: float) -> StreamStart | None:
+        """Waits for ``start``; None when the peer disconnects first.
+
+        Raises what is wrong with the messages, SessionTimeout after ``timeout`` seconds, and what ``refuse`` is given.
+        """
+        self._connection.attach(self)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._started
+        except TimeoutError:
+            raise SessionTimeout(f"no start message within {timeout:g} seconds") from None
+
+    def refuse(self, error: OmniError) -> None:
+        """Make ``wait`` raise ``error``."""
+        self._abandoned = True
+        if not self._started.done():
+            self._started.set_exception(error)
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close the connection instead of starting a call."""
+        self._abandoned = True
+        self._connection.ignore_messages()
+        self._connection.resume_reading(Pause.SESSION)  # to receive the peer's closing frame
+        await self._connection.close_in_time(code, reason)
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        if self._abandoned:
+            return
+        if self._started.done():
+            self.behind.append((bytes(data), is_text))
+            return
+        try:
+            match decode_stream_message(data, is_text=is_text):
+                case ConnectedMessage() if not self._connected:
+                    self._connected = True
+                case StartMessage(start=start):
+                    check_start(start)
+                    self._connection.pause_reading(Pause.SESSION)
+                    self._started.set_result(start)
+                case _:
+                    raise InvalidValue("the first messages must be connected and start", param="event")
+        except OmniError as error:
+            self.refuse(error)
+
+    def input_refused(self, error: OmniError) -> None:
+        self.refuse(error)
+
+    def connection_closing(self) -> None:
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def receive_pong(self, data: bytes) -> None:
+        pass
+
+    def resume_output(self) -> None:
+        pass
+
+    def reading_changed(self) -> None:
+        pass
+
+
+class StreamCall(PhoneCall):
+    """One call: media in, the answers' media, marks and clears out. The call ends with ``stop``, too."""
+
+    def __init__(
+        self, connection: StreamConnection, session: LiveSession, stream_sid: str, *, keep_alive: KeepAliveSettings
+    ) -> None:
+        super().__init__(connection, session, keep_alive=keep_alive)
+        self._playout = Playout(stream_sid, self._report)
+        self._last_chunk = -1
+
+    def _close_code(self, error: OmniError) -> int:
+        return close_code(error)
+
+    @property
+    def _unplayed(self) -> bool:
+        return self._playout.unplayed
+
+    # input
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        try:
+            message = decode_stream_message(data, is_text=is_text)
+            if isinstance(message, MarkMessage):  # also while the session ends, which waits for the last one
+                self._playout.mark_returned(message.mark.name)
+                self._check_silent()
+                return
+            if not self._listening:
+                return
+            match message:
+                case MediaMessage(media=media):
+                    self._receive_media(media)
+                case StopMessage():
+                    self._session.end(None)
+                case DtmfMessage(dtmf=key):
+                    self._press(key.digit)
+                case _:
+                    raise InvalidValue("the stream has already started", param="event")
+        except OmniError as error:
+            self._session.end(error)
+        except Exception as error:
+            self._session.end(unexpected(error, where="the input of a call"))
+
+    def _receive_media(self, media: MediaFields) -> None:
+        if media.track != INBOUND:
+            return
+        if media.chunk is not None:
+            if media.chunk <= self._last_chunk:
+                raise InvalidValue("media.chunk must increase", param="media.chunk")
+            self._last_chunk = media.chunk
+        self._hear(media.payload, media.timestamp)
+
+    # output
+
+    def _clear(self) -> None:
+        for data in self._playout.clear():
+            self._connection.write_message(data, is_text=True)
+
+    def _flush(self) -> None:
+        """Send what the outbox holds, for as long as the socket takes it."""
+        self._flush_scheduled = False
+        connection = self._connection
+        while connection.is_open and not connection.paused and (message := self._outbox.take()) is not None:
+            for data in self._playout.render(message):
+                connection.write_message(data, is_text=True)
+        self._check_silent()
+
+
+# What the caller hears.
+
+#: µ-law has one byte a sample: 8 bytes a millisecond.
+BYTES_PER_MS: Final = 8
+#: The packet of the telephone network, 20 ms. Every media message holds whole ones.
+FRAME_BYTES: Final = 20 * BYTES_PER_MS
+#: The longest media message, and the audio between two marks: 200 ms.
+PIECE_BYTES: Final = 10 * FRAME_BYTES
+#: The silence that completes the last packet of an answer.
+SILENCE: Final = b"\xff"
+#: Marks that are remembered, of a gateway that returns none.
+MAX_MARKS: Final = 256
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The answer that is being sent. Positions are bytes on its time line."""
+
+    request_id: str
+    #: The beginning of the next packet.
+    rest: bytearray = field(default_factory=bytearray)
+    sent: int = 0
+    #: Position of the last mark.
+    marked: int = 0
+
+
+class Playout:
+    """Renders answers as media, marks and clears, and follows what the caller has heard. Has no socket and no clock.
+
+    A mark goes out before the first audio of an answer, after every 200 ms of it, and after its end. When it returns,
+    ``report`` is called with what was played: the request, and milliseconds on its time line.
+    Marks that return after a ``clear`` were not played, and are ignored.
+    """
+
+    def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
+        self._stream_sid = stream_sid
+        self._report = report
+        self._answer: _Answer | None = None
+        #: Marks that have not returned, oldest first, with what they report.
+        self._marks: dict[str, tuple[str, float]] = {}
+
+    @property
+    def unplayed(self) -> bool:
+        """Whether the gateway may still be playing."""
+        answer = self._answer
+        return bool(self._marks) or (answer is not None and answer.sent > answer.marked)
+
+    def render(self, message: ServerMessage) -> list[bytes]:
+        """The stream's messages for one of the session's: none for text, transcripts and errors."""
+        match message:
+            case OutputChunk(modality=OutputModality.AUDIO):
+                return self._send_audio(message)
+            case FinalChunk():
+                return self._finish(message)
+            case SpeechStartedFrame():  # the caller interrupts
+                return self.clear()
+        return []
+
+    def mark_returned(self, name: str) -> None:
+        """The gateway has returned a mark. Unknown names are ignored."""
+        if name not in self._marks:
+            return
+        while self._marks:
+            earlier = next(iter(self._marks))
+            request_id, played_ms = self._marks.pop(earlier)
+            if earlier == name:
+                self._report(request_id, played_ms)
+                return
+
+    def _send_audio(self, chunk: OutputChunk) -> list[bytes]:
+        messages = []
+        answer = self._answer
+        if answer is None or answer.request_id != chunk.request_id:
+            answer = self._answer = _Answer(chunk.request_id)
+            messages.append(self._mark(answer))
+        answer.rest += chunk.payload
+        while size := min(len(answer.rest) // FRAME_BYTES * FRAME_BYTES, PIECE_BYTES):
+            messages.append(encode_media(self._stream_sid, bytes(answer.rest[:size])))
+            del answer.rest[:size]
+            answer.sent += size
+            if answer.sent - answer.marked >= PIECE_BYTES:
+                messages.append(self._mark(answer))
+        return messages
+
+    def _finish(self, final: FinalChunk) -> list[bytes]:
+        answer = self._answer
+        if answer is None or answer.request_id != final.request_id:
+            return []
+        if final.finish_reason is FinishReason.CANCELLED:
+            return self.clear()
+        messages = []
+        if answer.rest:
+            messages.append(encode_media(self._stream_sid, bytes(answer.rest.ljust(FRAME_BYTES, SILENCE))))
+            answer.sent += len(answer.rest)
+        messages.append(self._mark(answer, name="end"))
+        self._answer = None
+        return messages
+
+    def clear(self) -> list[bytes]:
+        """What is not played is not to be heard any more. Returns nothing where everything was played."""
+        unplayed, self._answer = self.unplayed, None
+        self._marks.clear()
+        return [encode_clear(self._stream_sid)] if unplayed else []
+
+    def _mark(self, answer: _Answer, *, name: str | None = None) -> bytes:
+        answer.marked = answer.sent
+        position_ms = answer.sent / BYTES_PER_MS
+        name = f"{answer.request_id}:{name or round(position_ms)}"
+        self._marks[name] = (answer.request_id, position_ms)
+        if len(self._marks) > MAX_MARKS:
+            del self._marks[next(iter(self._marks))]
+        return encode_mark(self._stream_sid, name)
+
+
+# The messages of a gateway.
+
+INBOUND: Final = "inbound"
+#: It is kept for the length of the call, and repeated in each message of it.
+MAX_STREAM_SID: Final = 256
+
+
+class _Event(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel"):
+    pass
+
+
+class ConnectedMessage(_Event, frozen=True, kw_only=True, tag="connected"):
+    """The first message."""
+
+    protocol: str = ""
+    version: str = ""
+
+
+class MediaFormat(Struct, frozen=True, kw_only=True, rename="camel"):
+    encoding: str
+    sample_rate: int
+    channels: int = 1
+
+
+class StreamStart(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a stream is: the call that it belongs to, and the parameters that the call's script set for it."""
+
+    stream_sid: str
+    media_format: MediaFormat
+    call_sid: str = ""
+    account_sid: str = ""
+    tracks: tuple[str, ...] = (INBOUND,)
+    custom_parameters: dict[str, str] = {}
+
+
+class StartMessage(_Event, frozen=True, kw_only=True, tag="start"):
+    """The second message: audio follows."""
+
+    start: StreamStart
+
+
+class MediaFields(Struct, frozen=True, kw_only=True, rename="camel"):
+    payload: bytes
+    track: str = INBOUND
+    #: Counts the messages of the track.
+    chunk: int | None = None
+    #: Milliseconds since the start of the stream.
+    timestamp: int | None = None
+
+
+class MediaMessage(_Event, frozen=True, kw_only=True, tag="media"):
+    """A piece of audio, 20 ms as a rule."""
+
+    media: MediaFields
+
+
+class PressedKey(Struct, frozen=True, kw_only=True):
+    digit: str = ""
+
+
+class DtmfMessage(_Event, frozen=True, kw_only=True, tag="dtmf"):
+    """A key was pressed."""
+
+    dtmf: PressedKey = PressedKey()
+
+
+class MarkName(Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class MarkMessage(_Event, frozen=True, kw_only=True, tag="mark"):
+    """The audio before the mark of this name was played, or was dropped by a ``clear``."""
+
+    mark: MarkName
+
+
+class StopMessage(_Event, frozen=True, kw_only=True, tag="stop"):
+    """The call has ended."""
+
+
+StreamMessage: TypeAlias = ConnectedMessage | StartMessage | MediaMessage | DtmfMessage | MarkMessage | StopMessage
+_decoder: Final = msgspec.json.Decoder(StreamMessage, strict=False)
+
+
+def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool) -> StreamMessage:
+    """Raises UnsupportedFormat for a binary message, InvalidFrame for what is not JSON, and InvalidValue for an unknown
+    event, a missing field, or a payload that is not base64."""
+    if not is_text:
+        raise UnsupportedFormat("messages must be JSON text frames")
+    try:
+        check_values(data)
+        message: StreamMessage = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidFrame("a message is not valid JSON") from None
+    return message
+
+
+def check_start(start: StreamStart) -> None:
+    """Raises UnsupportedFormat for other audio than µ-law, and InvalidValue for a stream without the caller's track."""
+    audio = start.media_format
+    if (audio.encoding, audio.sample_rate, audio.channels) != (ENCODING, SAMPLE_RATE, 1):
+        raise UnsupportedFormat(f"media must be {ENCODING} at {SAMPLE_RATE} Hz with one channel")
+    if len(start.stream_sid) > MAX_STREAM_SID:
+        raise InvalidValue(f"streamSid has at most {MAX_STREAM_SID} characters", param="start.streamSid")
+    if INBOUND not in start.tracks:
+        raise InvalidValue(f"the stream has no {INBOUND} track", param="start.tracks")
+
+
+# The messages of the server.
+
+
+class _Sent(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel"):
+    stream_sid: str
+
+
+class _SentPayload(Struct, frozen=True):
+    payload: bytes
+
+
+class _SentMedia(_Sent, frozen=True, kw_only=True, tag="media"):
+    media: _SentPayload
+
+
+class _SentMark(_Sent, frozen=True, kw_only=True, tag="mark"):
+    mark: MarkName
+
+
+class _SentClear(_Sent, frozen=True, kw_only=True, tag="clear"):
+    pass
+
+
+def encode_media(stream_sid: str, payload: bytes) -> bytes:
+    """Encode audio that the gateway appends to what it plays."""
+    return msgspec.json.encode(_SentMedia(stream_sid=stream_sid, media=_SentPayload(payload)))
+
+
+def encode_mark(stream_sid: str, name: str) -> bytes:
+    """Encode a mark, which the gateway returns once it has played everything before it."""
+    return msgspec.json.encode(_SentMark(stream_sid=stream_sid, mark=MarkName(name=name)))
+
+
+def encode_clear(stream_sid: str) -> bytes:
+    """Encode the command that drops everything that is not played. The marks in it are returned at once."""
+    return msgspec.json.encode(_SentClear(stream_sid=stream_sid))

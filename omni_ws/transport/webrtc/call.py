@@ -1,4 +1,4 @@
-"""Calls over WebRTC: negotiation, data channel, microphone and speaker."""
+"""A call over WebRTC: its offer and answer, its data channel, and its tracks. Loads aiortc, which takes its time."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.session import RealtimeConnection
 
-# RealtimeCall: a session of the Realtime API whose speech goes by tracks, and whose events by a data channel.
-
+logger = logging.getLogger(__name__)
 
 #: How long a caller may take from the answer to its offer to the open data channel.
 SETUP_TIMEOUT_SEC: Final = 30.0
@@ -63,7 +62,7 @@ _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 
 
 class RealtimeCall(RealtimeConnection):
-    """Speech of the caller in, answers out by the speaker, events by the channel; see RealtimeConnection.
+    """A session of the Realtime API: speech comes and goes by tracks, events by the channel; see RealtimeConnection.
 
     The server plays the answers itself. So it tells when the audio of one begins and ends, and drops what was not
     heard when the caller speaks or a response is cancelled.
@@ -148,10 +147,7 @@ class RealtimeCall(RealtimeConnection):
         self._send([{"type": "output_audio_buffer.stopped", "response_id": response_id}])
 
 
-# Offers and answers: the SDP of a call (RFC 9429), by aiortc.
-
-
-logger = logging.getLogger(__name__)
+# Offers and answers (RFC 9429).
 
 #: Addresses that an offer may name: the server sends packets to each of them, which hold the fragment.
 MAX_CANDIDATES: Final = 16
@@ -254,8 +250,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-# CallChannel: the data channel of a call, in the place of a WebSocket.
-
+# The channel of events.
 
 #: The channel of OpenAI's clients.
 LABEL: Final = "oai-events"
@@ -281,7 +276,7 @@ _RELEASE: Final = "_TurnTransport__close_task"
 
 
 class CallChannel:
-    """Gives the messages of a data channel to its receiver, and closes the connection under it. See SoleLink.
+    """A data channel in the place of a WebSocket: gives its messages to a receiver, and closes the peer. See SoleLink.
 
     ICE itself asks every few seconds whether the peer is there (RFC 7675), so there is nothing to ping.
     """
@@ -562,8 +557,7 @@ def _too_long(fragments: Sequence[DataChunk]) -> bool:
     return False
 
 
-# CallMicrophone: the packets of a caller's track as an unbroken stream of audio.
-
+# What the caller says.
 
 #: How much of a gap is concealed. Behind that libopus has faded out what was heard before it.
 CONCEALED_SEC: Final = 0.1
@@ -580,7 +574,7 @@ _DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
 
 
 class CallMicrophone:
-    """Orders the packets, decodes them, fills what is missing, and calls ``hear`` with pcm16 of SAMPLE_RATE.
+    """Orders the packets of a track, decodes them, fills what is missing, and calls ``hear`` with pcm16 of SAMPLE_RATE.
 
     Everything happens on the event loop: to decode a packet of 20 ms takes 0.04 ms. So no call gets more than the time
     that it lasts: what would be more than ``MAX_AHEAD_SEC`` ahead of the clock is dropped before it is decoded.
@@ -691,15 +685,13 @@ class CallMicrophone:
         return bytes(filled[:size].ljust(size, b"\0"))
 
 
-# CallSpeaker: the answers of a call as a track of Opus packets, sent at the pace at which they are heard.
-
+# What the caller hears.
 
 PACKET_SEC: Final = 0.02
 #: A track this far behind the clock goes on from now, instead of catching up with all of it.
 MAX_LATE_SEC: Final = 0.1
 #: Sent at once after a pause, ahead of the clock: a player waits for more than one packet before it begins.
 HEAD_START_SEC: Final = 2 * PACKET_SEC
-_CLOCK_RATE: Final = 48_000
 
 
 @dataclass(slots=True)
@@ -713,7 +705,7 @@ class _Spoken:
 
 
 class CallSpeaker(MediaStreamTrack):
-    """A track that sends what there is to say, and nothing in between: a player takes pauses for silence.
+    """A track of Opus packets, sent as fast as they are heard. Nothing is sent between answers: that is silence.
 
     ``on_started`` and ``on_stopped`` are called with the id of a response when its audio begins and has been sent.
     """
@@ -773,8 +765,8 @@ class CallSpeaker(MediaStreamTrack):
             if (audio := self._take()) is None:  # it was cleared meanwhile
                 continue
             packet = Packet(await run_work(Work.CALLS, self._encoder.encode, audio))
-            packet.pts = round((self._due - self._origin) * _CLOCK_RATE)
-            packet.time_base = Fraction(1, _CLOCK_RATE)
+            packet.pts = round((self._due - self._origin) * CLOCK_RATE)
+            packet.time_base = Fraction(1, CLOCK_RATE)
             self._due += PACKET_SEC
             return packet
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.keys import key_name
@@ -43,8 +42,9 @@ MAX_BODY_BYTES: Final = 256 * 1024
 #: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
 _MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": DEFAULT_MAX_LEAD_MS}
-_NEGOTIATION: Final = "omni_ws.transport.webrtc.call"
-#: The packages that a first call loads.
+#: Loaded with the first call.
+_CALL_MODULE: Final = "omni_ws.transport.webrtc.call"
+#: The packages that it loads.
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
 
@@ -81,12 +81,14 @@ class WebrtcCalls(LiveFrontEnd):
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
         offer, given = await _read_body(exchange)
-        negotiation = await asyncio.to_thread(_load_negotiation)
-        offer = negotiation.check_offer(offer)
+        await asyncio.to_thread(_load_aiortc)
+        from omni_ws.transport.webrtc.call import check_offer
+
+        offer = check_offer(offer)
         bound = merged_session(caller.bound, given)
         session = await self._live.admit(caller.key, client=caller.address)
         try:
-            call, answer = await self._answer(negotiation, session, caller, bound, offer)
+            call, answer = await self._answer(session, caller, bound, offer)
         except BaseException:
             session.end(None)
             raise
@@ -105,18 +107,13 @@ class WebrtcCalls(LiveFrontEnd):
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
 
     async def _answer(
-        self,
-        negotiation: ModuleType,
-        session: LiveSession,
-        caller: RealtimeCaller,
-        bound: Mapping[str, Any],
-        offer: str,
+        self, session: LiveSession, caller: RealtimeCaller, bound: Mapping[str, Any], offer: str
     ) -> tuple[RealtimeCall, str]:
         """The call of a session, which is attached to it, and the answer for its caller."""
-        from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall
+        from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer
 
         commands = Commands(session, self._sessions, bound, media=_MEDIA)
-        peer = negotiation.new_peer(self._config)
+        peer = new_peer(self._config)
         pace = self._sessions.admission.input_pace(caller.key)
         channel = CallChannel(
             peer,
@@ -126,7 +123,7 @@ class WebrtcCalls(LiveFrontEnd):
         )
         call = RealtimeCall(channel, session, commands, self._sessions.metrics)
         try:
-            answer = await negotiation.answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
+            answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
         except BaseException:
             await peer.close()
             call.release()
@@ -170,12 +167,12 @@ async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
         raise InvalidFrame("the body is not valid UTF-8") from None
 
 
-def _load_negotiation() -> ModuleType:
-    """The module of offers and answers, which loads aiortc; blocks for a second where files come from a disk.
+def _load_aiortc() -> None:
+    """Load the module of calls, and aiortc with it; blocks for a second where files come from a disk.
 
     The files are read first: the loader would wait for them while it holds the interpreter, and the event loop with it.
     """
-    if _NEGOTIATION not in sys.modules:
+    if _CALL_MODULE not in sys.modules:
         piece = bytearray(1 << 20)
         for package in _PACKAGES:
             with contextlib.suppress(metadata.PackageNotFoundError, OSError):
@@ -183,4 +180,4 @@ def _load_negotiation() -> ModuleType:
                     with open(path.locate(), "rb", buffering=0) as file:
                         while file.readinto(piece):
                             pass
-    return importlib.import_module(_NEGOTIATION)
+    importlib.import_module(_CALL_MODULE)
