@@ -1,4 +1,7 @@
-"""The lines of a recording, and what is removed from them."""
+"""The lines of a recording of a session's traffic, as JSON structs, and what is removed from them.
+
+The format is described in docs/recording.md.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ import orjson
 from msgspec import Struct
 
 from omni_ws.wire.frames import HEADER
-
-# The lines of a recording of a session's traffic, as JSON structs. The format is described in docs/recording.md.
-
 
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
@@ -179,8 +179,7 @@ def decode_event(line: bytes) -> RecordedLine:
     return event
 
 
-# Removes from messages what a recording must not contain: credentials always, content unless it is recorded.
-
+# What a recording must not contain: credentials never, and content only where it is recorded.
 
 _SECRET: Final = b'"resume_token"'
 REDACTED: Final = "redacted"
