@@ -179,7 +179,7 @@ def decode_event(line: bytes) -> RecordedLine:
     return event
 
 
-# What a recording must not contain: credentials never, and content only where it is recorded.
+# What a recording leaves out: credentials always, content unless it is to be recorded.
 
 _SECRET: Final = b'"resume_token"'
 REDACTED: Final = "redacted"
@@ -193,18 +193,8 @@ _HARMLESS: Final = frozenset(
         *("reason", "retryable", "retry_after_ms", "time_left_ms", "server_time_ms", "expires_in", "channels"),
         *("input_tokens", "output_tokens", "total_tokens", "input_audio_ms", "output_audio_ms"),
         *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
-        *(
-            "input_audio",
-            "output_audio",
-            "modalities",
-            "overlap",
-            "task",
-            "alignment",
-            "alignment_window_ms",
-            "out_of_order",
-            "resume_token",
-        ),
-        *("dropped_requests", "turn_id"),
+        *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "alignment_window_ms"),
+        *("out_of_order", "resume_token", "dropped_requests", "turn_id"),
     }
 )
 _OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})
