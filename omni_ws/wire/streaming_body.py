@@ -370,7 +370,7 @@ _NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 
 
 class LoneObject:
-    """An incremental test for a body that consists of one JSON object, possibly over several lines, and not of NDJSON.
+    """An incremental test that tells a body of one JSON object, possibly over several lines, from NDJSON.
 
     The object has to contain a field of ``marks``, so that the parameters at the head of an NDJSON stream do not match,
     and only white space may follow. ``max_line_bytes`` is the longest line that NDJSON allows.
