@@ -19,12 +19,16 @@ from omni_ws.core.reorder import RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnFirstChunk, TimestampOrder
 from omni_ws.errors import EmptyInput, InvalidValue, OmniError, leaves
-from omni_ws.wire import frames as binary
 from omni_ws.wire.frames import (
     CLIENT_TYPES,
+    BinaryAudio,
     ConfigPatch,
     RefusedChunk,
     decode_frame,
+    decode_input,
+    decode_output_audio,
+    encode_input,
+    encode_output_audio,
 )
 from omni_ws.wire.server_frames import decode_server_frame, encode_frame
 from omni_ws.wire.session_config import effective, merge, start_policy
@@ -125,7 +129,7 @@ def outcome(decode: Callable[[bytes], object], data: bytes) -> object:
             return refusal(error, consumes=True)
         case ConfigPatch(fields=fields):
             return {"type": "session_config", "fields": fields}
-        case binary.BinaryAudio(sequence_id=sequence_id, start_ms=start_ms, payload=payload):
+        case BinaryAudio(sequence_id=sequence_id, start_ms=start_ms, payload=payload):
             return {"sequence_id": sequence_id, "start_ms": start_ms, "payload_hex": payload.hex()}
     return msgspec.to_builtins(frame)
 
@@ -139,8 +143,8 @@ def test_client_frame(vector: Vector) -> None:
 @vectors("binary_frames")
 def test_binary_frame(vector: Vector) -> None:
     decoders: dict[str, Callable[[bytes], object]] = {
-        "input": binary.decode_input,
-        "output": binary.decode_output_audio,
+        "input": decode_input,
+        "output": decode_output_audio,
     }
     data = bytes.fromhex(vector["hex"])
     assert outcome(decoders[vector["direction"]], data) == vector["expect"]
@@ -160,7 +164,7 @@ def encoded(vector: Vector) -> bytes:
             expect["timestamp_ms"],
             expect["end_of_input"],
         )
-        return binary.encode_input(chunk)
+        return encode_input(chunk)
     output = OutputChunk(
         request_id="req_01",
         sequence_id=expect["sequence_id"],
@@ -168,7 +172,7 @@ def encoded(vector: Vector) -> bytes:
         payload=payload,
         start_ms=expect["start_ms"],
     )
-    return binary.encode_output_audio(output)
+    return encode_output_audio(output)
 
 
 @vectors("server_frames")

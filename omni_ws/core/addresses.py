@@ -8,15 +8,12 @@ from typing import Final
 
 from omni_ws.config.values import Address, Network, literal_address
 
-# The address of the client behind proxies, and the key under which a client's connections are counted.
-
-
 #: One subscriber gets at least a /64 (RFC 6177), so all addresses of a /64 count as one client.
 _IPV6_CLIENT_PREFIX: Final = 64
 
 
 class Addresses:
-    """Resolves client addresses with a list of trusted proxies.
+    """Resolves client addresses with a list of trusted proxies, and says what counts as one client.
 
     ``trusted_proxies`` are networks in CIDR notation or single addresses; anything else raises ValueError.
     """
@@ -71,11 +68,8 @@ def parse_address(text: str) -> Address | None:
     return literal_address(text)
 
 
-# Hosts: the names in the ``Host`` field that this server accepts, a defence against DNS rebinding.
-
-
 class Hosts:
-    """Decides whether a ``Host`` field may name this server.
+    """Decides whether a ``Host`` field may name this server: a defence against DNS rebinding.
 
     ``allowed`` are names besides ``localhost`` and IP addresses, which are always accepted; ``*`` accepts all.
     """

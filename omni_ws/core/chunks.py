@@ -1,4 +1,8 @@
-"""The vocabulary of input and output: chunks, modalities, tasks, audio formats, usage."""
+"""The vocabulary of input and output: chunks, modalities, tasks, audio formats, usage.
+
+Every transport decodes its input to InputChunks. An answer is a series of OutputChunks and one FinalChunk, numbered by
+OutputSequencer.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,6 @@ from msgspec import Struct
 
 from omni_ws.core.json_values import check_values
 from omni_ws.errors import ContextLengthExceeded, InvalidFrame, InvalidValue, OmniError
-
-# The vocabulary of input and output: chunks, modalities, tasks, tool calls, usage.
-
 
 #: The longest ``format`` of a chunk, in characters: a media type is at most 255 (RFC 6838, section 4.2).
 MAX_FORMAT_CHARACTERS: Final = 256
@@ -250,7 +251,7 @@ class Usage:
         return self.input_tokens + self.output_tokens
 
 
-# AudioFormat: the encoding, sample rate and channels of an audio stream.
+# Formats of audio.
 
 
 class AudioEncoding(StrEnum):
@@ -335,8 +336,7 @@ class AudioFormat:
 DEFAULT_INPUT_AUDIO = AudioFormat()
 
 
-# Output chunks, and OutputSequencer, which numbers them.
-
+# The chunks of an answer.
 
 #: OpenAI's finish reason of an answer that was cut because of what it says.
 CONTENT_FILTER: Final = "content_filter"

@@ -1,4 +1,9 @@
-"""Kinds of audio and image files, by their first bytes."""
+"""Kinds of audio and image files, by their first bytes.
+
+Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 and ITU-R BS.2088 (RIFF, RF64, BW64);
+RFC 3533 (Ogg); RFC 9639 (FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS);
+id3.org (ID3v2); RFC 8794 (EBML); ISO/IEC 14496-12, 4.2 and 4.3 (MP4).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,6 @@ from enum import Enum, StrEnum
 from typing import Final, TypeAlias
 
 from omni_ws.core.chunks import AudioEncoding
-
-# Heads of audio files: of which kind a file is by the bytes with which it begins.
-#
-# Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 and ITU-R BS.2088 (RIFF, RF64, BW64);
-# RFC 3533 (Ogg); RFC 9639 (FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS);
-# id3.org (ID3v2); RFC 8794 (EBML); ISO/IEC 14496-12, 4.2 and 4.3 (MP4).
 
 
 class FileKind(StrEnum):
@@ -196,9 +195,6 @@ def two_adts_frames(window: bytes, *, final: bool) -> bool | Look:
     if len(behind) < _ADTS_HEADER_BYTES:
         return len(window) >= size if final else Look.MORE
     return adts_frame_bytes(behind) > 0 and (behind[2] ^ window[2]) & 0xFC == 0
-
-
-# Recognises image formats by their first bytes.
 
 
 def sniff_image(data: bytes) -> str | None:

@@ -1,4 +1,8 @@
-"""The history of a conversation: messages, what they count, and items with identifiers."""
+"""The history of a conversation: what earlier requests left for the engine. Part of the ledger.
+
+A Message is what one side said. ``HistoryItems`` keeps messages as items with ids, bounded in words and in bytes of
+speech, and ``in_order`` puts those that a request sees into the order that models take.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,7 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, ToolCall
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue
 
-# Messages of a conversation, what they count in a history, and how they are put in the order that models take.
-
+# Messages, and what they count.
 
 #: The text in the history for speech that has no transcript and cannot be passed on as audio either.
 WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
@@ -42,7 +45,6 @@ UNSPACED: Final = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3021-\u3029\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-_ROLE_OF: Final = attrgetter("role")
 _TOKENS: Final = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
@@ -123,6 +125,11 @@ def message_tokens(message: Message) -> int:
 def _long(name: str) -> int:
     """What an id or a name counts: nothing, unless it is longer than engines make them."""
     return len(name) // 128
+
+
+# The order that models take.
+
+_ROLE_OF: Final = attrgetter("role")
 
 
 def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) -> tuple[Message, ...]:
@@ -213,8 +220,7 @@ def _joined(first: Message, second: Message) -> Message:
     return replace(both, more=second.more)
 
 
-# HistoryItems: what earlier requests of a conversation left for the engine, as items with ids. Part of the ledger.
-
+# Items: messages with ids and places.
 
 #: Items are kept up to this multiple of what a request sees, so that a truncation brings earlier turns back.
 KEPT_MULTIPLE: Final = 2
@@ -489,7 +495,11 @@ class HistoryItems:
         self._items[start:end] = stay
         self._seek()
 
-    # bytes
+    def close(self) -> None:
+        """Drops everything, and keeps nothing of what is added later. Idempotent."""
+        self.max_tokens = 0
+        self._advance_seen()
+        self._make_room()
 
     def state(self) -> HistoryState:
         """All of it, to be restored."""
@@ -519,12 +529,6 @@ class HistoryItems:
         new._refs = state.refs
         new._truncated, new._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
         return new
-
-    def close(self) -> None:
-        """Drops everything, and keeps nothing of what is added later. Idempotent."""
-        self.max_tokens = 0
-        self._advance_seen()
-        self._make_room()
 
     def _range(self, place: int) -> tuple[int, int]:
         """The indices of the items of this place: the first, and that behind the last."""

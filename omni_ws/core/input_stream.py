@@ -1,4 +1,8 @@
-"""The input of one session: its chunks in order, divided into requests."""
+"""The input of one session: its chunks in order, divided into requests.
+
+An InputStream has one buffer of reorder.py for the whole session, one RequestInput for each request in it, and two
+deadlines: of a gap that is not filled, and of a client that is silent.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,6 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 
-# The limits of an InputStream.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
@@ -56,13 +58,10 @@ class StreamLimits:
     max_total_bytes: int | None = None
 
 
-# The bytes of an input: how many have arrived, how many are held, and for how many there is room.
-
-
 class InputBytes:
-    """Counts the bytes of one input against its limits and the server's budget.
+    """Counts the bytes of one input, those that have arrived and those that are held, against its limits.
 
-    ``budget`` is shared by all inputs of the server.
+    ``budget``, which is shared by all inputs of the server, limits what is held as well.
     """
 
     def __init__(self, limits: StreamLimits, budget: ByteBudget, *, single_request: bool = False) -> None:
@@ -96,10 +95,6 @@ class InputBytes:
         self._release(size)
         self.waiting_bytes -= size
 
-    def _check_total(self, size: int) -> None:
-        if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
-            raise excess
-
     def excess(self, total: int) -> PayloadTooLarge | None:
         """The error for an input of so many bytes in all, if that is too much."""
         most = self.limits.max_total_bytes
@@ -108,6 +103,10 @@ class InputBytes:
         error = PayloadTooLarge(f"the input exceeds {most} bytes in total", param="payload")
         error.of_request = not self.single_request
         return error
+
+    def _check_total(self, size: int) -> None:
+        if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
+            raise excess
 
     def _hold(self, size: int, *, counted: bool = False) -> None:
         """Count ``size`` more bytes. There is room for them, and no check, where they were ``counted`` before."""
@@ -127,111 +126,6 @@ class InputBytes:
         if not self._closed:
             self._budget.give(size)
             self.held_bytes -= size
-
-
-# WholeCharacters: moves the boundaries of text chunks to the boundaries of characters.
-
-
-@dataclass(frozen=True, slots=True)
-class PartialCharacter:
-    """The leading bytes of a character that the next chunk completes.
-
-    ``sequence_id`` and ``ref`` are those of the chunk in which the character begins.
-    """
-
-    data: bytes = b""
-    sequence_id: int | None = None
-    ref: str | None = None
-    #: That of the chunk: results of different tools are different texts.
-    tool_call_id: str | None = None
-
-
-_NOTHING = PartialCharacter()
-
-
-class WholeCharacters:
-    """An incremental UTF-8 check for a stream of chunks in order.
-
-    A character may be spread over consecutive chunks of the same text; the chunks passed on hold whole characters.
-    Anything else that is not UTF-8 becomes a TextRefused event: of such a chunk nothing is used, and of a text that
-    breaks off within a character everything but that character.
-    """
-
-    def __init__(self) -> None:
-        self._partial = _NOTHING
-        #: Whether the text so far ends within a character. Read for each chunk.
-        self.pending = False
-
-    def deliver(
-        self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
-    ) -> Sequence[StreamEvent]:
-        """Pass the chunk, with whole characters, to ``take_in`` and return its events behind those for invalid text.
-
-        When ``take_in`` raises, the state is unchanged and the client may send the chunk again.
-        """
-        try:
-            chunk, partial, problem = self._check(chunk)
-        except InvalidValue as error:
-            return [TextRefused(error)]
-        events = take_in(chunk)
-        self._partial, self.pending = partial, partial is not _NOTHING
-        problems = [] if problem is None else [TextRefused(problem)]
-        return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
-
-    def end(self) -> list[TextRefused]:
-        """End the text; returns a TextRefused if it breaks off within a character."""
-        problem = _broken(self._partial)
-        self._partial, self.pending = _NOTHING, False
-        return [] if problem is None else [TextRefused(problem)]
-
-    def _check(self, chunk: InputChunk) -> tuple[InputChunk, PartialCharacter, InvalidValue | None]:
-        """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
-
-        Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
-        """
-        before = self._partial
-        if not chunk.has_content:
-            return chunk, before, None
-        if chunk.modality is not Modality.TEXT:
-            return chunk, _NOTHING, _broken(before)
-        if before is _NOTHING and chunk.payload.isascii():
-            return chunk, _NOTHING, None
-        problem = None
-        if before.tool_call_id != chunk.tool_call_id:
-            before, problem = _NOTHING, _broken(before)
-        data = before.data + chunk.payload
-        try:
-            _, used = utf_8_decode(data, "strict", False)
-        except UnicodeDecodeError as error:
-            data, problem = chunk.payload, _broken(before)
-            try:
-                _, used = utf_8_decode(data, "strict", False)
-            except UnicodeDecodeError:
-                raise _not_text(chunk.sequence_id, chunk.ref, error.reason) from None
-        left = _NOTHING
-        if used < len(data):
-            began_here = len(data) - used <= len(chunk.payload)
-            begun = chunk if began_here else before
-            left = PartialCharacter(data[used:], begun.sequence_id, begun.ref, chunk.tool_call_id)
-        return replace(chunk, payload=data[:used]), left, problem
-
-
-def _broken(partial: PartialCharacter) -> InvalidValue | None:
-    if partial is _NOTHING:
-        return None
-    return _not_text(partial.sequence_id, partial.ref, "it ends inside a character, which was dropped")
-
-
-def _not_text(sequence_id: int | None, ref: str | None, reason: str) -> InvalidValue:
-    whose = "" if sequence_id is None else f" of chunk {sequence_id}"
-    message = f"the text{whose} is not valid UTF-8: {reason}"
-    return InvalidValue(message, param="payload", sequence_id=sequence_id, ref=ref)
-
-
-# The input of one session: its chunks in order, divided into requests.
-#
-# One reorder buffer for the whole session, one RequestInput for each request in it, and two deadlines: of a gap
-# that is not filled, and of a client that is silent.
 
 
 class _Consumed:
@@ -711,3 +605,99 @@ class InputStream(InputBytes):
 
 def _ended(sequence_id: int | None) -> SessionConflict:
     return SessionConflict("the input has already ended", param="sequence_id", sequence_id=sequence_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialCharacter:
+    """The leading bytes of a character that the next chunk completes.
+
+    ``sequence_id`` and ``ref`` are those of the chunk in which the character begins.
+    """
+
+    data: bytes = b""
+    sequence_id: int | None = None
+    ref: str | None = None
+    #: That of the chunk: results of different tools are different texts.
+    tool_call_id: str | None = None
+
+
+_NOTHING = PartialCharacter()
+
+
+class WholeCharacters:
+    """An incremental UTF-8 check for a stream of chunks in order. Moves their boundaries to those of characters.
+
+    A character may be spread over consecutive chunks of the same text; the chunks passed on hold whole characters.
+    Anything else that is not UTF-8 becomes a TextRefused event: of such a chunk nothing is used, and of a text that
+    breaks off within a character everything but that character.
+    """
+
+    def __init__(self) -> None:
+        self._partial = _NOTHING
+        #: Whether the text so far ends within a character. Read for each chunk.
+        self.pending = False
+
+    def deliver(
+        self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
+    ) -> Sequence[StreamEvent]:
+        """Pass the chunk, with whole characters, to ``take_in`` and return its events behind those for invalid text.
+
+        When ``take_in`` raises, the state is unchanged and the client may send the chunk again.
+        """
+        try:
+            chunk, partial, problem = self._check(chunk)
+        except InvalidValue as error:
+            return [TextRefused(error)]
+        events = take_in(chunk)
+        self._partial, self.pending = partial, partial is not _NOTHING
+        problems = [] if problem is None else [TextRefused(problem)]
+        return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
+
+    def end(self) -> list[TextRefused]:
+        """End the text; returns a TextRefused if it breaks off within a character."""
+        problem = _broken(self._partial)
+        self._partial, self.pending = _NOTHING, False
+        return [] if problem is None else [TextRefused(problem)]
+
+    def _check(self, chunk: InputChunk) -> tuple[InputChunk, PartialCharacter, InvalidValue | None]:
+        """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
+
+        Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
+        """
+        before = self._partial
+        if not chunk.has_content:
+            return chunk, before, None
+        if chunk.modality is not Modality.TEXT:
+            return chunk, _NOTHING, _broken(before)
+        if before is _NOTHING and chunk.payload.isascii():
+            return chunk, _NOTHING, None
+        problem = None
+        if before.tool_call_id != chunk.tool_call_id:
+            before, problem = _NOTHING, _broken(before)
+        data = before.data + chunk.payload
+        try:
+            _, used = utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError as error:
+            data, problem = chunk.payload, _broken(before)
+            try:
+                _, used = utf_8_decode(data, "strict", False)
+            except UnicodeDecodeError:
+                raise _not_text(chunk.sequence_id, chunk.ref, error.reason) from None
+        left = _NOTHING
+        if used < len(data):
+            began_here = len(data) - used <= len(chunk.payload)
+            begun = chunk if began_here else before
+            left = PartialCharacter(data[used:], begun.sequence_id, begun.ref, chunk.tool_call_id)
+        return replace(chunk, payload=data[:used]), left, problem
+
+
+def _broken(partial: PartialCharacter) -> InvalidValue | None:
+    if partial is _NOTHING:
+        return None
+    return _not_text(partial.sequence_id, partial.ref, "it ends inside a character, which was dropped")
+
+
+def _not_text(sequence_id: int | None, ref: str | None, reason: str) -> InvalidValue:
+    whose = "" if sequence_id is None else f" of chunk {sequence_id}"
+    message = f"the text{whose} is not valid UTF-8: {reason}"
+    return InvalidValue(message, param="payload", sequence_id=sequence_id, ref=ref)

@@ -6,11 +6,7 @@ from typing import Final
 
 from omni_ws.errors import InvalidFrame
 
-# How many values a JSON document has, counted before anything is built of it.
-#
-# A parser makes an object of every value. Two bytes of text may become a hundred of memory, and while it works, nothing
-# else does: it holds the interpreter's lock, whichever thread it is in.
-
+# The number of values.
 
 #: The most values of a message or a line, which is parsed on the event loop; and of a body, which is not.
 MAX_MESSAGE_VALUES: Final = 50_000
@@ -25,7 +21,9 @@ _QUOTE, _COMMA, _ARRAY, _OBJECT = b'",[{'
 def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MESSAGE_VALUES) -> None:
     """Raise InvalidFrame where a document has more than ``most`` values. Errors are left to the parser.
 
-    Linear in the length of the text. What is in strings does not count.
+    Counts before anything is built of the document. A parser makes an object of every value: two bytes of text may
+    become a hundred of memory, and while it works, nothing else does, as it holds the interpreter's lock, whichever
+    thread it is in. Linear in the length of the text. What is in strings does not count.
     """
     if _CONTAINER * len(data) < most:
         return
@@ -48,11 +46,8 @@ def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MES
             raise InvalidFrame(f"the JSON has more than {most} values")
 
 
-# The languages that multilingual Whisper can be told to expect, and their English names.
-#
-# Sources: RFC 5646 for the codes; openai-whisper's ``tokenizer.py`` for the list, which its clients know by these
-# names.
-
+# The languages that multilingual Whisper can be told to expect. Sources: RFC 5646 for the codes; openai-whisper's
+# ``tokenizer.py`` for the list and the English names, which its clients know.
 
 _NAMES: Final = (
     "af Afrikaans,am Amharic,ar Arabic,as Assamese,az Azerbaijani,ba Bashkir,be Belarusian,bg Bulgarian,bn Bengali,"

@@ -14,8 +14,7 @@ import msgspec
 
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge, RateLimited
 
-# The bytes that all sessions of a server hold together, the account of one session, and what a value takes.
-
+# Bytes in memory.
 
 #: What any session has of settings, and of history: it counts with the session itself, and only more is charged.
 ORDINARY_BYTES: Final = 4096
@@ -209,8 +208,7 @@ def memory_of(value: Any) -> int:
     return total
 
 
-# What each key has used today (UTC), and its limits of a day.
-
+# The use of keys in a day, which is one of UTC.
 
 DAY_SEC: Final = 24 * 60 * 60
 #: What a request is taken to use until it has ended: nobody knows what it will be.
@@ -313,13 +311,14 @@ class DailyUse:
             self.day = today
 
 
-# TokenBucket: a rate limiter that allows bursts.
+# A rate.
 
 
 class TokenBucket:
-    """A token bucket, full at first, that refills at ``rate`` tokens a second up to ``capacity``.
+    """A rate limiter that allows bursts: a token bucket, full at first.
 
-    ``now`` is in seconds of any monotonic clock and must not decrease.
+    It refills at ``rate`` tokens a second up to ``capacity``. ``now`` is in seconds of any monotonic clock and must not
+    decrease.
     """
 
     def __init__(self, *, rate: float, capacity: float, now: float) -> None:

@@ -1,4 +1,8 @@
-"""What restores an order: of numbered chunks, of bytes by position, of RTP packets."""
+"""What restores an order: of numbered chunks, of input by position, of RTP packets.
+
+``ReorderBuffer`` and ``OffsetBuffer`` do for chunks what RFC 9000 (2.2) does for the bytes of a stream: they wait for
+what is missing, and lose nothing. ``JitterBuffer`` waits for a short time only, and says what is lost.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from omni_ws.errors import (
     SessionConflict,
 )
 
-# The events that an InputStream returns for what it received.
+# What an InputStream returns for what it received.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,7 @@ class ReceivedInput(Struct, frozen=True):
 StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputRefused | InputEvent
 
 
-# ReorderBuffer: restores the order of numbered items, as RFC 9000 (2.2) does for the bytes of a stream.
-
+# By number.
 
 T = TypeVar("T")
 
@@ -194,7 +197,7 @@ class ReorderBuffer(Generic[T]):
         return dropped
 
 
-# OffsetBuffer: reassembles input by position, byte for byte, as RFC 9000 (2.2) reassembles streams.
+# By position.
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,16 +283,16 @@ class OffsetBuffer:
             return range(self.next_offset, self._waiting[0].start)
         return range(self.next_offset, self.end) if self.end is not None and self.end > self.next_offset else None
 
+    @property
+    def unit(self) -> str:
+        """The unit of offsets, ``character`` or ``byte``, for error messages."""
+        return "character" if self._kind is not None and self._kind[1] else "byte"
+
     def gap_error(self) -> SequenceGap:
         """Return the error for a gap that was not filled in time. There must be a gap."""
         gap = self.missing
         assert gap is not None
         return SequenceGap(f"{len(gap)} {self.unit}s from offset {gap.start} did not arrive", param="offset")
-
-    @property
-    def unit(self) -> str:
-        """The unit of offsets, ``character`` or ``byte``, for error messages."""
-        return "character" if self._kind is not None and self._kind[1] else "byte"
 
     def receive(self, chunk: InputChunk, downstream: Downstream) -> list[StreamEvent]:
         """Take a chunk as it arrived; returns the events of all chunks that are in order now.
@@ -320,6 +323,11 @@ class OffsetBuffer:
     def end_at(self, end: int) -> None:
         """Set the length of the input; the first call wins. Input before it may still be missing."""
         self.end = end if self.end is None else self.end
+
+    def discard(self) -> None:
+        """Discard the waiting pieces; reassembly resumes after the highest position received."""
+        self.next_offset = self.highest
+        self._waiting = []
 
     def _read(self, chunk: InputChunk) -> Piece:
         """Convert the chunk to a piece. Raises InvalidValue when its modality or unit differs from those before."""
@@ -378,11 +386,6 @@ class OffsetBuffer:
         del self._waiting[:passed]
         return events
 
-    def discard(self) -> None:
-        """Discard the waiting pieces; reassembly resumes after the highest position received."""
-        self.next_offset = self.highest
-        self._waiting = []
-
     def _uncovered(self, piece: Piece) -> Iterator[Piece]:
         """Yield the ranges of ``piece`` between those already received; some may be empty."""
         position = max(piece.start, self.next_offset)
@@ -419,16 +422,7 @@ def _end(piece: Piece) -> int:
     return piece.end
 
 
-# JitterBuffer: puts RTP packets into order, and decides which are lost. Has no socket and no clock.
-#
-# What it feeds is an ear, not a loudspeaker: nothing has to be bridged by a delay. A packet that is in its place passes
-# at once, and only a gap makes the packets behind it wait, for as long as the missing one may still be under way. That
-# is four times the jitter (RFC 3550, 6.4.1), within bounds.
-#
-# A sender may begin anew at any time, with other numbers and time stamps. That is a new stream, and not a late packet:
-# another source (SSRC) says so at once; numbers that do not go on say so with the second packet in sequence (RFC 3550,
-# A.1), unless their time stamps are those of packets that are late.
-
+# Packets of RTP.
 
 #: Ticks a second of the RTP time stamps of Opus, whatever its sample rate (RFC 7587, 4.1).
 CLOCK_RATE: Final = 48_000
@@ -472,9 +466,18 @@ class MediaPacket:
 
 
 class JitterBuffer:
-    """``receive`` each packet, and ``pass_over`` the gap when the time of ``get_timer`` has come.
+    """Puts RTP packets into order, and decides which are lost. Has no socket and no clock.
 
-    ``now`` is a monotonic time in seconds.
+    ``receive`` each packet, and ``pass_over`` the gap when the time of ``get_timer`` has come; ``now`` is a monotonic
+    time in seconds.
+
+    What it feeds is an ear, not a loudspeaker: nothing has to be bridged by a delay. A packet that is in its place
+    passes at once, and only a gap makes the packets behind it wait, for as long as the missing one may still be under
+    way. That is four times the jitter (RFC 3550, 6.4.1), within bounds.
+
+    A sender may begin anew at any time, with other numbers and time stamps. That is a new stream, and not a late
+    packet: another source (SSRC) says so at once; numbers that do not go on say so with the second packet in sequence
+    (RFC 3550, A.1), unless their time stamps are those of packets that are late.
     """
 
     def __init__(self) -> None:
@@ -530,6 +533,15 @@ class JitterBuffer:
                 self._usual_transit = self._transit
         return passed + self._place(ahead, timestamp, payload, now)
 
+    def get_timer(self) -> float | None:
+        """When to pass over the gap; None without one."""
+        return None if self._gap_since is None else self._gap_since + self._wait
+
+    def pass_over(self, now: float) -> list[MediaPacket]:
+        """The missing packets are lost, if their time is over. Returns what was behind them."""
+        due = self.get_timer()
+        return [] if due is None or now < due else self._pass_gap(now)
+
     def _ahead(self, sequence: int) -> int:
         assert self._next is not None
         return (sequence - self._next + _SEQUENCES // 2) % _SEQUENCES - _SEQUENCES // 2
@@ -581,15 +593,6 @@ class JitterBuffer:
             while len(self._waiting) > CAPACITY:
                 passed += self._pass_gap(now)
         return passed
-
-    def get_timer(self) -> float | None:
-        """When to pass over the gap; None without one."""
-        return None if self._gap_since is None else self._gap_since + self._wait
-
-    def pass_over(self, now: float) -> list[MediaPacket]:
-        """The missing packets are lost, if their time is over. Returns what was behind them."""
-        due = self.get_timer()
-        return [] if due is None or now < due else self._pass_gap(now)
 
     @property
     def _wait(self) -> float:

@@ -1,4 +1,8 @@
-"""When the work on a request starts while its input is still arriving."""
+"""When the work on a request starts while its input is still arriving: policies, and what they decide by.
+
+InputAccumulator keeps the input of a request that has not started, and the totals that policies test.
+TimestampOrder orders what arrives after the start.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ from enum import StrEnum
 from typing import ClassVar, Final, Protocol
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
-
-# Start policies: when the work on a request starts while its input is still arriving.
 
 
 @dataclass(slots=True)
@@ -122,16 +124,7 @@ class OnModality:
         )
 
 
-# InputAccumulator: the input of a request that has not started, and the totals that start policies test.
-#
-# TimestampOrder: the order of what arrives after the start.
-
-
-#: Nearly all chunks are audio; a module global is faster to look up than an enum member.
-_AUDIO: Final = Modality.AUDIO
-#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
-_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
-
+# The input before the start, and its order.
 
 #: Milliseconds by which input of other modalities may be behind a chunk after the start, by default and at most.
 ALIGNMENT_WINDOW_MS: Final = 200
@@ -145,10 +138,16 @@ class Alignment(StrEnum):
     TIMESTAMP = "timestamp"
 
 
+#: Nearly all chunks are audio; a module global is faster to look up than an enum member.
+_AUDIO: Final = Modality.AUDIO
+#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
+_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
+
+
 class InputAccumulator:
     """Buffers the chunks of one request in sequence order and keeps their totals in ``summary``.
 
-    A *part* is a run of consecutive chunks of one modality. ``audio`` is the format by which bytes of audio are
+    ``audio`` is the format by which bytes of audio are
     converted to milliseconds; for compressed audio these are nominal (``AudioFormat.bytes_per_second``).
     """
 

@@ -182,7 +182,7 @@ class AnswerOptions:
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
-    upstream: Mapping[str, str] = field(default_factory=dict)  #: Of ``wire.openai_options.UPSTREAM_FIELDS``.
+    upstream: Mapping[str, str] = field(default_factory=dict)  #: Of ``wire.openai_fields.UPSTREAM_FIELDS``.
 
 
 class InputSource(Protocol):

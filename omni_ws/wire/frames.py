@@ -23,15 +23,9 @@ from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES, check_values
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
-from omni_ws.wire.session_config import (
-    MAX_DEPTH,
-    invalid_value,
-)
+from omni_ws.wire.session_config import MAX_DEPTH, invalid_value
 
-# The fields of an input chunk in JSON, and the names that other APIs use for its content.
-#
-# Those are refused, so that a mistaken client does not silently lose its input.
-
+# The fields of an input chunk in JSON.
 
 #: The largest integer that all JSON parsers represent exactly (RFC 8259, section 6).
 MAX_TIMESTAMP_MS: Final = 2**53 - 1
@@ -53,9 +47,10 @@ class AcceptedFields(Struct, frozen=True, kw_only=True):
 
 
 class ChunkFields(AcceptedFields, frozen=True, kw_only=True):
-    """The fields of a chunk, of which those that are declared here have to be absent or null.
+    """The fields of a chunk, and the names that other APIs use for its content, which have to be absent or null.
 
-    Their type alone enforces that. They come last: the decoder looks for a name in the order of the fields.
+    They are refused so that a mistaken client does not silently lose its input; their type alone enforces that. They
+    come last: the decoder looks for a name in the order of the fields.
     """
 
     url: None = None
@@ -142,11 +137,7 @@ CHUNK_ONLY_FIELDS: Final = REFUSED_CONTENT_FIELDS - {
 }
 
 
-# Decodes the JSON frames of native WebSocket clients, and the input chunks in HTTP bodies.
-#
-# msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to report what is
-# wrong with it.
-
+# JSON frames of native WebSocket clients.
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 Ref: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_REF_CHARACTERS)]
@@ -253,6 +244,9 @@ def max_frame_bytes(max_chunk_bytes: int) -> int:
 
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     """Decode a client's text frame.
+
+    msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to report what is
+    wrong with it.
 
     Raises InvalidFrame, InvalidValue, UnsupportedParameter or UnknownType; and UnicodeDecodeError, which each transport
     reports in its own way.
@@ -423,7 +417,6 @@ def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
 #
 # The header is big-endian: u8 version (1), u8 kind (1 input_chunk, 2 output_chunk), u8 modality (1 text, 2 audio, 3
 # video, 4 image), u8 flags (bit 0: end_of_input, bit 1: timestamp present), u32 sequence_id, u32 timestamp_ms.
-
 
 HEADER: Final = struct.Struct(">BBBBII")
 VERSION: Final = 1

@@ -20,8 +20,7 @@ from omni_ws.core.file_heads import encoding_by_head, sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.session_config import FIELDS, MAX_DEPTH, SamplingConfig, invalid_value
 
-# Fields that the bodies of all OpenAI-compatible routes share, and their conversion to ``session_config``.
-
+# Fields, and their conversion to ``session_config``.
 
 Body = TypeVar("Body", bound=Struct)
 
@@ -65,14 +64,6 @@ class CommonBody(Struct, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
 
 
-#: The fields of a chunk of input.
-_CHUNK_FIELDS: Final = frozenset(
-    {"sequence_id", "offset", "modality", "payload", "text", "url", "format", "timestamp_ms", "end_of_input"}
-    | {"role", "tool_call_id"}
-)
-_ROOT: Final = re.compile(r"[^.\[]*")
-
-
 def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) -> tuple[bool, bool]:
     """Return whether a stream reports usage in a chunk of its own, and whether on its final chunk.
 
@@ -84,6 +75,14 @@ def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) 
     if on_final_chunk or (wanted is None and on_final_chunk is None):
         return False, True
     return wanted is True, False
+
+
+#: The fields of a chunk of input.
+_CHUNK_FIELDS: Final = frozenset(
+    {"sequence_id", "offset", "modality", "payload", "text", "url", "format", "timestamp_ms", "end_of_input"}
+    | {"role", "tool_call_id"}
+)
+_ROOT: Final = re.compile(r"[^.\[]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +115,13 @@ class ConfigurationPatch:
         return param if root is not None and root[0] in self.sent else None
 
 
-def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """Convert ``body`` to the struct ``kind``. Raises InvalidValue, naming the field."""
+def convert_body(body: Mapping[str, Any], kind: type[Body], *, strict: bool = True) -> Body:
+    """Convert ``body`` to the struct ``kind``. Raises InvalidValue, naming the field.
+
+    Where it is not ``strict``, values may be strings, as all those of a form are.
+    """
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise invalid_value(error) from None
 
@@ -173,13 +175,12 @@ def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 # Options of an answer besides its sampling: choices, log-probabilities, JSON schemas, priority.
 
-
 #: OpenAI's limits.
 MAX_CHOICES: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
 
-_FORMS: Final = (
+_RESPONSE_FORMATS: Final = (
     'response_format must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
     '{"name": "…", "schema": {…}}}'
 )
@@ -284,7 +285,7 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
 def with_format_hint(error: InvalidValue) -> InvalidValue:
     """Append the valid forms to an error that is about ``response_format``."""
     if error.param is not None and error.param.partition(".")[0] == "response_format":
-        error.message = f"{error.message}; {_FORMS}"
+        error.message = f"{error.message}; {_RESPONSE_FORMATS}"
     return error
 
 
@@ -339,8 +340,7 @@ def _inside(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# Tool definitions in the form of OpenAI's chat API, and the tool choice.
-
+# Tools in the form of OpenAI's chat API, and the tool choice.
 
 MAX_TOOLS = 128
 
@@ -403,17 +403,15 @@ def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> No
         raise InvalidValue(f"unknown tool {wanted[:64]!r}", param="tool_choice.function.name")
 
 
-def _converted(value: Mapping[str, Any], kind: type[Struct], place: str) -> Any:
+def _converted(value: Mapping[str, Any], kind: type[Body], place: str) -> Body:
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        refused = invalid_value(error)
-        refused.param = place if refused.param is None else f"{place}.{refused.param}"
-        raise refused from None
+        return convert_body(value, kind)
+    except InvalidValue as error:
+        error.param = place if error.param is None else f"{place}.{error.param}"
+        raise
 
 
-# Media in JSON bodies: base64, ``data:`` URLs, and references to files and URLs that the server fetches.
-
+# Media: base64, ``data:`` URLs, and references to files and URLs that the server fetches.
 
 #: The fields of a chat body that contain media outside the messages, in the order in which they precede the text.
 MEDIA_FIELDS: Final = {"images": Modality.IMAGE, "audios": Modality.AUDIO, "videos": Modality.VIDEO}
@@ -584,12 +582,11 @@ def _base64(data: str | bytes, where: str) -> bytes:
         raise InvalidValue("not base64", param=where) from None
 
 
-# Limits of a chat body on the size of images and the size and frame rate of videos.
+# Limits of a chat body on the size of images, and on the size and frame rate of videos.
 
-
+MAX_FRAMES: Final = 4096
 ImagePixels = Annotated[int, Meta(ge=1, le=32 * 1024 * 1024)]
 FramePixels = Annotated[int, Meta(ge=1, le=4096 * 2160)]
-MAX_FRAMES: Final = 4096
 Frames = Annotated[int, Meta(ge=1, le=MAX_FRAMES)]
 
 

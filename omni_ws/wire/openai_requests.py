@@ -1,4 +1,8 @@
-"""Request bodies of chat, speech, completions and transcriptions."""
+"""Request bodies of chat, speech, completions and transcriptions.
+
+Each ``read_…`` parses the body of one route. Unknown fields are ignored; a known field with a value that the server
+cannot honour is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from operator import itemgetter
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeGuard
 
-import msgspec
 from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality, ToolCall
@@ -49,259 +52,8 @@ from omni_ws.wire.openai_fields import (
     usage_places,
     with_format_hint,
 )
-from omni_ws.wire.session_config import invalid_value
 
-# The messages of a chat body: instructions, history, and the last message, which is the input.
-
-
-#: The longest conversation. Each message is read, and counted for the history, on its own; OpenAI takes half as many.
-MAX_MESSAGES: Final = 4096
-#: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
-_UNSUPPORTED = ("function_call",)
-#: The longest id of audio that is looked for.
-_MAX_ID_CHARACTERS: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryMessage:
-    """A message before the input.
-
-    ``parts`` are what it consists of where that is not ``text`` alone. ``audio_id`` is a spoken answer that an
-    assistant message stands for. ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a
-    tool message answers. ``place`` is its JSON path.
-    """
-
-    role: str
-    text: str
-    parts: tuple[InputChunk | MediaUrl, ...] = ()
-    audio_id: str | None = None
-    place: str = field(default="", compare=False)
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """The parsed messages.
-
-    ``input`` holds the parts of the last message or, if the messages end with tool results, all of these. ``role`` is
-    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
-    path of that role where it is not ``user``, ``tools_at`` that of the first field that requires an engine with tools.
-    """
-
-    system: tuple[str, ...]
-    history: tuple[HistoryMessage, ...]
-    input: tuple[InputChunk | MediaUrl, ...]
-    role: str = "user"
-    role_at: str | None = None
-    tools_at: str | None = None
-
-
-def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> Messages:
-    """Parse ``messages``; with ``input_follows`` all of them are history, and chunks bring the input.
-
-    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the JSON path.
-    """
-    if not messages and not input_follows:
-        raise InvalidValue("messages must hold at least one message", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidValue(f"at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
-    reader = _Reader()
-    input_from = len(messages) if input_follows else _input_from(messages)
-    for index, message in enumerate(messages):
-        reader.read(message, f"messages[{index}]", is_input=index >= input_from)
-    return Messages(
-        system=tuple(reader.system),
-        history=tuple(reader.history),
-        input=(*reader.input, *reader.pictures),
-        role=reader.role,
-        role_at=reader.role_at,
-        tools_at=reader.tools_at,
-    )
-
-
-def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
-    start = len(messages) - 1
-    while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
-        start -= 1
-    return start
-
-
-class _Reader:
-    """Collects the fields of ``Messages``, message by message."""
-
-    def __init__(self) -> None:
-        self.system: list[str] = []
-        self.history: list[HistoryMessage] = []
-        self.input: list[InputChunk | MediaUrl] = []
-        self.role = "user"
-        self.role_at: str | None = None
-        self.tools_at: str | None = None
-        #: Media of the tool results that are the input; they stand behind the results.
-        self.pictures: list[InputChunk | MediaUrl] = []
-        self._calls: set[str] = set()
-
-    def read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
-        content = message.get("content")
-        match message.get("role"):
-            case "user" if is_input:
-                self.input += (_part_chunk(part, where) for part, where in _parts(content, place))
-            case "tool":
-                self._tool_result(message, place, is_input=is_input)
-            case "system" | "developer" | "assistant" if is_input:
-                self._last_of_other_role(message, place)
-            case "system" | "developer":
-                self.system.append(_text(content, place))
-            case "user":
-                text, parts = _content(content, place)
-                self.history.append(HistoryMessage("user", text, parts, place=place))
-            case "assistant":
-                self._assistant(message, place)
-            case "function":
-                raise UnsupportedParameter("role function is not supported; use role tool", param=f"{place}.role")
-            case _:
-                raise InvalidValue("role must be system, developer, user, assistant or tool", param=f"{place}.role")
-
-    def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
-        """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
-        if message.get("tool_calls"):
-            raise InvalidValue("the last message must have role user or tool", param=f"{place}.role")
-        self.role = "assistant" if message.get("role") == "assistant" else "system"
-        self.role_at = f"{place}.role"
-        self.input.append(InputChunk(Modality.TEXT, _text(message.get("content"), place).encode()))
-
-    def _assistant(self, message: Mapping[str, Any], place: str) -> None:
-        for name in _UNSUPPORTED:
-            if message.get(name):
-                raise UnsupportedParameter(f"{name} in earlier messages is not supported", param=f"{place}.{name}")
-        content = message.get("content")
-        calls = tuple(_tool_calls(message.get("tool_calls"), f"{place}.tool_calls"))
-        if calls:
-            self.tools_at = self.tools_at or f"{place}.tool_calls"
-            self._calls.update(call.id for call in calls)
-        text, parts = ("", ()) if content is None else _content(content, place)
-        audio_id = None if text or parts else _audio_id(message.get("audio"), f"{place}.audio")
-        self.history.append(HistoryMessage("assistant", text, parts, audio_id, place, tool_calls=calls))
-
-    def _tool_result(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
-        self.tools_at = self.tools_at or f"{place}.role"
-        call = _string(message, "tool_call_id", place)
-        if call not in self._calls:
-            raise InvalidValue(f"no earlier message has the tool call {call[:64]!r}", param=f"{place}.tool_call_id")
-        text, parts = _content(message.get("content"), place)
-        if not is_input:
-            self.history.append(HistoryMessage("tool", text, parts, place=place, tool_call_id=call))
-            return
-        text = "".join(part.payload.decode() for part in parts if _is_text(part)) if parts else text
-        self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
-        self.pictures += (part for part in parts if not _is_text(part))
-
-
-def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
-    if calls is None:
-        return
-    if not isinstance(calls, list):
-        raise InvalidValue("tool_calls must be a list", param=place)
-    for index, call in enumerate(calls):
-        where = f"{place}[{index}]"
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
-            raise InvalidValue("a tool call must be an object of type function", param=where)
-        yield ToolCall(
-            _string(call, "id", where),
-            _string(function, "name", f"{where}.function"),
-            _string(function, "arguments", f"{where}.function"),
-        )
-
-
-def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield the parts of a message with their JSON paths. Plain text is one part."""
-    if isinstance(content, str):
-        yield {"type": "text", "text": content}, f"{place}.content"
-        return
-    if not isinstance(content, list):
-        raise InvalidValue("content must be a string or a list of parts", param=f"{place}.content")
-    for index, part in enumerate(content):
-        where = f"{place}.content[{index}]"
-        if not isinstance(part, Mapping):
-            raise InvalidValue("a part must be an object", param=where)
-        yield part, where
-
-
-def _content(content: Any, place: str) -> tuple[str, tuple[InputChunk | MediaUrl, ...]]:
-    """The text of an earlier message or, if it is not text alone, its parts."""
-    parts = tuple(_part_chunk(part, where) for part, where in _parts(content, place))
-    if all(map(_is_text, parts)):
-        return "".join(part.payload.decode() for part in parts if isinstance(part, InputChunk)), ()
-    return "", parts
-
-
-def _is_text(part: InputChunk | MediaUrl) -> TypeGuard[InputChunk]:
-    return isinstance(part, InputChunk) and part.modality is Modality.TEXT
-
-
-def _audio_id(audio: Any, place: str) -> str | None:
-    if audio is None:
-        return None
-    if not isinstance(audio, Mapping):
-        raise InvalidValue("audio must be an object", param=place)
-    audio_id = _string(audio, "id", place)
-    if len(audio_id) > _MAX_ID_CHARACTERS:
-        raise InvalidValue("there is no audio of this id", param=f"{place}.id")
-    return audio_id
-
-
-def _text(content: Any, place: str) -> str:
-    """Return the text of a message that can be nothing else.
-
-    Raises UnsupportedParameter for other content, which would be lost.
-    """
-    texts: list[str] = []
-    for part, where in _parts(content, place):
-        if part.get("type") not in ("text", "input_text", "output_text"):
-            raise UnsupportedParameter("this message may contain nothing other than text", param=where)
-        texts.append(_string(part, "text", where))
-    return "".join(texts)
-
-
-def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk | MediaUrl:
-    match part.get("type"):
-        case "text" | "input_text" | "output_text":
-            return InputChunk(Modality.TEXT, _string(part, "text", where).encode())
-        case "input_audio":
-            return audio_chunk(part.get("input_audio"), f"{where}.input_audio")
-        case "image_url" | "video_url" | "audio_url" as kind:
-            url = part.get(kind)
-            if isinstance(url, Mapping):
-                url = url.get("url")
-            return media_by_url(url, Modality(kind.removesuffix("_url")), f"{where}.{kind}.url")
-        case other:
-            raise InvalidValue(f"unknown part type {str(other)[:64]!r}", param=f"{where}.type")
-
-
-def _string(part: Mapping[str, Any], name: str, where: str) -> str:
-    value = part.get(name)
-    if not isinstance(value, str):
-        raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
-    return value
-
-
-# Request bodies of ``/v1/chat/completions`` and ``/v1/audio/speech``.
-#
-# Unknown fields are ignored. A known field with a value that the server cannot honour is refused by name.
-
-
-#: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
-_NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
-    **NEVER_AVAILABLE,
-    "logit_bias": ({},),
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    **dict.fromkeys(MEDIA_FIELDS, ([],)),
-    **dict.fromkeys(MediaLimitFields.__struct_fields__, ()),
-}
+# ``/v1/chat/completions``
 
 
 class AudioOptions(Struct, frozen=True, kw_only=True):
@@ -332,16 +84,6 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
     service_tier: Word | None = None
 
 
-class SpeechBody(CommonBody, frozen=True, kw_only=True):
-    """The fields of a speech body that are validated one by one."""
-
-    input: str | None = None
-    voice: str | dict[str, Any] | None = None
-    response_format: str | None = None
-    speed: float | None = None
-    stream_format: Literal["sse", "audio"] | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A parsed chat body.
@@ -366,41 +108,9 @@ class ChatRequest:
     input_transcript: bool = True
 
 
-class SpeechDialect(Enum):
-    """The form of a ``/v1/audio/speech`` response.
-
-    - WHOLE: one audio file.
-    - RAW: audio bytes as they are produced.
-    - EVENTS: OpenAI's typed server-sent events.
-    - CHUNKS: ``audio.speech.chunk`` objects as server-sent events.
-    """
-
-    WHOLE = "whole"
-    RAW = "raw"
-    EVENTS = "events"
-    CHUNKS = "chunks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechRequest:
-    """A parsed speech body. ``text`` is None where chunks bring it; ``response_format`` is as the client named it."""
-
-    patch: ConfigurationPatch
-    text: str | None
-    dialect: SpeechDialect
-    response_format: str
-    request_id: str | None = None
-
-
 def chat_wants_events(body: Mapping[str, Any]) -> bool:
     """Whether a chat body, valid or not, asks for server-sent events: errors take the same form."""
     return body.get("stream") is True
-
-
-def speech_wants_events(body: Mapping[str, Any]) -> bool:
-    """Whether a speech body, valid or not, asks for server-sent events."""
-    wanted = body.get("stream_format")
-    return wanted == "sse" or (wanted is None and body.get("stream") is True)
 
 
 def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
@@ -484,6 +194,312 @@ def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Mes
         raise InvalidValue(f"{name} requires a last message with role user", param=name)
 
 
+def _set_output_format(
+    patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
+) -> str:
+    """Set and return the format of the audio: ``wanted``, else that of ``output_audio``, else the default.
+
+    ``param`` is the name of the field that ``wanted`` is from.
+    """
+    group = object_field(body, "output_audio")
+    if wanted is not None:
+        group = {**group, "format": audio_encoding(wanted, param).value}
+        patch.names["output_audio.format"] = param
+    patch.fields["output_audio"] = {"format": audio_encoding(default, param).value, **group}
+    return wanted or group.get("format") or default
+
+
+# The messages of a chat body: instructions, history, and the last message, which is the input.
+
+#: The longest conversation. Each message is read, and counted for the history, on its own; OpenAI takes half as many.
+MAX_MESSAGES: Final = 4096
+#: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
+_UNSUPPORTED_IN_HISTORY = ("function_call",)
+#: The longest id of audio that is looked for.
+_MAX_AUDIO_ID_CHARACTERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMessage:
+    """A message before the input.
+
+    ``parts`` are what it consists of where that is not ``text`` alone. ``audio_id`` is a spoken answer that an
+    assistant message stands for. ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a
+    tool message answers. ``place`` is its JSON path.
+    """
+
+    role: str
+    text: str
+    parts: tuple[InputChunk | MediaUrl, ...] = ()
+    audio_id: str | None = None
+    place: str = field(default="", compare=False)
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """The parsed messages.
+
+    ``input`` holds the parts of the last message or, if the messages end with tool results, all of these. ``role`` is
+    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
+    path of that role where it is not ``user``, ``tools_at`` that of the first field that requires an engine with tools.
+    """
+
+    system: tuple[str, ...]
+    history: tuple[HistoryMessage, ...]
+    input: tuple[InputChunk | MediaUrl, ...]
+    role: str = "user"
+    role_at: str | None = None
+    tools_at: str | None = None
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> Messages:
+    """Parse ``messages``; with ``input_follows`` all of them are history, and chunks bring the input.
+
+    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the JSON path.
+    """
+    if not messages and not input_follows:
+        raise InvalidValue("messages must hold at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidValue(f"at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
+    reader = _MessageReader()
+    input_from = len(messages) if input_follows else _input_from(messages)
+    for index, message in enumerate(messages):
+        reader.read(message, f"messages[{index}]", is_input=index >= input_from)
+    return Messages(
+        system=tuple(reader.system),
+        history=tuple(reader.history),
+        input=(*reader.input, *reader.pictures),
+        role=reader.role,
+        role_at=reader.role_at,
+        tools_at=reader.tools_at,
+    )
+
+
+def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
+    start = len(messages) - 1
+    while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
+        start -= 1
+    return start
+
+
+class _MessageReader:
+    """Collects the fields of ``Messages``, message by message."""
+
+    def __init__(self) -> None:
+        self.system: list[str] = []
+        self.history: list[HistoryMessage] = []
+        self.input: list[InputChunk | MediaUrl] = []
+        self.role = "user"
+        self.role_at: str | None = None
+        self.tools_at: str | None = None
+        #: Media of the tool results that are the input; they stand behind the results.
+        self.pictures: list[InputChunk | MediaUrl] = []
+        self._calls: set[str] = set()
+
+    def read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+        content = message.get("content")
+        match message.get("role"):
+            case "user" if is_input:
+                self.input += (_part_chunk(part, where) for part, where in _parts(content, place))
+            case "tool":
+                self._tool_result(message, place, is_input=is_input)
+            case "system" | "developer" | "assistant" if is_input:
+                self._last_of_other_role(message, place)
+            case "system" | "developer":
+                self.system.append(_text(content, place))
+            case "user":
+                text, parts = _content(content, place)
+                self.history.append(HistoryMessage("user", text, parts, place=place))
+            case "assistant":
+                self._assistant(message, place)
+            case "function":
+                raise UnsupportedParameter("role function is not supported; use role tool", param=f"{place}.role")
+            case _:
+                raise InvalidValue("role must be system, developer, user, assistant or tool", param=f"{place}.role")
+
+    def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
+        """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
+        if message.get("tool_calls"):
+            raise InvalidValue("the last message must have role user or tool", param=f"{place}.role")
+        self.role = "assistant" if message.get("role") == "assistant" else "system"
+        self.role_at = f"{place}.role"
+        self.input.append(InputChunk(Modality.TEXT, _text(message.get("content"), place).encode()))
+
+    def _assistant(self, message: Mapping[str, Any], place: str) -> None:
+        for name in _UNSUPPORTED_IN_HISTORY:
+            if message.get(name):
+                raise UnsupportedParameter(f"{name} in earlier messages is not supported", param=f"{place}.{name}")
+        content = message.get("content")
+        calls = tuple(_tool_calls(message.get("tool_calls"), f"{place}.tool_calls"))
+        if calls:
+            self.tools_at = self.tools_at or f"{place}.tool_calls"
+            self._calls.update(call.id for call in calls)
+        text, parts = ("", ()) if content is None else _content(content, place)
+        audio_id = None if text or parts else _audio_id(message.get("audio"), f"{place}.audio")
+        self.history.append(HistoryMessage("assistant", text, parts, audio_id, place, tool_calls=calls))
+
+    def _tool_result(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+        self.tools_at = self.tools_at or f"{place}.role"
+        call = _string(message, "tool_call_id", place)
+        if call not in self._calls:
+            raise InvalidValue(f"no earlier message has the tool call {call[:64]!r}", param=f"{place}.tool_call_id")
+        text, parts = _content(message.get("content"), place)
+        if not is_input:
+            self.history.append(HistoryMessage("tool", text, parts, place=place, tool_call_id=call))
+            return
+        text = "".join(part.payload.decode() for part in parts if _is_text(part)) if parts else text
+        self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
+        self.pictures += (part for part in parts if not _is_text(part))
+
+
+def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise InvalidValue("tool_calls must be a list", param=place)
+    for index, call in enumerate(calls):
+        where = f"{place}[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+            raise InvalidValue("a tool call must be an object of type function", param=where)
+        yield ToolCall(
+            _string(call, "id", where),
+            _string(function, "name", f"{where}.function"),
+            _string(function, "arguments", f"{where}.function"),
+        )
+
+
+def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the parts of a message with their JSON paths. Plain text is one part."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}, f"{place}.content"
+        return
+    if not isinstance(content, list):
+        raise InvalidValue("content must be a string or a list of parts", param=f"{place}.content")
+    for index, part in enumerate(content):
+        where = f"{place}.content[{index}]"
+        if not isinstance(part, Mapping):
+            raise InvalidValue("a part must be an object", param=where)
+        yield part, where
+
+
+def _content(content: Any, place: str) -> tuple[str, tuple[InputChunk | MediaUrl, ...]]:
+    """The text of an earlier message or, if it is not text alone, its parts."""
+    parts = tuple(_part_chunk(part, where) for part, where in _parts(content, place))
+    if all(map(_is_text, parts)):
+        return "".join(part.payload.decode() for part in parts if isinstance(part, InputChunk)), ()
+    return "", parts
+
+
+def _is_text(part: InputChunk | MediaUrl) -> TypeGuard[InputChunk]:
+    return isinstance(part, InputChunk) and part.modality is Modality.TEXT
+
+
+def _audio_id(audio: Any, place: str) -> str | None:
+    if audio is None:
+        return None
+    if not isinstance(audio, Mapping):
+        raise InvalidValue("audio must be an object", param=place)
+    audio_id = _string(audio, "id", place)
+    if len(audio_id) > _MAX_AUDIO_ID_CHARACTERS:
+        raise InvalidValue("there is no audio of this id", param=f"{place}.id")
+    return audio_id
+
+
+def _text(content: Any, place: str) -> str:
+    """Return the text of a message that can be nothing else.
+
+    Raises UnsupportedParameter for other content, which would be lost.
+    """
+    texts: list[str] = []
+    for part, where in _parts(content, place):
+        if part.get("type") not in ("text", "input_text", "output_text"):
+            raise UnsupportedParameter("this message may contain nothing other than text", param=where)
+        texts.append(_string(part, "text", where))
+    return "".join(texts)
+
+
+def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk | MediaUrl:
+    match part.get("type"):
+        case "text" | "input_text" | "output_text":
+            return InputChunk(Modality.TEXT, _string(part, "text", where).encode())
+        case "input_audio":
+            return audio_chunk(part.get("input_audio"), f"{where}.input_audio")
+        case "image_url" | "video_url" | "audio_url" as kind:
+            url = part.get(kind)
+            if isinstance(url, Mapping):
+                url = url.get("url")
+            return media_by_url(url, Modality(kind.removesuffix("_url")), f"{where}.{kind}.url")
+        case other:
+            raise InvalidValue(f"unknown part type {str(other)[:64]!r}", param=f"{where}.type")
+
+
+def _string(part: Mapping[str, Any], name: str, where: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+# ``/v1/audio/speech``
+
+#: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
+_NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
+    **NEVER_AVAILABLE,
+    "logit_bias": ({},),
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    **dict.fromkeys(MEDIA_FIELDS, ([],)),
+    **dict.fromkeys(MediaLimitFields.__struct_fields__, ()),
+}
+
+
+class SpeechBody(CommonBody, frozen=True, kw_only=True):
+    """The fields of a speech body that are validated one by one."""
+
+    input: str | None = None
+    voice: str | dict[str, Any] | None = None
+    response_format: str | None = None
+    speed: float | None = None
+    stream_format: Literal["sse", "audio"] | None = None
+
+
+class SpeechDialect(Enum):
+    """The form of a ``/v1/audio/speech`` response.
+
+    - WHOLE: one audio file.
+    - RAW: audio bytes as they are produced.
+    - EVENTS: OpenAI's typed server-sent events.
+    - CHUNKS: ``audio.speech.chunk`` objects as server-sent events.
+    """
+
+    WHOLE = "whole"
+    RAW = "raw"
+    EVENTS = "events"
+    CHUNKS = "chunks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechRequest:
+    """A parsed speech body. ``text`` is None where chunks bring it; ``response_format`` is as the client named it."""
+
+    patch: ConfigurationPatch
+    text: str | None
+    dialect: SpeechDialect
+    response_format: str
+    request_id: str | None = None
+
+
+def speech_wants_events(body: Mapping[str, Any]) -> bool:
+    """Whether a speech body, valid or not, asks for server-sent events."""
+    wanted = body.get("stream_format")
+    return wanted == "sse" or (wanted is None and body.get("stream") is True)
+
+
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
     """Parse a speech body. Raises as ``read_chat`` does, and EmptyInput for blank text."""
     refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
@@ -522,23 +538,7 @@ def _dialect(fields: SpeechBody, *, input_follows: bool) -> SpeechDialect:
     return SpeechDialect.RAW if input_follows and fields.stream is None else SpeechDialect.WHOLE
 
 
-def _set_output_format(
-    patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
-) -> str:
-    """Set and return the format of the audio: ``wanted``, else that of ``output_audio``, else the default.
-
-    ``param`` is the name of the field that ``wanted`` is from.
-    """
-    group = object_field(body, "output_audio")
-    if wanted is not None:
-        group = {**group, "format": audio_encoding(wanted, param).value}
-        patch.names["output_audio.format"] = param
-    patch.fields["output_audio"] = {"format": audio_encoding(default, param).value, **group}
-    return wanted or group.get("format") or default
-
-
-# Request bodies of ``/v1/completions``: bare prompts, as text or token IDs, without a chat template.
-
+# ``/v1/completions``: bare prompts, as text or token IDs, without a chat template.
 
 #: OpenAI's default.
 DEFAULT_MAX_TOKENS: Final = 16
@@ -547,9 +547,9 @@ MAX_PROMPT_TOKENS: Final = 1 << 20
 #: Beyond any vocabulary; the engine checks that of its own model.
 MAX_TOKEN_ID: Final = 1 << 31
 
-_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "suffix": ("",)}
+_NOT_AVAILABLE_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "suffix": ("",)}
 #: The fields of ``session_config`` that apply to completions.
-_CONFIGURED: Final = frozenset({"model", "sampling", "stage_sampling", "stage_params"})
+_COMPLETION_CONFIG: Final = frozenset({"model", "sampling", "stage_sampling", "stage_params"})
 
 
 #: Text, or token IDs.
@@ -591,7 +591,7 @@ class CompletionRequest:
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     """Parse a body. Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
-    refuse_unavailable(body, _NOT_AVAILABLE)
+    refuse_unavailable(body, _NOT_AVAILABLE_IN_COMPLETIONS)
     fields = convert_body(body, CompletionBody)
     choices = fields.n or 1
     if fields.best_of not in (None, choices):
@@ -600,7 +600,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     if len(prompts) * choices > MAX_CHOICES:
         raise InvalidValue(f"at most {MAX_CHOICES} answers per request", param="prompt")
     patch = configuration_patch(body, fields, input_field="prompt")
-    for name in patch.fields.keys() - _CONFIGURED:
+    for name in patch.fields.keys() - _COMPLETION_CONFIG:
         del patch.fields[name]
     patch.fields["modalities"] = ["text"]
     patch.fields["sampling"] = {"max_tokens": DEFAULT_MAX_TOKENS, **patch.fields["sampling"]}
@@ -657,14 +657,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# Requests of ``/v1/audio/transcriptions``: forms, and the parameters of a streamed body.
-
+# ``/v1/audio/transcriptions``: forms, and the parameters of a streamed body.
 
 ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
 Granularity = Literal["word", "segment"]
 
-#: OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
-_OPENAI_TRANSCRIPTION_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
+#: Formats that need the times of words.
+TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
+
+#: Fields that transcription does not support, with the values that are accepted because they change nothing.
+_NOT_AVAILABLE_IN_TRANSCRIPTION: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt": ("",),
     "include": ([],),
     "chunking_strategy": ("auto",),
@@ -676,8 +678,6 @@ _LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 #: Several words, as in the name of a language, which no tag has.
 _SEVERAL_WORDS: Final = re.compile(r"\s*\w+(?:[ ,()']+\w+)+\)?\s*")
-#: Formats that need the times of words.
-TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
 
 
 class TranscriptionBody(Struct, frozen=True, kw_only=True):
@@ -734,12 +734,8 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
-    refuse_unavailable(body, _OPENAI_TRANSCRIPTION_NOT_AVAILABLE)
-    try:
-        # Not strict, because every value of a form is a string.
-        fields = msgspec.convert(body, TranscriptionBody, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_value(error) from None
+    refuse_unavailable(body, _NOT_AVAILABLE_IN_TRANSCRIPTION)
+    fields = convert_body(body, TranscriptionBody, strict=False)
     granularities = frozenset(fields.timestamp_granularities or ())
     if granularities and fields.response_format != "verbose_json":
         raise InvalidValue(
@@ -767,16 +763,6 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
     )
 
 
-def _language(wanted: str | None) -> str | None:
-    """The tag of the language that is asked for, None where it is to be found. Raises UnsupportedParameter."""
-    if wanted is None or not wanted.strip() or wanted.strip().lower() == "auto":
-        return None
-    tag = language_code(wanted)
-    if _SEVERAL_WORDS.fullmatch(tag[:64]):
-        raise UnsupportedParameter(f"language {wanted[:64]!r} is not known", param="language")
-    return tag
-
-
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
     """Return the chunk for an uploaded file. Its head decides the format, then its type, then its name.
 
@@ -796,3 +782,13 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
             "unsupported audio file; supported: wav, mp3, m4a, mp4, mov, aac, flac, ogg, opus, webm", param="file"
         ) from None
     return InputChunk(Modality.AUDIO, data, format=encoding.value)
+
+
+def _language(wanted: str | None) -> str | None:
+    """The tag of the language that is asked for, None where it is to be found. Raises UnsupportedParameter."""
+    if wanted is None or not wanted.strip() or wanted.strip().lower() == "auto":
+        return None
+    tag = language_code(wanted)
+    if _SEVERAL_WORDS.fullmatch(tag[:64]):
+        raise UnsupportedParameter(f"language {wanted[:64]!r} is not known", param="language")
+    return tag

@@ -1,4 +1,8 @@
-"""Responses of chat, speech, completions and transcriptions."""
+"""Responses of chat, speech, completions and transcriptions.
+
+Pure: outputs of a session go in, JSON objects come out, in the order in which they are sent. Each route has one class
+for a stream, and one that accumulates a whole response.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,8 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.wire.openai_requests import TranscriptionRequest
 
-# Responses of ``/v1/chat/completions``: the chunks of a stream, and whole ``chat.completion`` objects.
-#
-# Pure: session outputs in, JSON objects out, in the order in which they are sent.
+# ``/v1/chat/completions``: the chunks of a stream, and whole ``chat.completion`` objects.
 
-
-#: OpenAI's value for the log-probability of a token with negligible probability.
-MIN_LOGPROB: Final = -9999.0
 #: ``expires_at`` of audio is this many seconds after ``created``: so long its id stands for its transcript. The audio
 #: itself is not kept.
 AUDIO_EXPIRES_SEC: Final = 3600
@@ -60,57 +59,6 @@ class ChatOptions:
     logprobs: bool = False
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return ``usage`` as OpenAI's object, with the audio durations in milliseconds as additional fields."""
-    fields: dict[str, Any] = {
-        "prompt_tokens": usage.input_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.total_tokens,
-        "input_audio_ms": usage.input_audio_ms,
-        "output_audio_ms": usage.output_audio_ms,
-        "input_after_start_bytes": usage.input_after_start_bytes,
-    }
-    if usage.cached_tokens is not None:
-        fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    return fields
-
-
-def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return what was done otherwise than asked; ``param`` of a failure is the part of the engine."""
-    return [
-        {"code": one.code, "message": one.message, "param": one.param}
-        for one in final.warnings
-        if one.code != FINISH_REASON_WARNING  # the reason itself is said
-    ]
-
-
-def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
-    """Return a transcript of the input as the ``input_transcript`` of a chunk."""
-    return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
-
-
-def finite_logprob(logprob: float | None) -> float | None:
-    """Return ``logprob`` with a lower bound, since JSON cannot express minus infinity."""
-    return logprob if logprob is None else max(logprob, MIN_LOGPROB)
-
-
-def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return the ``logprobs`` of a choice."""
-    content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
-    return {"content": content, "refusal": None}
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": finite_logprob(token.logprob), "bytes": list(token.data)}
-
-
-def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
-    """Return the finish reason of each choice; an answer that ended early has one for all."""
-    reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
-    foreign = final.foreign_reasons if len(final.foreign_reasons) == choices else (None,) * choices
-    return tuple(name or reason.value for name, reason in zip(foreign, reasons, strict=True))
-
-
 class ChatStream:
     """Encodes a streamed chat completion.
 
@@ -135,6 +83,28 @@ class ChatStream:
             return (self._content(chunk),) if self._options.wants_text else ()
         return self._outputs(chunk)
 
+    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the chunks that end the stream."""
+        yield from self._role()
+        if (data := self._audio.finish()) or self._unspoken:
+            yield self._audio_delta({"data": data} if data else {})
+        if self._audio_sent:
+            yield self._delta({"audio": {"expires_at": self._options.created + AUDIO_EXPIRES_SEC}})
+        usage = usage_object(chunk.usage)
+        for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
+            last = index == self._options.choices - 1
+            extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
+            if last and (warnings := warning_objects(chunk)):
+                extra["warnings"] = warnings
+            yield self._delta({}, index=index, finish_reason=reason, **extra)
+        if self._options.include_usage and not self._options.usage_on_final_chunk:
+            yield self._chunk([], usage=usage)
+
+    @property
+    def spoken(self) -> str:
+        """The transcript of a spoken answer so far."""
+        return "".join(self._spoken)
+
     def _outputs(self, chunk: OutputChunk) -> Iterator[dict[str, Any] | bytes]:
         if chunk.modality is OutputModality.TRANSCRIPT and not self._options.input_transcript:
             return
@@ -157,28 +127,6 @@ class ChatStream:
                 if data := self._audio.feed(chunk.payload):
                     yield self._audio_delta({"data": data})
 
-    @property
-    def spoken(self) -> str:
-        """The transcript of a spoken answer so far."""
-        return "".join(self._spoken)
-
-    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
-        """Yield the chunks that end the stream."""
-        yield from self._role()
-        if (data := self._audio.finish()) or self._unspoken:
-            yield self._audio_delta({"data": data} if data else {})
-        if self._audio_sent:
-            yield self._delta({"audio": {"expires_at": self._options.created + AUDIO_EXPIRES_SEC}})
-        usage = usage_object(chunk.usage)
-        for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
-            last = index == self._options.choices - 1
-            extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
-            if last and (warnings := warning_objects(chunk)):
-                extra["warnings"] = warnings
-            yield self._delta({}, index=index, finish_reason=reason, **extra)
-        if self._options.include_usage and not self._options.usage_on_final_chunk:
-            yield self._chunk([], usage=usage)
-
     def _role(self) -> Iterator[dict[str, Any]]:
         if not self._role_sent:
             self._role_sent = True
@@ -188,8 +136,8 @@ class ChatStream:
     def _content(self, chunk: OutputChunk) -> dict[str, Any] | bytes:
         if chunk.choice == 0 and not self._options.logprobs and not chunk.refusal:
             return b"%b%b%b" % (self._before_text, orjson.dumps(chunk.text), self._behind_text)
-        field = "refusal" if chunk.refusal else "content"
-        choice = {"index": chunk.choice, "delta": {field: chunk.text}, "finish_reason": None}
+        name = "refusal" if chunk.refusal else "content"
+        choice = {"index": chunk.choice, "delta": {name: chunk.text}, "finish_reason": None}
         if self._options.logprobs:
             choice["logprobs"] = logprobs_object(chunk.logprobs)
         return self._chunk([choice])
@@ -338,15 +286,6 @@ class ChatCompletion:
             completion["warnings"] = warnings
         return completion
 
-    def _choice(self, index: int, reason: str) -> dict[str, Any]:
-        choice = self._choices[index]
-        return {
-            "index": index,
-            "message": choice.message(wants_text=self._options.wants_text),
-            "logprobs": choice.logprobs() if self._options.logprobs else None,
-            "finish_reason": reason,
-        }
-
     @property
     def spoken(self) -> str:
         """The transcript of a spoken answer."""
@@ -356,6 +295,15 @@ class ChatCompletion:
     def audio(self) -> bytes:
         """The accumulated audio."""
         return bytes(self._audio)
+
+    def _choice(self, index: int, reason: str) -> dict[str, Any]:
+        choice = self._choices[index]
+        return {
+            "index": index,
+            "message": choice.message(wants_text=self._options.wants_text),
+            "logprobs": choice.logprobs() if self._options.logprobs else None,
+            "finish_reason": reason,
+        }
 
 
 class Base64Stream:
@@ -380,17 +328,27 @@ class Base64Stream:
         return base64.b64encode(rest).decode()
 
 
+def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
+    """Return a transcript of the input as the ``input_transcript`` of a chunk."""
+    return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
+
+
+def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return the ``logprobs`` of a choice."""
+    content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": finite_logprob(token.logprob), "bytes": list(token.data)}
+
+
 def audio_id(options: ChatOptions) -> str:
     """The id of the audio of an answer."""
     return "audio_" + options.completion_id.removeprefix("chatcmpl-")
 
 
-def ended_normally(chunk: FinalChunk) -> bool:
-    """Whether the answer ended normally, neither cancelled nor failed."""
-    return chunk.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
-
-
-# Responses of ``/v1/completions``: ``text_completion`` objects, whole and in chunks.
+# ``/v1/completions``: ``text_completion`` objects, whole and in chunks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,7 +474,7 @@ class Completion(_Choices):
         return self._object(choices, usage=usage_object(chunk.usage), **extra)
 
 
-# Event streams of ``/v1/audio/speech``, in two dialects.
+# ``/v1/audio/speech``: event streams, in two dialects.
 
 
 class SpeechEvents:
@@ -575,11 +533,11 @@ class SpeechChunks:
         return {"id": self._id, "object": "audio.speech.chunk", "index": index, **fields}
 
 
-# Responses of ``/v1/audio/transcriptions``: text, JSON, subtitles, events.
+# ``/v1/audio/transcriptions``: text, JSON, subtitles, events.
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class _Cue:
     """A settled transcript with its time in the input."""
 
     text: str
@@ -600,7 +558,7 @@ class Transcription:
         self._translates = translates
         self._text: list[str] = []
         self._words: list[Word] = []
-        self._segments: list[_Segment] = []
+        self._cues: list[_Cue] = []
         self._found: str | None = None
         #: None once a segment is incomplete.
         self._heard: list[HeardSegment] | None = []
@@ -611,7 +569,7 @@ class Transcription:
             self._text.append(chunk.text)
         elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
             self._words += chunk.words
-            self._segments.append(_Segment(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
+            self._cues.append(_Cue(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
             hearing = chunk.hearing or Hearing()
             self._found = self._found or hearing.language
             self._heard = None if self._heard is None or not hearing.segments else [*self._heard, *hearing.segments]
@@ -630,7 +588,7 @@ class Transcription:
             response["language"] = language
         response |= {"duration": final.usage.input_audio_ms / 1000, "text": self.text()}
         if "segment" in self._request.granularities:
-            response["segments"] = [_segment(index, one) for index, one in enumerate(self._heard or ())]
+            response["segments"] = [_segment_object(index, one) for index, one in enumerate(self._heard or ())]
         if "word" in self._request.granularities:
             response["words"] = [
                 {"word": word.text, "start": word.start_ms / 1000, "end": word.end_ms / 1000} for word in self._words
@@ -638,16 +596,16 @@ class Transcription:
         return {**response, "usage": duration_usage(final.usage)}
 
     def subtitles(self) -> str:
-        """Return the segments as SubRip or WebVTT, one cue for each."""
+        """Return the settled transcripts as SubRip or WebVTT, one cue for each."""
         vtt = self._request.response_format == "vtt"
         lines = ["WEBVTT", ""] if vtt else []
-        for number, one in enumerate(self._segments, 1):
+        for number, one in enumerate(self._cues, 1):
             times = f"{_timestamp(one.start_ms, vtt)} --> {_timestamp(one.end_ms, vtt)}"
             lines += [times, one.text, ""] if vtt else [str(number), times, one.text, ""]
         return "".join(f"{line}\n" for line in lines)
 
 
-def _segment(index: int, one: HeardSegment) -> dict[str, Any]:
+def _segment_object(index: int, one: HeardSegment) -> dict[str, Any]:
     return {
         "id": index,
         "seek": one.start_ms // 10,  # in frames of the spectrogram, as Whisper counts
@@ -697,3 +655,50 @@ def _timestamp(milliseconds: int, vtt: bool) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{seconds:02}{'.' if vtt else ','}{rest:03}"
+
+
+# What the routes share.
+
+#: OpenAI's value for the log-probability of a token with negligible probability.
+MIN_LOGPROB: Final = -9999.0
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return ``usage`` as OpenAI's object, with the audio durations in milliseconds as additional fields."""
+    fields: dict[str, Any] = {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "input_audio_ms": usage.input_audio_ms,
+        "output_audio_ms": usage.output_audio_ms,
+        "input_after_start_bytes": usage.input_after_start_bytes,
+    }
+    if usage.cached_tokens is not None:
+        fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return fields
+
+
+def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
+    """Return what was done otherwise than asked; ``param`` of a failure is the part of the engine."""
+    return [
+        {"code": one.code, "message": one.message, "param": one.param}
+        for one in final.warnings
+        if one.code != FINISH_REASON_WARNING  # the reason itself is said
+    ]
+
+
+def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
+    """Return the finish reason of each choice; an answer that ended early has one for all."""
+    reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
+    foreign = final.foreign_reasons if len(final.foreign_reasons) == choices else (None,) * choices
+    return tuple(name or reason.value for name, reason in zip(foreign, reasons, strict=True))
+
+
+def finite_logprob(logprob: float | None) -> float | None:
+    """Return ``logprob`` with a lower bound, since JSON cannot express minus infinity."""
+    return logprob if logprob is None else max(logprob, MIN_LOGPROB)
+
+
+def ended_normally(chunk: FinalChunk) -> bool:
+    """Whether the answer ended normally, neither cancelled nor failed."""
+    return chunk.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)

@@ -1,4 +1,7 @@
-"""Events and items of OpenAI's Realtime API."""
+"""Events and items of OpenAI's Realtime API.
+
+An event is one JSON object in each message, of the kind that ``type`` names.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,7 @@ from omni_ws.errors import (
 )
 from omni_ws.wire.openai_fields import MediaUrl, check_depth, media_by_url
 
-# The client events of OpenAI's Realtime API: one JSON object in each message, of the kind that ``type`` names.
-
+# Events of clients, and the values of their fields.
 
 #: OpenAI's limit for the entries of ``metadata``.
 MAX_METADATA: Final = 16
@@ -118,8 +120,7 @@ def base64_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> by
         raise InvalidValue(f"{place}{name} is not base64", param=f"{place}{name}") from None
 
 
-# The items of OpenAI's Realtime API: messages, calls of functions and their outputs.
-
+# Items: messages, calls of functions and their outputs.
 
 #: What an item costs besides its content, and of that each part.
 ITEM_OVERHEAD_BYTES: Final = 1024
@@ -245,8 +246,7 @@ def _add_part(item: Item, part: Mapping[str, Any], where: str) -> None:
         raise InvalidValue(f"{where}.type {str(kind)[:64]!r} does not fit the role {item.role}", param=f"{where}.type")
 
 
-# The server events of OpenAI's Realtime API.
-
+# Events of the server.
 
 _encoder: Final = msgspec.json.Encoder()
 

@@ -1,4 +1,4 @@
-"""The session object of OpenAI's Realtime API, and the bodies of client secrets."""
+"""The session object of OpenAI's Realtime API, the ``session_config`` that it stands for, and client secrets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_fields import convert_body
 from omni_ws.wire.realtime_events import mapping_field
 from omni_ws.wire.session_config import SessionConfig
-
-# The ``session`` object of OpenAI's Realtime API, and the ``session_config`` that it stands for.
-
 
 PCM_RATE: Final = 24_000
 G711_RATE: Final = 8_000
@@ -54,6 +51,8 @@ _KNOWN: Final = _MERGED | {
 _TRANSCRIPTION: Final = ("model", "language", "prompt")
 #: Bytes of JSON of a session object, which is kept as long as the session.
 MAX_SESSION_BYTES: Final = 1 << 20
+#: The turn detection of a session that says nothing of it.
+_DEFAULT_DETECTION: Final = {"type": "server_vad"}
 #: The silence that ends a turn by ``eagerness``, where no model judges pauses.
 _EAGERNESS_SILENCE_MS: Final = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 
@@ -140,9 +139,6 @@ def session_config(session: Mapping[str, Any], abilities: RealtimeAbilities) -> 
         "sampling": sampling(session, abilities),
         "task": None if answers else "transcribe",
     }
-
-
-_DEFAULT_DETECTION: Final = {"type": "server_vad"}
 
 
 def answers_turns(session: Mapping[str, Any]) -> bool:
@@ -360,8 +356,7 @@ def _shown_detection(config: SessionConfig, *, creates: bool, interrupts: bool) 
     }
 
 
-# Bodies of ``POST /v1/realtime/client_secrets``, and their response.
-
+# Bodies of ``POST /v1/realtime/client_secrets``.
 
 #: Seconds; the limits are OpenAI's.
 MIN_LIFETIME: Final = 10

@@ -1,4 +1,7 @@
-"""The lines of a recording, and what is removed from them."""
+"""The lines of a recording of a session's traffic, as JSON structs, and what is removed from them.
+
+The format is described in docs/recording.md.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ import orjson
 from msgspec import Struct
 
 from omni_ws.wire.frames import HEADER
-
-# The lines of a recording of a session's traffic, as JSON structs. The format is described in docs/recording.md.
-
 
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
@@ -179,8 +179,7 @@ def decode_event(line: bytes) -> RecordedLine:
     return event
 
 
-# Removes from messages what a recording must not contain: credentials always, content unless it is recorded.
-
+# What a recording leaves out: credentials always, content unless it is to be recorded.
 
 _SECRET: Final = b'"resume_token"'
 REDACTED: Final = "redacted"
@@ -194,18 +193,8 @@ _HARMLESS: Final = frozenset(
         *("reason", "retryable", "retry_after_ms", "time_left_ms", "server_time_ms", "expires_in", "channels"),
         *("input_tokens", "output_tokens", "total_tokens", "input_audio_ms", "output_audio_ms"),
         *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
-        *(
-            "input_audio",
-            "output_audio",
-            "modalities",
-            "overlap",
-            "task",
-            "alignment",
-            "alignment_window_ms",
-            "out_of_order",
-            "resume_token",
-        ),
-        *("dropped_requests", "turn_id"),
+        *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "alignment_window_ms"),
+        *("out_of_order", "resume_token", "dropped_requests", "turn_id"),
     }
 )
 _OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})

@@ -1,4 +1,7 @@
-"""What the server sends on the native WebSocket, and server-sent events."""
+"""What the server sends: JSON frames on the native WebSocket, and server-sent events as OpenAI streams use them.
+
+Unset fields of frames are omitted.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from omni_ws.wire.session_config import (
     StartPolicyName,
 )
 
-# The JSON frames that the server sends on the native WebSocket. Unset fields are omitted.
+# Frames of the native WebSocket.
 
 
 class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -303,7 +306,7 @@ SERVER_FRAMES: Final = (
 )
 
 _encoder: Final = msgspec.json.Encoder()
-_server_decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(ServerFrame)
+_decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(ServerFrame)
 
 
 def encode_frame(frame: ServerFrame) -> bytes:
@@ -370,7 +373,7 @@ def unset(value: str | None) -> str | UnsetType:
 def decode_server_frame(data: bytes | str) -> ServerFrame:
     """Decode a server's frame, for clients. Raises InvalidFrame."""
     try:
-        return _server_decoder.decode(data)
+        return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidFrame(str(error)) from None
 
@@ -391,8 +394,7 @@ def error_frame(error: OmniError) -> ErrorFrame:
     )
 
 
-# Encodes server-sent events as OpenAI streams use them.
-
+# Server-sent events.
 
 DONE: Final = b"data: [DONE]\n\n"
 #: A comment, which clients ignore while it keeps proxies from timing out. Between events with ids it stands before the

@@ -1,4 +1,8 @@
-"""Bodies of streamed requests (Mode A), and of Mode B's requests."""
+"""Bodies of streamed requests (Mode A) in their four forms, and of Mode B's create and append requests.
+
+A streamed body is NDJSON, length-prefixed in one of two framings, or raw audio. All but the last hold the parameters
+of the request, if any, followed by chunks. ``LoneObject`` tells a body that is one JSON object from NDJSON.
+"""
 
 from __future__ import annotations
 
@@ -35,186 +39,7 @@ from omni_ws.wire.frames import (
     to_chunk,
 )
 
-# Incremental decoders for the framings of streamed request bodies: NDJSON and length-prefixed frames.
-
-
-class NdjsonDecoder:
-    """Splits a body into lines, regardless of how HTTP cut it into chunks.
-
-    Blank lines are skipped but counted. ``line_number`` is that of the last line yielded, from 1. A line of more than
-    ``max_line_bytes``, white space included, raises PayloadTooLarge.
-    """
-
-    def __init__(self, *, max_line_bytes: int) -> None:
-        self.max_line_bytes = max_line_bytes
-        self.line_number = 0
-        self._pending = bytearray()
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """The bytes held of a line that is not complete."""
-        return len(self._pending)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that ``data`` completes, stripped. Raises PayloadTooLarge."""
-        first, *rest = data.split(b"\n")
-        self._pending += first
-        for following in rest:
-            yield from self._end_line()
-            self._pending += following
-        if len(self._pending) > self.max_line_bytes:
-            self.line_number += 1
-            raise self._too_long()
-
-    def finish(self) -> Iterator[bytes]:
-        """Yield the last line if it has no newline. Raises PayloadTooLarge."""
-        yield from self._end_line()
-
-    def _end_line(self) -> Iterator[bytes]:
-        self.line_number += 1
-        # The limit includes white space, so that the result does not depend on how the body is cut.
-        if len(self._pending) > self.max_line_bytes:
-            raise self._too_long()
-        line = bytes(self._pending).strip(b" \t\r")
-        self._pending.clear()
-        if line:
-            yield line
-
-    def _too_long(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"line {self.line_number} is longer than {self.max_line_bytes} bytes")
-
-
-class LengthPrefixedDecoder:
-    """Splits a body into frames, each preceded by its length: a big-endian integer of ``prefix_bytes`` (4 or 8).
-
-    Empty frames are skipped but counted. ``frame_number`` is that of the last frame yielded, from 1.
-    """
-
-    def __init__(self, *, prefix_bytes: int, max_frame_bytes: int) -> None:
-        self.prefix_bytes = prefix_bytes
-        self.max_frame_bytes = max_frame_bytes
-        self.frame_number = 0
-        self._pending = bytearray()
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """The bytes held of a frame that is not complete, its prefix included."""
-        return len(self._pending)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the frames that ``data`` completes. Raises PayloadTooLarge as soon as a prefix exceeds the limit."""
-        self._pending += data
-        start = 0
-        while len(self._pending) - start >= self.prefix_bytes:
-            length = int.from_bytes(self._pending[start : start + self.prefix_bytes], "big")
-            if length > self.max_frame_bytes:
-                self.frame_number += 1
-                raise PayloadTooLarge(
-                    f"frame {self.frame_number}: at most {self.max_frame_bytes} bytes per frame, got {length}"
-                )
-            end = start + self.prefix_bytes + length
-            if end > len(self._pending):
-                break
-            frame = bytes(self._pending[start + self.prefix_bytes : end])
-            start = end
-            self.frame_number += 1
-            if frame:
-                yield frame
-        del self._pending[:start]
-
-    def finish(self) -> Iterator[bytes]:
-        """Yield nothing. Raises InvalidFrame when the body ends within a frame."""
-        if self._pending:
-            raise InvalidFrame(f"the body ended inside frame {self.frame_number + 1}")
-        yield from ()
-
-
-# LoneObject: distinguishes a body that is one JSON object from NDJSON, reading as little of it as possible.
-
-
-_NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
-
-
-class LoneObject:
-    """An incremental test for a body that consists of one JSON object, possibly over several lines.
-
-    The object has to contain a field of ``marks``, so that the parameters at the head of an NDJSON stream do not match,
-    and only white space may follow. ``max_line_bytes`` is the longest line that NDJSON allows.
-
-    Most bodies are decided by their first line: it is complete JSON, and what follows decides, or it is invalid JSON.
-    Only a first line that breaks off within a value, or exceeds the limit, leaves the decision to ``finish``.
-    """
-
-    def __init__(self, marks: Set[str], *, max_line_bytes: int) -> None:
-        self._marks = marks
-        self._max_line_bytes = max_line_bytes
-        #: The body so far.
-        self.data = bytearray()
-        #: Where to go on searching ``data``: for the first character, then for the end of the first line, then for
-        #: anything but white space after it.
-        self._searched = 0
-        self._first_line_at: int | None = None
-        #: Whether the first line is a complete object with a mark.
-        self._first_line_matches = False
-        #: Whether the first line cannot be a line of NDJSON, so that the object, if it is one, spans several.
-        self._spans_lines = False
-
-    def feed(self, data: bytes) -> bool | None:
-        """Return False once the body cannot be a lone object, and None while it can."""
-        self.data += data
-        if self._first_line_at is None:
-            self._searched = self._skip_blanks(self._searched)
-            if self._searched == len(self.data):
-                return None
-            if self.data[self._searched] != ord("{"):
-                return False
-            self._first_line_at = self._searched
-        if not self._first_line_matches and not self._spans_lines:
-            end = self.data.find(b"\n", self._searched)
-            self._searched = len(self.data) if end < 0 else end + 1
-            if self._searched - self._first_line_at > self._max_line_bytes:
-                self._spans_lines = True
-            elif end >= 0 and not self._read_first_line(bytes(self.data[self._first_line_at : end])):
-                return False
-        if not self._first_line_matches:
-            return None
-        self._searched = self._skip_blanks(self._searched)
-        return None if self._searched == len(self.data) else False
-
-    def finish(self) -> bool:
-        """Return whether the body, now complete, is a lone object."""
-        if self._first_line_matches or self._first_line_at is None:
-            return self._first_line_matches
-        try:
-            return self._is_marked(self._parsed(self.data))
-        except orjson.JSONDecodeError:
-            return False
-
-    def _read_first_line(self, line: bytes) -> bool:
-        """Return whether the body may still be a lone object."""
-        try:
-            self._first_line_matches = self._is_marked(self._parsed(line))
-        except orjson.JSONDecodeError as error:
-            self._spans_lines = 0 < len(error.doc) <= error.pos  # an error at the end: incomplete
-        return self._first_line_matches or self._spans_lines
-
-    @staticmethod
-    def _parsed(data: bytes | bytearray) -> Any:
-        check_values(data, MAX_BODY_VALUES)
-        return orjson.loads(data)
-
-    def _is_marked(self, value: Any) -> bool:
-        return isinstance(value, dict) and not self._marks.isdisjoint(value)
-
-    def _skip_blanks(self, start: int) -> int:
-        found = _NOT_BLANK.search(self.data, start)
-        return len(self.data) if found is None else found.start()
-
-
-# Streamed bodies of Mode A requests in their four forms: NDJSON, two length-prefixed framings, raw audio.
-#
-# Each holds the parameters of the request, if any, followed by chunks.
-
+# Streamed bodies.
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 NDJSON_TYPE: Final = "application/x-ndjson"
@@ -445,14 +270,189 @@ def placed(error: OmniError, place: str) -> OmniError:
     return error
 
 
-# Bodies of Mode B's create and append requests: one input chunk, or ``{"chunks": […]}``.
+# The framings: incremental decoders of lines and of length-prefixed frames.
 
+
+class NdjsonDecoder:
+    """Splits a body into lines, regardless of how HTTP cut it into chunks.
+
+    Blank lines are skipped but counted. ``line_number`` is that of the last line yielded, from 1. A line of more than
+    ``max_line_bytes``, white space included, raises PayloadTooLarge.
+    """
+
+    def __init__(self, *, max_line_bytes: int) -> None:
+        self.max_line_bytes = max_line_bytes
+        self.line_number = 0
+        self._pending = bytearray()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes held of a line that is not complete."""
+        return len(self._pending)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the lines that ``data`` completes, stripped. Raises PayloadTooLarge."""
+        first, *rest = data.split(b"\n")
+        self._pending += first
+        for following in rest:
+            yield from self._end_line()
+            self._pending += following
+        if len(self._pending) > self.max_line_bytes:
+            self.line_number += 1
+            raise self._too_long()
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the last line if it has no newline. Raises PayloadTooLarge."""
+        yield from self._end_line()
+
+    def _end_line(self) -> Iterator[bytes]:
+        self.line_number += 1
+        # The limit includes white space, so that the result does not depend on how the body is cut.
+        if len(self._pending) > self.max_line_bytes:
+            raise self._too_long()
+        line = bytes(self._pending).strip(b" \t\r")
+        self._pending.clear()
+        if line:
+            yield line
+
+    def _too_long(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"line {self.line_number} is longer than {self.max_line_bytes} bytes")
+
+
+class LengthPrefixedDecoder:
+    """Splits a body into frames, each preceded by its length: a big-endian integer of ``prefix_bytes`` (4 or 8).
+
+    Empty frames are skipped but counted. ``frame_number`` is that of the last frame yielded, from 1.
+    """
+
+    def __init__(self, *, prefix_bytes: int, max_frame_bytes: int) -> None:
+        self.prefix_bytes = prefix_bytes
+        self.max_frame_bytes = max_frame_bytes
+        self.frame_number = 0
+        self._pending = bytearray()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes held of a frame that is not complete, its prefix included."""
+        return len(self._pending)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the frames that ``data`` completes. Raises PayloadTooLarge as soon as a prefix exceeds the limit."""
+        self._pending += data
+        start = 0
+        while len(self._pending) - start >= self.prefix_bytes:
+            length = int.from_bytes(self._pending[start : start + self.prefix_bytes], "big")
+            if length > self.max_frame_bytes:
+                self.frame_number += 1
+                raise PayloadTooLarge(
+                    f"frame {self.frame_number}: at most {self.max_frame_bytes} bytes per frame, got {length}"
+                )
+            end = start + self.prefix_bytes + length
+            if end > len(self._pending):
+                break
+            frame = bytes(self._pending[start + self.prefix_bytes : end])
+            start = end
+            self.frame_number += 1
+            if frame:
+                yield frame
+        del self._pending[:start]
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield nothing. Raises InvalidFrame when the body ends within a frame."""
+        if self._pending:
+            raise InvalidFrame(f"the body ended inside frame {self.frame_number + 1}")
+        yield from ()
+
+
+# One object.
+
+_NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
+
+
+class LoneObject:
+    """An incremental test that tells a body of one JSON object, possibly over several lines, from NDJSON.
+
+    The object has to contain a field of ``marks``, so that the parameters at the head of an NDJSON stream do not match,
+    and only white space may follow. ``max_line_bytes`` is the longest line that NDJSON allows.
+
+    It reads as little as possible. Most bodies are decided by their first line: it is complete JSON, and what follows
+    decides, or it is invalid JSON. Only a first line that breaks off within a value, or exceeds the limit, leaves the
+    decision to ``finish``.
+    """
+
+    def __init__(self, marks: Set[str], *, max_line_bytes: int) -> None:
+        self._marks = marks
+        self._max_line_bytes = max_line_bytes
+        #: The body so far.
+        self.data = bytearray()
+        #: Where to go on searching ``data``: for the first character, then for the end of the first line, then for
+        #: anything but white space after it.
+        self._searched = 0
+        self._first_line_at: int | None = None
+        #: Whether the first line is a complete object with a mark.
+        self._first_line_matches = False
+        #: Whether the first line cannot be a line of NDJSON, so that the object, if it is one, spans several.
+        self._spans_lines = False
+
+    def feed(self, data: bytes) -> bool | None:
+        """Return False once the body cannot be a lone object, and None while it can."""
+        self.data += data
+        if self._first_line_at is None:
+            self._searched = self._skip_blanks(self._searched)
+            if self._searched == len(self.data):
+                return None
+            if self.data[self._searched] != ord("{"):
+                return False
+            self._first_line_at = self._searched
+        if not self._first_line_matches and not self._spans_lines:
+            end = self.data.find(b"\n", self._searched)
+            self._searched = len(self.data) if end < 0 else end + 1
+            if self._searched - self._first_line_at > self._max_line_bytes:
+                self._spans_lines = True
+            elif end >= 0 and not self._read_first_line(bytes(self.data[self._first_line_at : end])):
+                return False
+        if not self._first_line_matches:
+            return None
+        self._searched = self._skip_blanks(self._searched)
+        return None if self._searched == len(self.data) else False
+
+    def finish(self) -> bool:
+        """Return whether the body, now complete, is a lone object."""
+        if self._first_line_matches or self._first_line_at is None:
+            return self._first_line_matches
+        try:
+            return self._is_marked(self._parsed(self.data))
+        except orjson.JSONDecodeError:
+            return False
+
+    def _read_first_line(self, line: bytes) -> bool:
+        """Return whether the body may still be a lone object."""
+        try:
+            self._first_line_matches = self._is_marked(self._parsed(line))
+        except orjson.JSONDecodeError as error:
+            self._spans_lines = 0 < len(error.doc) <= error.pos  # an error at the end: incomplete
+        return self._first_line_matches or self._spans_lines
+
+    @staticmethod
+    def _parsed(data: bytes | bytearray) -> Any:
+        check_values(data, MAX_BODY_VALUES)
+        return orjson.loads(data)
+
+    def _is_marked(self, value: Any) -> bool:
+        return isinstance(value, dict) and not self._marks.isdisjoint(value)
+
+    def _skip_blanks(self, start: int) -> int:
+        found = _NOT_BLANK.search(self.data, start)
+        return len(self.data) if found is None else found.start()
+
+
+# Bodies of Mode B: one input chunk, or ``{"chunks": […]}``.
 
 #: Limits the chunks of a body: an empty chunk has few bytes on the wire but costs a whole object in memory.
 MAX_CHUNKS: Final = 1 << 16
 
 #: What marks a body as a chunk; where these two stand, they have the chunks.
-_MARKERS: Final = CHUNK_MARKERS - {"chunk", "chunks"}
+_LONE_CHUNK_MARKERS: Final = CHUNK_MARKERS - {"chunk", "chunks"}
 #: A chunk, or the error that makes it invalid, with its sequence number where that is valid.
 ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
 
@@ -477,10 +477,10 @@ def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
     if "chunks" not in body:
         if not CHUNK_MARKERS & body.keys() and body.get("type") != "input_chunk":
             raise InvalidFrame("the body must be an input chunk, or have a list of them in chunks", param="chunks")
-        return [BodyChunk("", _read(body))]
-    if twice := sorted(_MARKERS & body.keys()):
+        return [BodyChunk("", _read_chunk(body))]
+    if twice := sorted(_LONE_CHUNK_MARKERS & body.keys()):
         raise InvalidValue("a body must be either one chunk or have chunks, not both", param=twice[0])
-    return _read_list(body["chunks"])
+    return _read_chunks(body["chunks"])
 
 
 def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk]]:
@@ -489,30 +489,30 @@ def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk
     Raises as ``read_append`` does.
     """
     parameters = {name: value for name, value in body.items() if name not in ("chunk", "chunks")}
-    if misplaced := sorted((_MARKERS - {"modality"}) & body.keys()):
+    if misplaced := sorted((_LONE_CHUNK_MARKERS - {"modality"}) & body.keys()):
         raise InvalidValue("the first chunk must be in the field chunk", param=misplaced[0])
     chunk, chunks = body.get("chunk"), body.get("chunks")
     if chunk is not None and chunks is not None:
         raise InvalidValue("the first input must be either in chunk or in chunks, not both", param="chunk")
     if chunks is not None:
-        return parameters, _read_list(chunks)
-    return parameters, [] if chunk is None else [BodyChunk("chunk", _read(chunk))]
+        return parameters, _read_chunks(chunks)
+    return parameters, [] if chunk is None else [BodyChunk("chunk", _read_chunk(chunk))]
 
 
-def _read_list(chunks: Any) -> list[BodyChunk]:
+def _read_chunks(chunks: Any) -> list[BodyChunk]:
     if not isinstance(chunks, list):
         raise InvalidValue("chunks must be a list of input chunks", param="chunks")
     if len(chunks) > MAX_CHUNKS:
         raise InvalidValue(f"at most {MAX_CHUNKS} chunks per body, got {len(chunks)}", param="chunks")
-    return [BodyChunk(f"chunks[{index}]", _read(chunk)) for index, chunk in enumerate(chunks)]
+    return [BodyChunk(f"chunks[{index}]", _read_chunk(chunk)) for index, chunk in enumerate(chunks)]
 
 
-def _read(value: Any) -> ChunkOrRefusal:
+def _read_chunk(value: Any) -> ChunkOrRefusal:
     if not isinstance(value, dict):
         return InvalidFrame("a chunk must be a JSON object")
     number = value.get("sequence_id")
     try:
-        return _convert(value)
+        return _converted(value)
     except InvalidRequest as error:
         if type(number) is not int or not 0 <= number <= MAX_SEQUENCE_ID:
             return error
@@ -520,7 +520,7 @@ def _read(value: Any) -> ChunkOrRefusal:
         return RefusedChunk(number, error)
 
 
-def _convert(value: dict[str, Any]) -> InputChunk:
+def _converted(value: dict[str, Any]) -> InputChunk:
     kind = value.get("type")
     if isinstance(kind, str) and kind != "input_chunk":
         raise UnknownType("this body accepts only input chunks", param="type")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
-from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import (
     AUDIO_EXPIRES_SEC,
     Base64Stream,
@@ -24,6 +23,7 @@ from omni_ws.wire.openai_responses import (
     ended_normally,
     usage_object,
 )
+from omni_ws.wire.server_frames import event
 
 USAGE = Usage(input_tokens=2, output_tokens=3, input_audio_ms=100, output_audio_ms=200, input_after_start_bytes=7)
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=USAGE)
@@ -51,9 +51,7 @@ def stream(outputs: list[OutputChunk], final: FinalChunk = FINAL, **fields: Any)
     encoder = ChatStream(options(**fields))
     chunks = [chunk for output in outputs for chunk in encoder.output(output)]
     # Parsed from the wire, because some chunks are built as JSON.
-    return [
-        orjson.loads(server_frames.event(chunk).removeprefix(b"data: ")) for chunk in (*chunks, *encoder.final(final))
-    ]
+    return [orjson.loads(event(chunk).removeprefix(b"data: ")) for chunk in (*chunks, *encoder.final(final))]
 
 
 def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +79,7 @@ def test_role_content_terminal() -> None:
 def test_any_text_of_any_model_and_choice(said: str, model: str, choice: int) -> None:
     encoder = ChatStream(ChatOptions(completion_id='""', created=1, model=model, choices=2))
     *_, chunk = encoder.output(replace(text(said), choice=choice))
-    assert orjson.loads(server_frames.event(chunk).removeprefix(b"data: ")) == {
+    assert orjson.loads(event(chunk).removeprefix(b"data: ")) == {
         "id": '""',
         "object": "chat.completion.chunk",
         "created": 1,
