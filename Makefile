@@ -90,9 +90,9 @@ endif
 # Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
 # Software of others is for test-outside, where all of it is there.
 BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" --ignore tests/outside -n $(WORKERS) --dist worksteal
-# Beside them: one part keeps the cores busy while the other waits. Two processes, which take 4 GB each at most; files that
+# Beside them: one part keeps the cores busy while the other waits. Three processes, which take 4 GB each at most; files that
 # share an engine or a reference go to one (tests/support/vllm_tests.py).
-VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm --ignore tests/outside -n 2 \
+VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm --ignore tests/outside -n 3 \
   --dist loadfile --no-loadscope-reorder
 SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 # Parts that ran before, whose tests the summary counts too: .ci/run names them.

@@ -1,7 +1,7 @@
 """A pytest plugin: what all tests marked ``vllm`` have in common. They are skipped where vLLM is not installed.
 
 ``-m vllm`` imports only the files that have such tests. Importing all others would take longer than vLLM itself does.
-Several processes share the work by ``-n 2 --dist loadfile --no-loadscope-reorder``: a process takes a whole file, or
+Several processes share the work by ``-n 3 --dist loadfile --no-loadscope-reorder``: a process takes a whole file, or
 all files that share an engine or a reference, those that take longest first.
 """
 
