@@ -90,8 +90,8 @@ endif
 # Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
 # Software of others is for test-outside, where all of it is there.
 BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" --ignore tests/outside -n $(WORKERS) --dist worksteal
-# Beside them: one part keeps the cores busy while the other waits. Three processes, which take 4 GB each at most; files that
-# share an engine or a reference go to one (tests/support/vllm_tests.py).
+# Three processes, which take 4 GB each at most and wait a third of their time; files that share an engine or a reference
+# go to one (tests/support/vllm_tests.py).
 VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm --ignore tests/outside -n 3 \
   --dist loadfile --no-loadscope-reorder
 SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
@@ -99,8 +99,7 @@ SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 PARTS_BEFORE :=
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
-	@mkdir -p .cache; failed=0; $(VLLM_TESTS) $(ARGS) >.cache/test-vllm.log 2>&1 & vllm=$$!; trap "kill $$vllm 2>/dev/null" INT TERM; \
-	$(BASE_TESTS) $(ARGS) || failed=1; wait $$vllm || failed=1; cat .cache/test-vllm.log; $(SUMMARY) base vllm && exit $$failed
+	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(VLLM_TESTS) $(ARGS) || failed=1; $(SUMMARY) base vllm && exit $$failed
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2

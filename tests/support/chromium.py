@@ -201,6 +201,10 @@ class DemoPage:
 
     async def open(self, url: str, state: str = "ready") -> None:
         await self.page.goto(url)
+        if any("ERR_NETWORK_CHANGED" in problem for problem in self.problems):
+            # The machine got or lost an address meanwhile, by which Chromium breaks off what it loads.
+            self.problems.clear()
+            await self.page.goto(url)
         await self.in_state(state)
 
     async def in_state(self, *states: str) -> None:

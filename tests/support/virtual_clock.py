@@ -12,6 +12,9 @@ import selectors
 
 #: Real time given to the kernel before the clock jumps: on a loaded machine, loopback bytes may still be on their way.
 _SETTLE_SEC = 0.002
+#: Before a jump that ends sessions and connections (_FAR_SEC of virtual time or more), what a busy kernel may need.
+_SETTLE_FAR_SEC = 0.02
+_FAR_SEC = 1.0
 #: Real time after which a loop with no timer and nothing to read counts as a deadlock.
 _DEADLOCK_SEC = 5.0
 
@@ -40,7 +43,7 @@ class JumpingSelector(selectors.DefaultSelector):
             if not ready:
                 raise Deadlock("every task waits, and nothing is left to wake one")
             return ready
-        ready = super().select(_SETTLE_SEC)
+        ready = super().select(_SETTLE_SEC if timeout < _FAR_SEC else _SETTLE_FAR_SEC)
         if not ready:
             self.now += timeout
             self.jumps += 1
