@@ -22,7 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.child import return_freed_memory, returning_memory, share_heaps
+from omni_ws.engine.child import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice, part_lines, turn_lines
 from omni_ws.engine_choice.available import suggestions
@@ -31,7 +31,7 @@ from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.observer import Observer
-from omni_ws.service.process import allow_connections, unless, watching_loop
+from omni_ws.service.process import allow_connections, returning_memory, unless, watching_loop
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.token_service import serve_tokens
 from omni_ws.transport.http.application import HttpLimits

@@ -46,7 +46,7 @@ _OUTPUT: Final = {"format": "pcm16", "sample_rate": RATE}
 _LONGEST_SEC: Final = 300.0
 #: Passes of the event loop after which nothing of a frame is left to be done.
 _PASSES: Final = 50
-#: Thirty seconds of audio: an answer that still plays when somebody begins to speak.
+#: Thirty seconds of audio: so long an answer is still being played when it is interrupted.
 _ANSWER: Final = tuple(AudioOutput(np.full(RATE // 50, 0.1, np.float32), RATE) for _ in range(30 * 50))
 
 

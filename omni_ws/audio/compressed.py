@@ -36,7 +36,7 @@ from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
 _MP4: Final = "mov"
-#: The largest MP4 file with its index at the end: an hour of speech. Less is held where nobody accounts for it.
+#: The largest MP4 file with its index at the end: an hour of speech. The lower limit is for files without a budget.
 MAX_HELD_BYTES: Final = 64 << 20
 MAX_UNACCOUNTED_BYTES: Final = 4 << 20
 #: The demuxer's read size: 40 ms of Opus at 24 kbit/s, which bounds the latency that reading in blocks adds.

@@ -378,8 +378,8 @@ class Walker(Protocol):
 
 _RIFF_HEAD_BYTES: Final = 12
 _MAX_SIZE: Final = 0xFFFFFFFF
-#: Writers of streams, which do not know the length, give 0 or the largest one that they know. So many bytes are 18
-#: hours of speech.
+#: A writer of a stream cannot know its length, and gives 0 or the largest number that fits. Sizes from this one on (18
+#: hours of speech) count as unknown.
 _ENDLESS_BYTES: Final = 0x7FFF_F000
 _MAX_DS64_BYTES: Final = 4096
 #: What writers put behind the samples, whatever the size of the RIFF chunk says.
@@ -694,7 +694,7 @@ _BOX_NAME: Final = re.compile(rb"[ -~\xa9]{4}")
 
 
 class IsoWalker:
-    """Boxes. A file has an index (``moov``) and media data; one that browsers record goes on with fragments."""
+    """Boxes. A file has an index (``moov``) and media data; a recording of a browser has fragments, too."""
 
     def __init__(self) -> None:
         self._has_index = False

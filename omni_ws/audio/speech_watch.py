@@ -152,7 +152,7 @@ class TurnDetector:
         #: The windows processed so far.
         self.windows = 0
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
-        # Nobody is asked where the answer would come too late.
+        # Where its judgement would come too late, the model is not asked.
         in_time = judged is not None and judged.finished_windows < self.silence_windows
         self._judged = judged if in_time else None
         #: The windows of silence that end the turn, by the answer about this pause; None while there is none.

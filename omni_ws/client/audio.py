@@ -190,8 +190,8 @@ def read_standard_input() -> bytes:
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
     """Yields what ``read`` returns until that is empty. Raises the OSError of ``read``.
 
-    ``read`` runs in a daemon thread: it does not block the event loop, and one that never returns does not keep the
-    process from exiting.
+    ``read`` runs in a daemon thread: it does not block the event loop, and the process can exit while
+    ``read`` still waits.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()

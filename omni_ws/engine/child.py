@@ -10,8 +10,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -76,12 +74,6 @@ def leave_signals_to_server() -> None:
 # Memory that was freed: the C library (glibc; others are left alone) keeps most of it, and a part for each thread.
 
 _M_ARENA_MAX: Final = -8
-#: Bytes by which what is held has to fall until freed memory is returned: it takes several times that with its objects.
-_MUCH_BYTES: Final = 8 << 20
-#: In between, memory may be taken and freed many times, and is used again.
-_LOOKS_EVERY_SEC: Final = 5.0
-#: So often it is returned then: the sessions that held it may end later, and what they leave lies between other things.
-_RETURNS: Final = 12
 
 
 def share_heaps(most: int) -> None:
@@ -98,36 +90,6 @@ def return_freed_memory() -> None:
     """Return what is free to the system. Blocks for some milliseconds."""
     if (malloc_trim := _c_function("malloc_trim")) is not None:
         malloc_trim(ctypes.c_size_t(0))
-
-
-@contextmanager
-def returning_memory(held: Callable[[], int]) -> Iterator[None]:
-    """Within the block, look at ``held()`` (bytes) every few seconds, and return freed memory when that fell by much.
-
-    By itself, the C library keeps what it once had where anything behind it is still in use.
-    """
-    import asyncio
-
-    task = asyncio.create_task(_return_what_was_held(held), name="returning memory")
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-async def _return_what_was_held(held: Callable[[], int]) -> None:
-    import asyncio
-
-    highest = times = 0
-    while True:
-        await asyncio.sleep(_LOOKS_EVERY_SEC)
-        now = held()
-        if highest - now >= _MUCH_BYTES:
-            highest, times = now, _RETURNS
-        highest = max(highest, now)
-        if times:
-            times -= 1
-            await asyncio.to_thread(return_freed_memory)
 
 
 def _c_function(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The process of the server: its files, its disk, its signals, its event loop."""
+"""The process of the server: its files, its disk, its signals, its event loop, its memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
+
+from omni_ws.engine.child import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -114,3 +116,39 @@ class _Watch:
         is_idle = self._cpu_time() - self._cpu_before < IDLE_SHARE * (self._interval + late)
         self._interval = min(2 * self._interval, LONGEST_INTERVAL_SEC) if is_idle else INTERVAL_SEC
         self._begin()
+
+
+# Memory: the C library keeps what was freed.
+
+#: Bytes by which what is held has to fall until freed memory is returned: it takes several times that with its objects.
+_MUCH_BYTES: Final = 8 << 20
+#: In between, memory may be taken and freed many times, and is used again.
+_LOOKS_EVERY_SEC: Final = 5.0
+#: So often it is returned then: the sessions that held it may end later, and what they leave lies between other things.
+_RETURNS: Final = 12
+
+
+@contextmanager
+def returning_memory(held: Callable[[], int]) -> Iterator[None]:
+    """Within the block, look at ``held()`` (bytes) every few seconds, and return freed memory when that fell by much.
+
+    By itself, the C library keeps what it once had where anything behind it is still in use.
+    """
+    task = asyncio.create_task(_return_what_was_held(held), name="returning memory")
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _return_what_was_held(held: Callable[[], int]) -> None:
+    highest = times = 0
+    while True:
+        await asyncio.sleep(_LOOKS_EVERY_SEC)
+        now = held()
+        if highest - now >= _MUCH_BYTES:
+            highest, times = now, _RETURNS
+        highest = max(highest, now)
+        if times:
+            times -= 1
+            await asyncio.to_thread(return_freed_memory)

@@ -57,16 +57,6 @@ def check_event(event: Mapping[str, Any]) -> None:
             check_depth(value, name)
 
 
-def mapping_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> Mapping[str, Any]:
-    """The object in this field; an empty one where it is absent or null. Raises InvalidValue."""
-    value = fields.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidValue(f"{place}{name} must be an object", param=f"{place}{name}")
-    return value
-
-
 def text_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> str:
     """The string in this field. Raises InvalidValue where there is none."""
     value = fields.get(name)

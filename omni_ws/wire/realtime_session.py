@@ -11,8 +11,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
-from omni_ws.wire.openai_fields import convert_body
-from omni_ws.wire.realtime_events import mapping_field
+from omni_ws.wire.openai_fields import convert_body, object_field
 from omni_ws.wire.session_config import SessionConfig
 
 PCM_RATE: Final = 24_000
@@ -103,7 +102,7 @@ def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], place: str) -> di
         if path in _MERGED:
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidValue(f"session.{path} must be an object", param=f"session.{path}")
-            merged[name] = _merged(mapping_field(base, name), value or {}, path)
+            merged[name] = _merged(object_field(base, name), value or {}, path)
         else:
             merged[name] = value
     return merged
@@ -114,10 +113,10 @@ def session_config(session: Mapping[str, Any], abilities: RealtimeAbilities) -> 
 
     Raises InvalidValue or UnsupportedFormat.
     """
-    audio = mapping_field(session, "audio", place="session.")
-    given = mapping_field(audio, "input", place="session.audio.")
-    output = mapping_field(audio, "output", place="session.audio.")
-    transcription = mapping_field(given, "transcription", place="session.audio.input.")
+    audio = object_field(session, "audio", place="session.")
+    given = object_field(audio, "input", place="session.audio.")
+    output = object_field(audio, "output", place="session.audio.")
+    transcription = object_field(given, "transcription", place="session.audio.input.")
     detection = turn_detection(given.get("turn_detection", _DEFAULT_DETECTION), abilities)
     answers = answers_turns(session)
     if detection is not None and not answers:
@@ -158,12 +157,12 @@ def transcribes_only(session: Mapping[str, Any]) -> bool:
 
 def wants_transcripts(session: Mapping[str, Any]) -> bool:
     """Whether the client is sent what was heard."""
-    given = mapping_field(mapping_field(session, "audio"), "input")
+    given = object_field(object_field(session, "audio"), "input")
     return transcribes_only(session) or given.get("transcription") is not None or not answers_turns(session)
 
 
 def _detection_flag(session: Mapping[str, Any], name: str) -> bool:
-    wanted = mapping_field(mapping_field(session, "audio"), "input").get("turn_detection")
+    wanted = object_field(object_field(session, "audio"), "input").get("turn_detection")
     return not isinstance(wanted, Mapping) or wanted.get(name) is not False
 
 
@@ -175,7 +174,7 @@ def response_config(response: Mapping[str, Any], abilities: RealtimeAbilities) -
         config["instructions"] = response["instructions"]
     if response.get("output_modalities") is not None:
         config["modalities"] = modalities(response["output_modalities"], abilities)
-    output = mapping_field(mapping_field(response, "audio"), "output", place="audio.")
+    output = object_field(object_field(response, "audio"), "output", place="audio.")
     if output.get("voice") is not None:
         config["voice"] = _voice(output["voice"])
     if response.get("tools") is not None:
@@ -279,7 +278,7 @@ def _format(wanted: Any, place: str) -> dict[str, Any]:
 
 def session_object(session: Mapping[str, Any], config: SessionConfig, *, session_id: str) -> dict[str, Any]:
     """The session object that a client is shown, with the values in effect."""
-    given = mapping_field(mapping_field(session, "audio"), "input")
+    given = object_field(object_field(session, "audio"), "input")
     transcription = given.get("transcription")
     limit = config.sampling.max_tokens
     shown_input = {

@@ -12,12 +12,9 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import IO, Any, Final, TypeAlias
-
-from prometheus_client.metrics_core import Metric
-from prometheus_client.samples import Sample
+from typing import IO, Any, Final
 
 from omni_ws import __version__
 from omni_ws.config import check_available, check_exposure, configured_keys
@@ -29,6 +26,7 @@ from omni_ws.service.sessions.admission import DailyUseFile
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET, METRICS, WorkerRow, WorkerState
 from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY, notice_dead_networks
 from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart, shared_counts
+from omni_ws.workers.metrics_sum import Family, growing, summed
 
 logger = logging.getLogger(__name__)
 
@@ -680,61 +678,3 @@ class Questions:
         for other, waiting in self._waiting.values():
             if other is member and not waiting.done():
                 waiting.set_result(None)
-
-
-# The metrics of a server, from those of its workers
-
-#: A metric as workers send it: name, documentation, type, unit, and its samples with name, labels and value.
-Family: TypeAlias = tuple[str, str, str, str, list[tuple[str, dict[str, str], float]]]
-
-#: Gauges that are no amounts. All others add up, as counters and histograms do.
-_COMBINED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
-    **dict.fromkeys(("omni_ws_engine_up", "omni_ws_part_up", "omni_ws_draining", "process_start_time_seconds"), min),
-    **dict.fromkeys(("omni_ws_sessions_limit", "omni_ws_info", "python_info", "process_max_fds"), max),
-}
-#: Types that only ever grow, and which therefore must not shrink when a worker ends.
-_GROWING: Final = frozenset({"counter", "histogram", "summary"})
-
-
-def as_families(metrics: Iterable[Metric]) -> list[Family]:
-    """Metrics in the form in which workers send them."""
-    return [
-        (
-            metric.name,
-            metric.documentation,
-            metric.type,
-            metric.unit,
-            [(sample.name, dict(sample.labels), sample.value) for sample in metric.samples],
-        )
-        for metric in metrics
-    ]
-
-
-def as_metrics(families: Iterable[Family]) -> list[Metric]:
-    """The reverse of ``as_families``."""
-    metrics = []
-    for name, documentation, kind, unit, samples in families:
-        metric = Metric(name, documentation, kind, unit)
-        metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]
-        metrics.append(metric)
-    return metrics
-
-
-def growing(families: Iterable[Family]) -> list[Family]:
-    """What is left of a worker that has ended: all that it counted."""
-    return [family for family in families if family[2] in _GROWING]
-
-
-def summed(parts: Sequence[Sequence[Family]]) -> list[Family]:
-    """The metrics of several workers together, in the order in which they first appear."""
-    families: dict[str, Family] = {}
-    values: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
-    for part in parts:
-        for name, documentation, kind, unit, samples in part:
-            families.setdefault(name, (name, documentation, kind, unit, []))
-            for sample, labels, value in samples:
-                values.setdefault((name, sample, tuple(labels.items())), []).append(value)
-    for (name, sample, of_sample), found in values.items():
-        combine: Any = _COMBINED.get(name, sum) if families[name][2] not in _GROWING else sum
-        families[name][4].append((sample, dict(of_sample), combine(found)))
-    return list(families.values())

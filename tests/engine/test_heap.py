@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import subprocess
 import sys
 
 import pytest
-
-from omni_ws.engine import child
 
 pytestmark = [
     pytest.mark.slow,  # starts processes
@@ -77,20 +74,3 @@ def test_freed_memory_is_returned() -> None:
 
 def test_what_one_thread_freed_another_takes() -> None:
     assert measured(SHARED) < 60
-
-
-@pytest.mark.virtual_clock
-async def test_memory_is_returned_once_much_of_what_was_held_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    much = 8 << 20
-    held, returned = 0, asyncio.Semaphore(0)
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(child, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.release))
-    with child.returning_memory(lambda: held):
-        for now in (much - 1, 0, 10, much + 10, 10):
-            held = now
-            assert returned.locked()
-            await asyncio.sleep(7.5)
-        for _ in range(12):
-            await returned.acquire()
-        await asyncio.sleep(100)
-        assert returned.locked()  # nothing more

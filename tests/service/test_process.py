@@ -1,4 +1,4 @@
-"""The delay of the event loop, on a clock that the test moves."""
+"""The process of the server: the delay of its event loop, and the memory that it returns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from omni_ws.service import process
 from omni_ws.service.process import IDLE_SHARE, INTERVAL_SEC, LONGEST_INTERVAL_SEC, watching_loop
 
 
@@ -47,3 +48,20 @@ async def test_work_that_blocks_the_loop_is_measured() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert lags[0] >= 1.5 * INTERVAL_SEC
+
+
+@pytest.mark.virtual_clock
+async def test_memory_is_returned_once_much_of_what_was_held_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    much = 8 << 20
+    held, returned = 0, asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(process, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.release))
+    with process.returning_memory(lambda: held):
+        for now in (much - 1, 0, 10, much + 10, 10):
+            held = now
+            assert returned.locked()
+            await asyncio.sleep(7.5)
+        for _ in range(12):
+            await returned.acquire()
+        await asyncio.sleep(100)
+        assert returned.locked()  # nothing more

@@ -18,12 +18,12 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.realtime.response import Event, Turn, created_fields
 from omni_ws.transport.realtime.translator import ConversationItems, Translator, as_input, as_new, messages_of
+from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import (
     Item,
     RealtimeRefusal,
     base64_field,
     error_fields,
-    mapping_field,
     metadata_field,
     number_field,
     optional_id,
@@ -180,7 +180,7 @@ class Commands:
         return session_object(self._translator.session, config, session_id=self._session_id)
 
     def _update_session(self, event: dict[str, Any]) -> None:
-        patch = mapping_field(event, "session")
+        patch = object_field(event, "session")
         if event["type"] == "transcription_session.update":
             patch = {**patch, "type": "transcription"}
         session = merged_session(self._translator.session, patch)
@@ -289,7 +289,7 @@ class Commands:
     # items
 
     def _create_item(self, event: dict[str, Any]) -> None:
-        item = read_item(mapping_field(event, "item"), new_id("item_"))
+        item = read_item(object_field(event, "item"), new_id("item_"))
         if self._items.get(item.item_id) is not None:
             raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
         for chunk in item.chunks:
@@ -346,7 +346,7 @@ class Commands:
     # responses
 
     def _create_response(self, event: dict[str, Any]) -> None:
-        fields = mapping_field(event, "response")
+        fields = object_field(event, "response")
         event_id = optional_id(event, "event_id")
         if transcribes_only(self._translator.session):
             raise InvalidValue("a transcription session has no responses", param="type")
