@@ -37,6 +37,11 @@ class InputSummary:
     #: The modalities that have a complete part: one followed by a part of another modality.
     closed_parts: set[Modality] = field(default_factory=set)
 
+    @property
+    def has_audio(self) -> bool:
+        """Whether audio is in it, however short."""
+        return self.open_part is Modality.AUDIO or Modality.AUDIO in self.closed_parts
+
 
 class StartPolicy(Protocol):
     """Decides when a request starts.

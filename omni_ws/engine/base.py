@@ -302,6 +302,8 @@ class GenerationRequest:
     options: AnswerOptions = AnswerOptions()
     #: The name of the client's API key. Caches must not be shared between owners, lest timing reveal their prompts.
     owner: str | None = None
+    #: Whether its whole input is known, and has no audio in it.
+    without_audio: bool = False
     near: bool = False  #: Whether the client is on this machine, and may hear what is for the operator.
     conversation: str | None = None  #: The id of the session; None for a request by itself, as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
@@ -222,13 +222,25 @@ class ComposedEngine:
             return self._alone(Role.TTS, self._tts, request)
         if request.task is not Task.CHAT:
             return self._alone(Role.LLM, self._llm, request)  # which refuses a task that it cannot do
-        asr = self._asr if hears(self._asr) else None
+        asr = self._asr if hears(self._asr) and not request.without_audio else None
         spoken = OutputModality.AUDIO in request.modalities and speaks(self._tts)
         if not spoken:
             request = self._within_speech(request)
         if asr is None and not spoken:
             return self._plain_chat(request)
         return self._chat(request, asr=asr, tts=self._tts if spoken else None)
+
+    @contextmanager
+    def _counted(self, request: GenerationRequest) -> Iterator[None]:
+        """Count a request without audio among those that the LLM answers, for those that may be answered ahead."""
+        if self._ahead_load is None or not request.without_audio:
+            yield
+            return
+        under_way = self._ahead_load.begin(ahead=False)
+        try:
+            yield
+        finally:
+            under_way.end()
 
     def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
         """``request`` with the limit on spoken answers, for an LLM that speaks by itself."""
@@ -255,13 +267,14 @@ class ComposedEngine:
         patience = Patience(self._first_byte_timeout_sec)
         sink = request.sink if request.sink is NO_SINK else FirstOutputSink(request.sink, patience)
         asked = replace(request, input=patience.watched(aiter(request.input)), sink=sink)
-        async with (
-            patience.limiting(Role.LLM, self._llm),
-            aclosing(self._alone(Role.LLM, self._llm, asked)) as outputs,
-        ):
-            async for output in outputs:
-                patience.stop()
-                yield output
+        with self._counted(request):
+            async with (
+                patience.limiting(Role.LLM, self._llm),
+                aclosing(self._alone(Role.LLM, self._llm, asked)) as outputs,
+            ):
+                async for output in outputs:
+                    patience.stop()
+                    yield output
 
     async def _chat(
         self, request: GenerationRequest, *, asr: Engine | None, tts: Engine | None
@@ -296,9 +309,10 @@ class ComposedEngine:
             stages, links = [hearing, *stages], [INPUT_LINK, *links]
         self.active_requests += 1
         try:
-            async with pipeline(aiter(source), stages, links, sink=request.sink, cut=cut) as outputs:
-                async for output in outputs:
-                    yield output
+            with self._counted(request):
+                async with pipeline(aiter(source), stages, links, sink=request.sink, cut=cut) as outputs:
+                    async for output in outputs:
+                        yield output
             if hearing is not None and request.cut.made:
                 yield Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms))
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from omni_ws.core.history import Speech
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import earlier_speech
-from omni_ws.engine.decoding import DecodedPart, decode_speech
+from omni_ws.engine.decoding import DecodedPart, TextPart, ToolResultPart, decode_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AlignedLogprobs, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
@@ -187,9 +187,58 @@ class Thinker:
     async def _run(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
-        shared, request = self._shared, self._request
         self._speech = await self._earlier_speech()
-        draft: PromptDraft = await self._in_thread(self._prepare)
+        if self._request.without_audio:
+            await self._answer_at_once(source, sink, outputs)
+            return
+        draft, parts = await self._in_thread(self._begin)
+        collecting = asyncio.create_task(self._collect(source, parts), name="thinker input")
+        early: EarlyWork | None = None
+        try:
+            if self._request.input_mode is InputMode.EXTEND and not await self._ends_within(EARLY_AFTER_SEC):
+                early = self._begin_early()
+                await self._work_early(early, draft)
+            await collecting
+            work = early or WarmedPrefix(self._origin)
+            await self._answer(work, draft, await self._in_thread(draft.whole), sink, outputs)
+        finally:
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+            if early is not None:
+                await early.aclose()
+
+    async def _answer_at_once(
+        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        """Answer input that is here already. Text becomes a prompt in one call in the thread, since each is a delay."""
+        begun: tuple[PromptDraft, InputParts] | None = None
+        texts: list[DecodedPart] = []
+        async for decoded in source:
+            texts.append(decoded)
+            if not isinstance(decoded, TextPart | ToolResultPart):
+                begun = await self._in_thread(self._add, begun, texts)
+                texts = []
+
+        def complete() -> tuple[PromptDraft, Excerpt]:
+            draft, parts = self._add(begun, texts)
+            parts.close_part()
+            return draft, draft.whole()
+
+        draft, whole = await self._in_thread(complete)
+        await self._answer(WarmedPrefix(self._origin), draft, whole, sink, outputs)
+
+    def _add(
+        self, begun: tuple[PromptDraft, InputParts] | None, decoded: Iterable[DecodedPart]
+    ) -> tuple[PromptDraft, InputParts]:
+        """Add input to a prompt, or to a new one; runs in the tokenizer's thread. Raises as ``_prepare``."""
+        draft, parts = begun or self._begin()
+        for one in decoded:
+            parts.add(one)
+        return draft, parts
+
+    def _begin(self) -> tuple[PromptDraft, InputParts]:
+        """Return an empty prompt, and what adds the input to it. Raises as ``_prepare``."""
+        draft, shared = self._prepare(), self._shared
         self._input = InputParts(
             draft,
             sample_rate=shared.sample_rate,
@@ -197,20 +246,7 @@ class Thinker:
             longest_segment_ms=shared.longest_segment_ms,
             room=self._share,
         )
-        collecting = asyncio.create_task(self._collect(source, self._input), name="thinker input")
-        early: EarlyWork | None = None
-        try:
-            if request.input_mode is InputMode.EXTEND and not await self._ends_within(EARLY_AFTER_SEC):
-                early = self._begin_early()
-                await self._work_early(early, draft)
-            await collecting
-            work = early or WarmedPrefix(self._origin)
-            await self._answer(work, draft, sink, outputs)
-        finally:
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
-            if early is not None:
-                await early.aclose()
+        return draft, self._input
 
     def _prepare(self) -> PromptDraft:
         """Return an empty draft; runs in the tokenizer's thread.
@@ -349,11 +385,16 @@ class Thinker:
             return False  # how much of the history has to go is known at the end of the input
 
     async def _answer(
-        self, work: EarlyWork, draft: PromptDraft, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+        self,
+        work: EarlyWork,
+        draft: PromptDraft,
+        whole: Excerpt,
+        sink: Channel[Any] | None,
+        outputs: Channel[EngineOutput],
     ) -> None:
         """Submit the complete prompt and pass the answers on."""
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
-        whole, work, submitted = await self._submit(work, draft)
+        whole, work, submitted = await self._submit(work, draft, whole)
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         while not await self._pass_answer_on(submitted, echo, sink, outputs):
             submitted = await self._origin.at_once(whole, self._parameters)
@@ -386,13 +427,14 @@ class Thinker:
                 answer.take = take if events.recorder is None else None
         return True
 
-    async def _submit(self, work: EarlyWork, draft: PromptDraft) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
+    async def _submit(
+        self, work: EarlyWork, draft: PromptDraft, whole: Excerpt
+    ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
         """Submit the complete prompt, with less of the history when it turns out to be too long.
 
         Returns the prompt, how it was submitted, and the outputs.
         """
         while True:
-            whole = await self._in_thread(draft.whole)
             self.prompt_tokens = len(whole.tokens)
             self._check_tokens(whole.tokens)
             try:
@@ -406,6 +448,7 @@ class Thinker:
                     raise
                 await work.aclose()
                 work = WarmedPrefix(self._origin)
+                whole = await self._in_thread(draft.whole)
 
     def _check_tokens(self, tokens: list[int]) -> None:
         vocabulary = self._shared.model.llm.model_config.get_vocab_size()

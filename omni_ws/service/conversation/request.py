@@ -590,6 +590,7 @@ class Request:
             tool_choice=config.tool_choice,
             options=self.options,
             owner=self.owner,
+            without_audio=self.without_audio,
             near=self.near,
             conversation=self.conversation,
             meter=self.meter,
@@ -599,6 +600,11 @@ class Request:
             lane=self.lane,
             warn=warn,
         )
+
+    @property
+    def without_audio(self) -> bool:
+        """Whether it is by itself, as over HTTP, and all of its input has come, with no audio in it."""
+        return self.conversation is None and not self.session.input_open and not self.session.received.has_audio
 
     @property
     def input_usage(self) -> Usage:

@@ -308,7 +308,7 @@ class RequestQueue:
     def _hears_on(self, request: Request) -> bool:
         """Whether words of a request that is cut off are still to come from the engine."""
         able = self._engine.capabilities
-        if request.words_known or not able.transcripts or request.started is None:
+        if request.words_known or not able.transcripts or request.started is None or request.without_audio:
             return False
         return able.hears_on or able.transcribes_first or request.config.task is Task.TRANSCRIBE
 
