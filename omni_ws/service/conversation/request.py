@@ -604,7 +604,9 @@ class Request:
     @property
     def without_audio(self) -> bool:
         """Whether it is by itself, as over HTTP, and all of its input has come, with no audio in it."""
-        return self.conversation is None and not self.session.input_open and not self.session.received.has_audio
+        if self.conversation is not None or self.spoke or self.session.input_open:
+            return False
+        return not self.session.received.has_audio
 
     @property
     def input_usage(self) -> Usage:
