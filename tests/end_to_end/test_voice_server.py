@@ -334,3 +334,16 @@ async def test_an_idle_server_ends() -> None:
     rest = await process.stderr.read()
     assert await process.wait() == 0, rest
     assert b"killed" not in rest
+
+
+async def test_the_client_of_the_specification(started: LiveServer, tmp_path: Path) -> None:
+    specification = (ROOT / "protocol" / "README.md").read_text("utf-8")
+    program = specification.split("```python\n")[1].split("```")[0]
+    url = f"ws://127.0.0.1:{started.port}/v1/streaming_input"
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, url, str(DATA / "goforward.wav")), cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    output, _ = await client.communicate()
+    assert output.decode() == f"transcript: {WORDS['goforward']}\ntext: {TO_GOFORWARD}\n"
+    with wave.open(str(tmp_path / "answer.wav")) as answer:
+        assert answer.getnframes() > answer.getframerate()
