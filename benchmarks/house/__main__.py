@@ -1,13 +1,14 @@
-"""``python -m benchmarks.house [--json | --walks]`` prints how large the package is, and how far a message walks in it.
+"""``python -m benchmarks.house [--json | --walks | --code]`` prints how large the package is, and how far messages walk.
 
 The docstring of ``benchmarks.house.code`` says what counts, that of ``benchmarks.house.ways`` which ways are traced.
-``--walks`` prints the steps of the five ways, each "file: function". ``--code`` runs no server. The spoken turn needs
-the extras ``embedded``, ``whisper`` and a voice, and their weights.
+``--walks`` writes the steps of the five ways to docs/walks.md. ``--code`` runs no server. The spoken turn needs the
+extras ``embedded``, ``whisper`` and a voice, and their weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import json
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.house.code import figures, modules_of, state_enums
-from benchmarks.house.traces import Way, names_of, walk
+from benchmarks.house.traces import Function, Way, walk
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "omni_ws"
@@ -52,19 +53,43 @@ def as_text(found: Mapping[str, float]) -> str:
     return "\n".join(f"{name:{width}}  {value:>9,}" for name, value in found.items())
 
 
-def walks_as_text(ways: Mapping[str, Way]) -> str:
-    parts = []
+#: What stands above the walks. The ways are described where they are made: in ``benchmarks.house.ways``.
+WALKS_HEAD: Final = """# Walks
+
+How a message passes through the server, step by step: one function of each file, in the order in which they are
+reached, with the first sentence of its docstring. Files are in `omni_ws/`. Made from call traces by
+`python -m benchmarks.house --walks`.
+"""
+
+
+def walks_as_document(ways: Mapping[str, Way]) -> str:
+    parts = [WALKS_HEAD]
     for name, way in ways.items():
-        steps = names_of(walk(way))
-        parts.append("\n".join([f"{name}:", *(f"{number:3}. {step}" for number, step in enumerate(steps, 1))]))
-    return "\n\n".join(parts)
+        parts.append(f"\n## {name.capitalize()}\n\n")
+        for number, step in enumerate(walk(way), 1):
+            parts.append(f"{number}. `{step.file}`: `{step.name}`{_sentence(step)}\n")
+    return "".join(parts)
+
+
+def _sentence(function: Function) -> str:
+    """The first sentence of a function's docstring, behind a colon; empty where it has none."""
+    tree = ast.parse((PACKAGE / function.file).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _begins(node) == function.line:
+            text = ast.get_docstring(node)
+            return "" if text is None else f": {text.splitlines()[0].split('. ')[0].rstrip('.')}"
+    return ""
+
+
+def _begins(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON, with the names of files and state enums")
-    form.add_argument("--walks", action="store_true", help="the steps of the five ways")
+    form.add_argument("--walks", action="store_true", help="write the steps of the five ways to docs/walks.md")
     form.add_argument("--code", action="store_true", help="only what the source tells")
     options = parser.parse_args(arguments)
     if options.code:
@@ -75,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     traced = asyncio.run(ways(PACKAGE))
     found = code_figures() | way_figures(traced)
     if options.walks:
-        print(walks_as_text(traced))
+        (ROOT / "docs" / "walks.md").write_text(walks_as_document(traced), encoding="utf-8")
     elif options.json:
         files = {name: traced[name].files for name in COUNTED}
         print(json.dumps({"figures": found, "state enums": states_on(traced), "files": files}, indent=1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +156,3 @@ def walk(way: Way, most: int = MAX_STEPS) -> list[Function]:
                 steps[call.function.file] = place
     kept = sorted(steps.values(), key=lambda place: (-len(beneath[place]), place))[:most]
     return [calls[place].function for place in sorted(kept)]
-
-
-def names_of(functions: Iterable[Function]) -> list[str]:
-    return [str(function) for function in functions]
