@@ -1,4 +1,4 @@
-"""``python -m benchmarks.house [--json | --walks | --code]`` prints how large the package is, and how far messages walk.
+"""``python -m benchmarks.house [--json | --walks | --code]`` prints how large the package is, and how far messages go.
 
 The docstring of ``benchmarks.house.code`` says what counts, that of ``benchmarks.house.ways`` which ways are traced.
 ``--walks`` writes the steps of the five ways to docs/walks.md. ``--code`` runs no server. The spoken turn needs the
