@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from aiortc import RTCIceServer
 from support.live_server import LiveServer, live_server
+from support.native_client import PATIENCE_SEC
 from support.outside import tool
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.turn_relay import (
@@ -112,7 +113,7 @@ async def test_a_turn_server_that_ends_holds_no_session(tmp_path: Path, monkeypa
         async def end_both(path: str) -> None:
             coturn.kill()
             await coturn.wait()
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_SEC) as http:
                 assert (await http.post(f"{path}/hangup")).status_code == 200
             assert server.sessions == 0
 

@@ -151,7 +151,7 @@ async def post_offer(server: LiveServer, offer: str, *, key: str = "", **options
     headers = {"Content-Type": "application/sdp"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_SEC) as client:
         return await client.post("/v1/realtime/calls", content=offer, headers=headers, **options)
 
 

@@ -22,6 +22,7 @@ import pytest_asyncio
 from support.engine_answers import Answer, answered, collect, open_input, request_of, text
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
+from support.native_client import PATIENCE_SEC
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.until import until
@@ -187,7 +188,7 @@ async def test_only_who_has_the_key_may_ask(engine: GgufEngine) -> None:
     key = engine._running.llm.settings.api_key
     assert key
     assert not [place for place in ("cmdline", "environ") if key in seen_in(process.pid, place)]
-    async with httpx.AsyncClient(base_url=process.ready.address, trust_env=False) as stranger:
+    async with httpx.AsyncClient(base_url=process.ready.address, trust_env=False, timeout=PATIENCE_SEC) as stranger:
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         for headers in ({}, {"Authorization": "Bearer guessed"}):
             assert (await stranger.post("/v1/chat/completions", json=body, headers=headers)).status_code == 401

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.live_server import LiveServer, live_server
+from support.native_client import PATIENCE_SEC
 from support.webrtc_client import WebrtcCaller, post_offer, webrtc_call
 
 from omni_ws.config.keys import ApiKey, digest
@@ -32,7 +33,7 @@ async def an_offer() -> str:
 
 
 async def refused(server: LiveServer, status: int, code: str, offer: str | bytes, **headers: str) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_SEC) as client:
         fields = {"Content-Type": "application/sdp", **headers}
         answer = await client.post("/v1/realtime/calls", content=offer, headers=fields)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
@@ -61,7 +62,7 @@ async def test_a_form_brings_the_session() -> None:
             "sdp": (None, await caller.offer(), "application/sdp"),
             "session": (None, '{"type": "realtime", "instructions": "Be brief."}', "application/json"),
         }
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_SEC) as client:
             await caller.accept(await client.post("/v1/realtime/calls", files=form))
             created = await caller.until("session.created")
             assert created["session"]["instructions"] == "Be brief."
@@ -78,7 +79,7 @@ async def test_keys_and_client_secrets() -> None:
     async with live_server(keys=(key,)) as server:
         offer = await an_offer()
         await refused(server, 401, "unauthenticated", offer)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_SEC) as client:
             made = await client.post(
                 "/v1/realtime/client_secrets",
                 headers={"Authorization": "Bearer sk-1"},
@@ -132,7 +133,7 @@ async def test_the_answer_names_no_server_of_others() -> None:
         candidates = [line for line in answer.text.splitlines() if line.startswith("a=candidate:")]
         assert candidates
         assert all(" 198.51.100.7 " in line and line.endswith(" typ host") for line in candidates)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_SEC) as client:
             assert (await client.post(f"{answer.headers['location']}/hangup")).status_code == 200
 
 
