@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from omni_ws import __version__
 from omni_ws.config import ConfigurationError, ServerConfig, check_available, check_exposure, load
 from omni_ws.config.keys import configured_keys
-from omni_ws.config.loading import MOST_USED, add_flags
+from omni_ws.config.loading import add_flags
 from omni_ws.errors import OmniError
 
 USAGE_ERROR: Final = 2
@@ -104,7 +104,7 @@ def _serve_help(*, whole: bool) -> str:
         parents=[_serve_options()],
         add_help=False,
     )
-    add_flags(parser, only=None if whole else MOST_USED)
+    add_flags(parser, only_often=not whole)
     return parser.format_help()
 
 

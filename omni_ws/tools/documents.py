@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Setting, SettingKind, default_words
+from omni_ws.config.settings import SECTIONS, SETTINGS, Setting, SettingKind, default_words
 from omni_ws.core.chunks import AudioEncoding, FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics
@@ -61,7 +61,7 @@ def configuration_reference() -> str:
 
 
 def _configuration_lines() -> Iterator[str]:
-    short = ", ".join(f"`{flag}` (`{key}`)" for key, flag in FLAG_ALIASES.items())
+    short = ", ".join(f"`{setting.short}` (`{setting.key}`)" for setting in SETTINGS.values() if setting.short)
     yield f"- Shorter flags: {short}."
     for name, description in SECTIONS.items():
         yield ""
@@ -71,7 +71,7 @@ def _configuration_lines() -> Iterator[str]:
         yield ""
         yield "| key | variable | value | default | meaning |"
         yield "|---|---|---|---|---|"
-        yield from (_setting_row(s) for s in SETTINGS.values() if ".".join(s.path[:-1]) == name)
+        yield from (_setting_row(s) for s in SETTINGS.values() if s.section == name)
 
 
 def _setting_row(setting: Setting) -> str:
