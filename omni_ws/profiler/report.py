@@ -6,7 +6,6 @@ that no stage accounts for. It is JSON data, and each form of output renders it 
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -626,7 +625,7 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
         "unaccounted": UNACCOUNTED,
     }
     # Escapes "<", so that no text of an event can end the script element.
-    return template.replace(_DATA_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
+    return template.replace(_DATA_PLACE, msgspec.json.encode(data).decode().replace("<", "\\u003c"), 1)
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:

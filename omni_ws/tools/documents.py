@@ -6,7 +6,6 @@ To add one, append its path and the function that renders it to ``GENERATED``.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -178,8 +177,12 @@ def worklet_sources() -> str:
     ]
     for name in _WORKLETS:
         text = (folder / name).read_text(encoding="utf-8")
-        lines += [f"  {json.dumps(name)}:", f"    {json.dumps(_without_comments(text))},"]
+        lines += [f"  {_quoted(name)}:", f"    {_quoted(_without_comments(text))},"]
     return "\n".join([*lines, "};", ""])
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 def _without_comments(javascript: str) -> str:
@@ -228,7 +231,7 @@ def frames_schema() -> str:
         "oneOf": [_reference("ClientFrame"), _reference("ServerFrame")],
         "$defs": dict(sorted(definitions.items())),
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def _definitions() -> dict[str, Schema]:
