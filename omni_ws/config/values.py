@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -200,3 +201,17 @@ def user_cache_folder() -> Path:
         return Path(cache) / "omni_ws"
     home = os.path.expanduser("~")
     return Path(home if os.path.isabs(home) else "/") / ".cache" / "omni_ws"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole, by one that only its owner may read. Its folder must exist. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

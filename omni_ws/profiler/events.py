@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -145,18 +145,10 @@ class EventRecorder:
             self.dropped += len(lines)
 
 
-class TakesEvents(Protocol):
-    """Takes events."""
-
-    def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
-        """See EventRecorder."""
-        ...
-
-
 class SeveralRecorders:
     """Records each event with all of them."""
 
-    def __init__(self, recorders: Sequence[TakesEvents]) -> None:
+    def __init__(self, recorders: Sequence[EventRecorder]) -> None:
         self._recorders = tuple(recorders)
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
@@ -166,7 +158,7 @@ class SeveralRecorders:
 
 
 #: Active recorder; None while profiling is off. Test it before computing the metadata of an event.
-recorder: TakesEvents | None = None
+recorder: EventRecorder | SeveralRecorders | None = None
 
 _NOTHING: Final = nullcontext()
 

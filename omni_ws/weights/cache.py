@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from omni_ws.config.values import user_cache_folder
+from omni_ws.config.values import replace_file, user_cache_folder
 from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError, pinned_weights
 from omni_ws.weights.sources import (
     Fetching,
@@ -176,13 +174,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
     """Without it, files are read whole each time: so a folder that is read-only is not an error."""
-    with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, delete=False) as temporary:
-        try:
-            temporary.write(msgspec.json.encode(record))
-            temporary.close()
-            os.replace(temporary.name, folder / _RECORD)
-        except OSError:
-            os.unlink(temporary.name)
+    with suppress(OSError):
+        replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
 def _tidy(folder: Path, keep: set[str]) -> None:
