@@ -259,7 +259,7 @@ def command_line_layer(argv: Sequence[str]) -> Layer:
             layer.set(inside, parse_free_form(text), origin=f"command line {name}")
     # The value of an unknown flag is not reported as another problem.
     for name in [one for one in unknown if one.startswith("-")] or unknown:
-        layer.problems.append(f"unknown {'flag' if name[0:1] == '-' else 'argument'} {name}{hint(name, by_flag)}")
+        layer.problems.append(f"unknown {'flag' if name[:1] == '-' else 'argument'} {name}{hint(name, by_flag)}")
     return layer
 
 
