@@ -8,19 +8,29 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
 from omni_ws import __version__
 from omni_ws.config import ConfigurationError, ServerConfig, check_available, check_exposure, load
 from omni_ws.config.keys import configured_keys
-from omni_ws.config.loading import MOST_USED, add_flags
+from omni_ws.config.loading import add_flags
 from omni_ws.errors import OmniError
 
 USAGE_ERROR: Final = 2
 FAILURE: Final = 1
 #: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
+
+#: The module whose ``main`` each command is, which is imported when it is named, and what the help says of it.
+_COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
+    "serve": (None, "run the server (serve --help, serve --help-all)"),
+    "readout-vectors": ("omni_ws.tools.readout_vectors", "compute readout vectors from example prompts"),
+    "replay": ("omni_ws.replay.command", "replay recorded sessions and compare the answers"),
+    "bench": ("omni_ws.bench.command", "load a running server and print how soon it answers"),
+    "weights": ("omni_ws.tools.weights", "list, fetch and check weights of models"),
+}
 
 
 def run() -> NoReturn:
@@ -41,35 +51,19 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """Runs one command and returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _parser().parse_args(arguments[:1])
-    if arguments[0] == "readout-vectors":
-        from omni_ws.tools import readout_vectors
-
-        return readout_vectors.main(arguments[1:], os.environ if environ is None else environ)
-    if arguments[0] == "replay":
-        from omni_ws.replay.command import main as replay
-
-        return replay(arguments[1:], os.environ if environ is None else environ)
-    if arguments[0] == "bench":
-        from omni_ws.bench.command import main as bench
-
-        return bench(arguments[1:], os.environ if environ is None else environ)
-    if arguments[0] == "weights":
-        from omni_ws.tools.weights import main as weights
-
-        return weights(arguments[1:])
-    # The configuration parses the rest, which has flags beyond argparse (--vllm.args.<name>).
-    return _serve_command(arguments[1:], os.environ if environ is None else environ)
+    module, _ = _COMMANDS[arguments[0]]
+    # Each command parses the rest itself; settings have flags beyond argparse (--vllm.args.<name>).
+    command = _serve_command if module is None else import_module(module).main
+    status: int = command(arguments[1:], os.environ if environ is None else environ)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="omni-ws", description="A real-time speech server.")
     parser.add_argument("--version", action="version", version=f"omni-ws {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    commands.add_parser("serve", help="run the server (serve --help, serve --help-all)", add_help=False)
-    commands.add_parser("readout-vectors", help="compute readout vectors from example prompts", add_help=False)
-    commands.add_parser("replay", help="replay recorded sessions and compare the answers", add_help=False)
-    commands.add_parser("bench", help="load a running server and print how soon it answers", add_help=False)
-    commands.add_parser("weights", help="list, fetch and check weights of models", add_help=False)
+    for name, (_, words) in _COMMANDS.items():
+        commands.add_parser(name, help=words, add_help=False)
     return parser
 
 
@@ -104,7 +98,7 @@ def _serve_help(*, whole: bool) -> str:
         parents=[_serve_options()],
         add_help=False,
     )
-    add_flags(parser, only=None if whole else MOST_USED)
+    add_flags(parser, only_often=not whole)
     return parser.format_help()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import msgspec
 
 from omni_ws.config.model import LogFormat, LogLevel
 
@@ -43,7 +44,11 @@ class JsonFormatter(logging.Formatter):
         fields |= {name: fact for name, fact in _facts(record).items() if name not in fields}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        try:
+            return msgspec.json.encode(fields, enc_hook=str).decode()
+        except UnicodeEncodeError:  # half a character, as in the name of a file
+            fields = {name: _whole(value) if isinstance(value, str) else value for name, value in fields.items()}
+            return msgspec.json.encode(fields, enc_hook=str).decode()
 
 
 class TextFormatter(logging.Formatter):
@@ -65,11 +70,18 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 def _word(value: object) -> str:
     text = str(value)
-    return text if _PLAIN.fullmatch(text) and not _CONTROL.search(text) else json.dumps(text)
+    if _PLAIN.fullmatch(text) and not _CONTROL.search(text):
+        return text
+    return _CONTROL.sub(_escaped, msgspec.json.encode(_whole(text)).decode())
+
+
+def _whole(text: str) -> str:
+    """The text with a name in place of each half character, which has no bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+    return {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None = None) -> None:

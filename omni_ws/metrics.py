@@ -6,7 +6,6 @@ Label values come from short lists in the server: nothing that a client sends be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from typing import Final, NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -25,22 +24,15 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 HTTP_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class MetricKind(StrEnum):
-    """Types of metrics, as Prometheus names them."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
 class Description(NamedTuple):
     """A row of docs/metrics.md.
 
-    ``name`` is the name to query; a histogram has the suffixes ``_bucket``, ``_sum`` and ``_count``.
+    ``name`` is the name to query; a histogram has the suffixes ``_bucket``, ``_sum`` and ``_count``. ``kind`` is what
+    Prometheus calls it.
     """
 
     name: str
-    kind: MetricKind
+    kind: str
     labels: tuple[str, ...]
     meaning: str
 
@@ -223,18 +215,18 @@ class Metrics:
         self.info = self._gauge("info", "Always 1; the labels tell version and engine.", "version", "engine")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        self._describe(f"{name}_total", MetricKind.COUNTER, labels, meaning)
+        self._describe(f"{name}_total", "counter", labels, meaning)
         return Counter(f"omni_ws_{name}", meaning, labels, registry=self.registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
-        self._describe(name, MetricKind.GAUGE, labels, meaning)
+        self._describe(name, "gauge", labels, meaning)
         return Gauge(f"omni_ws_{name}", meaning, labels, registry=self.registry)
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        self._describe(name, MetricKind.HISTOGRAM, labels, meaning)
+        self._describe(name, "histogram", labels, meaning)
         return Histogram(f"omni_ws_{name}", meaning, labels, registry=self.registry, buckets=buckets)
 
-    def _describe(self, name: str, kind: MetricKind, labels: tuple[str, ...], meaning: str) -> None:
+    def _describe(self, name: str, kind: str, labels: tuple[str, ...], meaning: str) -> None:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def families(self) -> list[Metric]:

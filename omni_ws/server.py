@@ -9,7 +9,7 @@ import signal
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -357,7 +357,7 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @contextmanager
 def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable[[int], object]) -> Iterator[None]:
-    """While the block runs, the first SIGTERM or SIGINT sets ``stop``, and the second ``at_once``.
+    """While the block runs, the first SIGTERM or SIGINT sets ``stop``, and the second ``at_once``; neither ends it.
 
     SIGHUP sets ``stop``, too, and does not count: a terminal that closes may send it more than once.
     """
@@ -376,13 +376,6 @@ def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable
     actions = {signal.SIGTERM: end, signal.SIGINT: end}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup, and in a worker
         actions[signal.SIGHUP] = stop.set
-    with _signals(actions):
-        yield
-
-
-@contextmanager
-def _signals(actions: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
-    """While the block runs, these signals call their functions and have no other effect."""
     loop = asyncio.get_running_loop()
     for number, action in actions.items():
         loop.add_signal_handler(number, action)

@@ -21,8 +21,9 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
+from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.settings import SETTINGS, SettingKind
-from omni_ws.config.values import format_size, parse_size
+from omni_ws.config.values import format_size, mark, parse_size
 from omni_ws.wire.openai_fields import MediaLimitFields
 
 MIB = 1024**2
@@ -143,6 +144,25 @@ def test_lists_come_separated_repeated_or_as_json() -> None:
     assert load(environ={"OMNI_WS_SERVED_MODEL_NAME": '["a", "b"]'}).config.served_model_name == expected
     assert load(toml='served_model_name = ["a", "b"]').config.served_model_name == expected
     assert load(["--served-model-alias", ""]).config.served_model_alias == ()
+
+
+def test_all_that_is_wrong_on_the_command_line_is_told() -> None:
+    message = problems(["--port", "--prot=1", "--allow-origin", "[1", "--log-level", "loud"])
+    assert [line.partition(" ")[0] for line in message.splitlines()] == [
+        "argument",
+        "allow_origin",
+        "unknown",
+        "log_level",
+    ]
+
+
+def test_what_a_setting_is_for_and_what_a_list_may_hold_exists() -> None:
+    known = {SERVER, *(name for names in FORMS.values() for name in names), *EngineName}
+    for group in (AsrConfig, LlmConfig, TtsConfig, RemoteConfig):
+        for name, field in group.model_fields.items():
+            assert set(mark(field, "of") or ()) <= known, name
+            if words := mark(field, "words"):
+                assert set(field.default) <= set(words), name
 
 
 def test_a_switch_stands_alone_or_has_a_value() -> None:

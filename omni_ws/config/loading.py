@@ -7,14 +7,15 @@ environment, the environment over the configuration file, and that over the defa
 from __future__ import annotations
 
 import argparse
-import json
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 
 from omni_ws.config.model import ServerConfig
@@ -100,8 +101,6 @@ def _blamed(location: tuple[int | str, ...]) -> Setting | None:
 
 # Layers
 
-FREE_FORM: Final = tuple(setting for setting in SETTINGS.values() if setting.kind is SettingKind.FREE_FORM)
-
 
 @dataclass(slots=True)
 class Layer:
@@ -115,15 +114,18 @@ class Layer:
     problems: list[str] = field(default_factory=list)
 
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
-        """Stores a value; records a problem if the path leads through another value."""
+        """Stores a value; a list of a flag that is repeated grows. A path that leads through a value is a problem."""
+        key = ".".join(path)
         branch = self.tree
         for part in path[:-1]:
             branch = branch.setdefault(part, {})
             if not isinstance(branch, dict):
-                self.problems.append(f"{'.'.join(path)} ({origin}): {part} already has a value of its own")
+                self.problems.append(f"{key} ({origin}): {part} already has a value of its own")
                 return
+        if isinstance(value, list) and key in SETTINGS:
+            value = [*(branch.get(path[-1]) or ()), *value]
         branch[path[-1]] = value
-        self.origins[".".join(path)] = origin
+        self.origins[key] = origin
 
     def set_text(self, setting: Setting, text: str, *, origin: str) -> None:
         """Stores a value given as text. Only its syntax is checked here; validation of types follows for all layers."""
@@ -146,7 +148,7 @@ def _from_text(setting: Setting, text: str) -> object:
     if setting.kind is SettingKind.LIST:
         return parse_list(text)
     if setting.kind is SettingKind.FREE_FORM:
-        value = json.loads(text) if text.lstrip().startswith("{") else None
+        value = msgspec.json.decode(text) if text.lstrip().startswith("{") else None
         if not isinstance(value, dict):
             raise ValueError(f"takes a JSON object; or set single arguments by {setting.flag}.<name>")
         return value
@@ -213,145 +215,70 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         origin = f"environment variable {name}"
         if name in by_variable:
             layer.set_text(by_variable[name], environ[name], origin=origin)
-        elif (
-            inside := free_form_path(name.lower(), {s.variable.lower() + "__": s for s in FREE_FORM}, "__")
-        ) is not None:
+        elif (inside := _inside(name.removeprefix(VARIABLE_PREFIX).lower().split("__"))) is not None:
             layer.set(inside, parse_free_form(environ[name]), origin=origin)
         else:
             layer.problems.append(f"unknown environment variable {name}{hint(name, by_variable)}")
     return layer
 
 
-def free_form_path(name: str, prefixes: Mapping[str, Setting], separator: str) -> tuple[str, ...] | None:
-    """Returns the path that ``<prefix>a<separator>b`` names within a free-form setting; None if it names none."""
-    for prefix, setting in prefixes.items():
-        parts = name.removeprefix(prefix).replace("-", "_").split(separator)
-        if name.startswith(prefix) and all(parts):
-            return (*setting.path, *parts)
-    return None
-
-
-# The command line
-
-#: Settings that ``serve --help`` shows; ``--help-all`` shows all.
-MOST_USED: Final = frozenset(
-    (
-        *("host", "port", "engine", "api_key", "auth.keys_file", "auth.insecure_no_auth", "allow_origin"),
-        *("ssl_certfile", "ssl_keyfile", "served_model_name", "log_format", "log_level", "record", "drain_timeout_sec"),
-        *("asr.use", "llm.use", "llm.api_key", "tts.use", "tts.voice"),
-        *("limits.max_sessions", "embedded.voice", "vllm.model", "vllm.args", "vllm.talker", "vllm.tool_parser"),
-        *("remote.upstreams", "remote.api_key", "remote.input_modalities", "remote.speech_upstream", "grpc.port"),
-    )
-)
-
-#: Value of a switch that is given without one.
-_SWITCHED_ON: Final = "true"
+def _inside(names: Sequence[str]) -> tuple[str, ...] | None:
+    """The path of these names, if it leads into a free-form setting."""
+    path = tuple(name.replace("-", "_") for name in names)
+    return path if all(path) and setting_at(path) is not None and ".".join(path) not in SETTINGS else None
 
 
 def command_line_layer(argv: Sequence[str]) -> Layer:
-    """Parses the flags in ``argv``, which holds settings only.
+    """Reads the flags in ``argv``, which holds settings only.
 
-    Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores. Problems are collected in the layer.
+    Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores, and ``--vllm.args.<name>`` for what is
+    within a free-form setting. A switch, and what is within a free-form setting, may stand alone.
     """
     layer = Layer()
-    ordinary = _take_free_form([_hyphenated(argument) for argument in argv], layer)
-    parser = FlagParser()
-    try:
-        given, unknown = parser.parse_known_args(ordinary)
-    except ConfigurationError as error:
-        layer.problems.extend(error.problems)
-        return layer
-    for key, value in vars(given).items():
-        setting = SETTINGS[key]
-        origin = f"command line {setting.flag}"
-        if isinstance(value, list):
-            layer.set(setting.path, [item for text in value for item in _listed(setting, text, layer)], origin=origin)
-        else:
-            layer.set_text(setting, value, origin=origin)
-    flags = [flag for setting in SETTINGS.values() for flag in setting.flags]
+    by_flag = {flag: setting for setting in SETTINGS.values() for flag in setting.flags}
+    unknown: list[str] = []
+    waiting = deque(argv)
+    while waiting:
+        name, separator, text = waiting.popleft().partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        setting, inside = by_flag.get(name), _inside(name[2:].split(".")) if name.startswith("--") else None
+        if setting is None and inside is None:
+            unknown.append(name)
+            continue
+        if not separator:
+            if waiting and (not waiting[0].startswith("--") or " " in waiting[0]):
+                text = waiting.popleft()
+            elif setting is None or setting.kind is SettingKind.SWITCH:
+                text = "true"
+            else:
+                layer.problems.append(f"argument {'/'.join(setting.flags)}: expected one argument")
+                continue
+        if setting is not None:
+            layer.set_text(setting, text, origin=f"command line {setting.flag}")
+        elif inside is not None:
+            layer.set(inside, parse_free_form(text), origin=f"command line {name}")
     # The value of an unknown flag is not reported as another problem.
-    for argument in [a for a in unknown if a.startswith("-")] or unknown:
-        name = argument.partition("=")[0]
-        what = "flag" if name.startswith("-") else "argument"
-        layer.problems.append(f"unknown {what} {name}{hint(name, flags)}")
+    for name in [one for one in unknown if one.startswith("-")] or unknown:
+        layer.problems.append(f"unknown {'flag' if name[:1] == '-' else 'argument'} {name}{hint(name, by_flag)}")
     return layer
 
 
-def _listed(setting: Setting, text: str, layer: Layer) -> list[Any]:
-    try:
-        return parse_list(text)
-    except ValueError as error:
-        layer.problems.append(f"{setting.key} (command line {setting.flag}): {error}")
-        return []
-
-
-def _hyphenated(argument: str) -> str:
-    if not argument.startswith("--"):
-        return argument
-    name, separator, value = argument.partition("=")
-    return name.replace("_", "-") + separator + value
-
-
-def _take_free_form(argv: Iterable[str], layer: Layer) -> list[str]:
-    """Moves ``--vllm.args.<name> value`` into the layer, and returns the other arguments.
-
-    The name alone is a switch.
-    """
-    prefixes = {setting.flag + ".": setting for setting in FREE_FORM}
-    others: list[str] = []
-    waiting: tuple[tuple[str, ...], str] | None = None
-    for argument in [*argv, "--"]:
-        if waiting is not None:
-            path, name = waiting
-            is_value = not argument.startswith("--")
-            layer.set(path, parse_free_form(argument if is_value else _SWITCHED_ON), origin=f"command line {name}")
-            waiting = None
-            if is_value:
-                continue
-        name, separator, value = argument.partition("=")
-        inside = free_form_path(name, prefixes, ".")
-        if inside is None:
-            others.append(argument)
-        elif separator:
-            layer.set(inside, parse_free_form(value), origin=f"command line {name}")
-        else:
-            waiting = (inside, name)
-    return others[:-1]
-
-
-class FlagParser(argparse.ArgumentParser):
-    """argparse with every setting as a flag. It raises ConfigurationError instead of exiting."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-        add_flags(self)
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError([message])
-
-
-def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] | None = None) -> None:
-    """Adds the flags to a parser, one group for each section.
-
-    Values are stored as text under the key of their setting. ``only`` restricts the flags to these keys.
-    """
-    chosen = [setting for key, setting in SETTINGS.items() if only is None or key in only]
-    sections = {setting.path[0] if len(setting.path) > 1 else "" for setting in chosen}
-    groups = {
-        name: parser.add_argument_group(name or "server", description.partition("\n")[0])
-        for name, description in SECTIONS.items()
-        if name in sections
-    }
-    for setting in chosen:
+def add_flags(parser: argparse.ArgumentParser, *, only_often: bool) -> None:
+    """Adds the flags to the parser of the help, one group for each section: those used often, or all."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for setting in SETTINGS.values():
+        if only_often and not setting.often:
+            continue
+        if setting.section not in groups:
+            words = SECTIONS[setting.section].partition("\n")[0]
+            groups[setting.section] = parser.add_argument_group(setting.section or "server", words)
+        shape = "{" + ",".join(setting.choices) + "}" if setting.choices else setting.kind.value.upper()
         default = default_words(setting)
-        extra: dict[str, Any] = {"metavar": setting.type_words.upper() if not setting.choices else None}
-        if setting.choices:
-            extra["metavar"] = "{" + ",".join(setting.choices) + "}"
-        if setting.kind is SettingKind.SWITCH:
-            extra |= {"nargs": "?", "const": _SWITCHED_ON}
-        if setting.kind is SettingKind.LIST:
-            extra["action"] = "append"
-        words = setting.description + (f" [{default}]" if default else "")
-        groups[setting.path[0] if len(setting.path) > 1 else ""].add_argument(
-            *setting.flags, dest=setting.key, default=argparse.SUPPRESS, help=words.replace("%", "%%"), **extra
+        groups[setting.section].add_argument(
+            *setting.flags,
+            dest=setting.key,
+            nargs="?" if setting.kind is SettingKind.SWITCH else None,
+            metavar=shape,
+            default=argparse.SUPPRESS,
+            help=(setting.description + (f" [{default}]" if default else "")).replace("%", "%%"),
         )

@@ -1,14 +1,12 @@
-"""Settings of the server: names, types, defaults and descriptions.
+"""The table of settings: names, types, bounds, defaults, descriptions, short flags, and for what each means something.
 
-The field names are the keys of the configuration file; flags and environment variables are derived from them. The
-descriptions appear in ``--help`` and in docs/configuration.md. ``ServerConfig`` is the whole; its groups come first,
-since their defaults are part of it.
+The configuration file, the flags, the variables, ``--help`` and docs/configuration.md are made of it (``settings``).
+``ServerConfig`` is the whole; its groups come first, since their defaults are part of it.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
+import msgspec
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from omni_ws.config.parts import VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
@@ -33,6 +32,7 @@ from omni_ws.config.values import (
     Text,
     Whole,
     literal_address,
+    setting,
 )
 
 # What clients send and get
@@ -61,7 +61,7 @@ class _StartPolicyObject(Section):
 def _checked_policy(policy: object) -> object:
     """A name, or an object, which may be written as JSON. Raises ValueError with what is wrong."""
     if isinstance(policy, str) and policy.lstrip().startswith("{"):
-        policy = json.loads(policy)
+        policy = msgspec.json.decode(policy)
     names = get_args(StartPolicyName)
     if not isinstance(policy, dict):
         if policy == "on_modality":
@@ -87,81 +87,66 @@ AfterStart = Literal["extend", "snapshot"]
 class StreamingInputConfig(Section):
     """Streaming input: the native WebSocket, and Mode A and Mode B over HTTP."""
 
-    enabled: bool = Field(default=True, description="Serve streaming input; if off, its routes answer 404.")
-    session_timeout_sec: Seconds = Field(
-        default=300, description="Close a session whose client has been silent for this long."
+    enabled: bool = setting("Serve streaming input; if off, its routes answer 404.", True)
+    session_timeout_sec: Seconds = setting("Close a session whose client has been silent for this long.", 300)
+    max_payload_per_session: Size = setting(
+        "Input held for one request (WebSocket) or one session (Mode A, Mode B); and the output log of a Mode B "
+        "session. All that a session holds: twice this and max_output_bytes.",
+        64 * MIB,
     )
-    max_payload_per_session: Size = Field(
-        default=64 * MIB,
-        description="Input held for one request (WebSocket) or one session (Mode A, Mode B); "
-        "and the output log of a Mode B session. All that a session holds: twice this and max_output_bytes.",
+    max_total_payload_per_session: Size | None = setting(
+        "All input of one session (Mode B) or one request (Mode A, WebSocket), including what the engine has "
+        "consumed; unset: no limit."
     )
-    max_total_payload_per_session: Size | None = Field(
-        default=None,
-        description="All input of one session (Mode B) or one request (Mode A, WebSocket), including what the engine "
-        "has consumed; unset: no limit.",
+    max_chunk_bytes: Size = setting("Largest decoded payload of one input chunk.", 4 * MIB)
+    start_policy: StartPolicySetting = setting(
+        "When a request starts, unless the client names a policy; or a whole object (a table, or JSON) such as "
+        '`{"type": "on_min_length", "min_audio_ms": 800}` or `{"type": "on_modality", "modality": "audio"}`, into '
+        "which an object of the client is merged.",
+        "on_min_length",
     )
-    max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest decoded payload of one input chunk.")
-    start_policy: StartPolicySetting = Field(
-        default="on_min_length",
-        description="When a request starts, unless the client names a policy; or a whole object (a table, or JSON) "
-        'such as `{"type": "on_min_length", "min_audio_ms": 800}` or `{"type": "on_modality", "modality": "audio"}`, '
-        "into which an object of the client is merged.",
+    force_start_policy: StartPolicyName | None = setting("Start policy of every request, overriding the client's.")
+    after_start: AfterStart | None = setting(
+        "Effect of chunks after the start; unset: extend if the engine supports it."
     )
-    force_start_policy: StartPolicyName | None = Field(
-        default=None, description="Start policy of every request, overriding the client's."
-    )
-    after_start: AfterStart | None = Field(
-        default=None, description="Effect of chunks after the start; unset: extend if the engine supports it."
-    )
-    alignment_window_ms: SecondsOrOff = Field(
-        default=200,
+    alignment_window_ms: SecondsOrOff = setting(
+        "With `alignment: timestamp`, how long a chunk after the start waits for input of other modalities whose "
+        "times are further back than this, unless the client says; 0: not at all.",
+        200,
         le=2000,
-        description="With `alignment: timestamp`, how long a chunk after the start waits for input of other modalities "
-        "whose times are further back than this, unless the client says; 0: not at all.",
     )
-    reorder_window_chunks: Count = Field(default=256, description="Chunks kept ahead of a gap.")
-    reorder_timeout_sec: Seconds = Field(default=10, description="Time that a gap may stay open.")
-    resume_grace_sec: SecondsOrOff = Field(
-        default=30, description="Grace period in which a session without a connection can be resumed; 0: none."
+    reorder_window_chunks: Count = setting("Chunks kept ahead of a gap.", 256)
+    reorder_timeout_sec: Seconds = setting("Time that a gap may stay open.", 10)
+    resume_grace_sec: SecondsOrOff = setting(
+        "Grace period in which a session without a connection can be resumed; 0: none.", 30
     )
-    write_timeout_sec: Seconds = Field(
-        default=30,
-        description="Close a session whose client reads nothing for this long while max_output_bytes are waiting.",
+    write_timeout_sec: Seconds = setting(
+        "Close a session whose client reads nothing for this long while max_output_bytes are waiting.", 30
     )
-    max_lead_ms: Whole | None = Field(
-        default=None,
-        description="Lead of audio over its playback; unset: not paced (with turn detection: 400).",
+    max_lead_ms: Whole | None = setting("Lead of audio over its playback; unset: not paced (with turn detection: 400).")
+    max_pending_requests: Count = setting("Requests of a session that may wait for the engine.", 4)
+    max_output_bytes: Size = setting(
+        "Size of a session's outbox, for a client that reads slowly; and of its journal, for a resume.", 8 * MIB
     )
-    max_pending_requests: Count = Field(default=4, description="Requests of a session that may wait for the engine.")
-    max_output_bytes: Size = Field(
-        default=8 * MIB,
-        description="Size of a session's outbox, for a client that reads slowly; and of its journal, for a resume.",
-    )
-    permessage_deflate: bool = Field(
-        default=False, description="Offer WebSocket compression, which gains nothing for audio."
-    )
-    ping_interval_sec: SecondsOrOff = Field(default=20, description="Interval of WebSocket pings; 0: none.")
-    ping_timeout_sec: SecondsOrOff = Field(default=20, description="Time in which a pong has to arrive; 0: unlimited.")
+    permessage_deflate: bool = setting("Offer WebSocket compression, which gains nothing for audio.", False)
+    ping_interval_sec: SecondsOrOff = setting("Interval of WebSocket pings; 0: none.", 20)
+    ping_timeout_sec: SecondsOrOff = setting("Time in which a pong has to arrive; 0: unlimited.", 20)
 
 
 class LimitsConfig(Section):
     """Limits of the server as a whole."""
 
-    max_sessions: Count = Field(
-        default=1000, description="Live sessions; another one is refused with engine_overloaded."
+    max_sessions: Count = setting("Live sessions; another one is refused with engine_overloaded.", 1000, often=True)
+    max_connections: Count = setting(
+        "Open connections, including WebSockets; another one is answered 503 and closed.", 4096
     )
-    max_connections: Count = Field(
-        default=4096, description="Open connections, including WebSockets; another one is answered 503 and closed."
+    max_held_bytes: Size = setting(
+        "Budget of input, decoded media, output, settings and history held for all sessions together.", 1024 * MIB
     )
-    max_held_bytes: Size = Field(
-        default=1024 * MIB,
-        description="Budget of input, decoded media, output, settings and history held for all sessions together.",
-    )
-    max_history_tokens: Whole = Field(
-        default=4096,
-        description="History that is context of the next request: a word counts 1 (in scripts without blanks, a "
-        "character; at least 1 for every 16 characters), a second of audio 25.",
+    max_history_tokens: Whole = setting(
+        "History that is context of the next request: a word counts 1 (in scripts without blanks, a character; at "
+        "least 1 for every 16 characters), a second of audio 25.",
+        4096,
     )
 
 
@@ -196,19 +181,13 @@ class MediaDomain:
         scheme, separator, host = entry.strip().lower().rpartition("://")
         if separator and scheme not in DEFAULT_PORTS:
             raise ValueError(f"{entry!r}: the scheme must be https or http")
-        plain_http = scheme == "http"
-        if (network := _network(host)) is not None:
-            return cls(None, network, None, plain_http)
         match = _HOST_AND_PORT.fullmatch(host)
-        port = int(match["port"]) if match and match["port"] else None
-        if match is None or (port is not None and not 0 < port < 65536):
+        # An IPv6 address without brackets has colons, and no port.
+        name, port = (match["host"], match["port"]) if match is not None else (host, None)
+        network, name = _network(name), name.rstrip(".")
+        if (network is None and not _HOST_NAME.fullmatch(name)) or (port and not 0 < int(port) < 65536):
             raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
-        if (network := _network(match["host"])) is not None:
-            return cls(None, network, port, plain_http)
-        name = match["host"].rstrip(".")
-        if not _HOST_NAME.fullmatch(name):
-            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
-        return cls(name, None, port, plain_http)
+        return cls(name if network is None else None, network, int(port) if port else None, scheme == "http")
 
     def lists(self, scheme: str, host: str, port: int) -> bool:
         """Returns whether the entry covers this scheme, host and port."""
@@ -271,29 +250,27 @@ def _embedded(address: Address) -> Address:
 class HttpConfig(Section):
     """HTTP on the same port."""
 
-    header_timeout_sec: Seconds = Field(default=10, description="Time in which a request head has to arrive.")
-    body_timeout_sec: Seconds = Field(
-        default=30, description="Time between two reads of a request body (for Mode A: session_timeout_sec)."
+    header_timeout_sec: Seconds = setting("Time in which a request head has to arrive.", 10)
+    body_timeout_sec: Seconds = setting(
+        "Time between two reads of a request body (for Mode A: session_timeout_sec).", 30
     )
-    min_body_bytes_per_sec: Whole = Field(
-        default=500,
-        description="Minimum average rate of a request body, after body_timeout_sec; does not apply to streamed "
-        "input, which is as slow as speech; 0: none.",
+    min_body_bytes_per_sec: Whole = setting(
+        "Minimum average rate of a request body, after body_timeout_sec; does not apply to streamed input, which is "
+        "as slow as speech; 0: none.",
+        500,
     )
-    keepalive_timeout_sec: Seconds = Field(default=75, description="Time after which an idle connection is closed.")
-    max_header_bytes: Size = Field(default=32 * 1024, description="Largest request head.")
-    max_body_bytes: Size = Field(default=64 * MIB, description="Largest request body, except streamed input.")
-    media_root: Path | None = Field(
-        default=None, description="Folder whose files chat requests may use as images, audio or video; unset: none."
+    keepalive_timeout_sec: Seconds = setting("Time after which an idle connection is closed.", 75)
+    max_header_bytes: Size = setting("Largest request head.", 32 * 1024)
+    max_body_bytes: Size = setting("Largest request body, except streamed input.", 64 * MIB)
+    media_root: Path | None = setting(
+        "Folder whose files chat requests may use as images, audio or video; unset: none."
     )
-    media_domains: tuple[Text, ...] = Field(
-        default=(),
-        description="Hosts from which images, audio and video of chat requests may be fetched, by https unless the "
-        "entry begins with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
+    media_domains: tuple[Text, ...] = setting(
+        "Hosts from which images, audio and video of chat requests may be fetched, by https unless the entry begins "
+        "with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
+        (),
     )
-    media_timeout_sec: Seconds = Field(
-        default=20, description="Time in which all media of a request have to be fetched."
-    )
+    media_timeout_sec: Seconds = setting("Time in which all media of a request have to be fetched.", 20)
 
     @field_validator("media_domains")
     @classmethod
@@ -308,13 +285,11 @@ class HttpConfig(Section):
 class FakeConfig(Section):
     """The fake engine, which echoes its input: for tests of clients."""
 
-    first_chunk_delay_ms: Whole = Field(default=0, description="Delay of the first output of a request.")
-    chunk_interval_ms: Whole = Field(default=0, description="Interval of outputs.")
-    chunk_ms: Count = Field(default=100, description="Length of audio in an output chunk.")
-    fail_after_chunks: Whole | None = Field(
-        default=None, description="Fail each request after this many outputs; unset: never."
-    )
-    reply: str | None = Field(default=None, description="Answer with this text instead of an echo.")
+    first_chunk_delay_ms: Whole = setting("Delay of the first output of a request.", 0)
+    chunk_interval_ms: Whole = setting("Interval of outputs.", 0)
+    chunk_ms: Count = setting("Length of audio in an output chunk.", 100)
+    fail_after_chunks: Whole | None = setting("Fail each request after this many outputs; unset: never.")
+    reply: str | None = setting("Answer with this text instead of an echo.")
 
 
 class VoiceChoice(StrEnum):
@@ -329,144 +304,128 @@ class VoiceChoice(StrEnum):
 class EmbeddedSettings(Section):
     """The embedded parts: the best ears and the best voice that start on this machine, without a GPU."""
 
-    max_recognisers: Count | None = Field(
-        default=None, description="Requests with speech at once; unset: what the cores carry."
-    )
-    voice: VoiceChoice = Field(
-        default=VoiceChoice.AUTO, description="Synthesiser; auto: hibari, else espeak, else none."
-    )
-    default_voice: Text | None = Field(
-        default=None, description="Voice unless the client names one; unset: the synthesiser's default."
-    )
-    turn_path: Path | None = Field(
-        default=None,
-        description="Network of Smart Turn v3 (ONNX file) for `semantic_vad`, with every engine; unset: that of "
-        "`omni-ws weights fetch smart-turn`, if it is there.",
+    max_recognisers: Count | None = setting("Requests with speech at once; unset: what the cores carry.")
+    voice: VoiceChoice = setting("Synthesiser; auto: hibari, else espeak, else none.", VoiceChoice.AUTO, often=True)
+    default_voice: Text | None = setting("Voice unless the client names one; unset: the synthesiser's default.")
+    turn_path: Path | None = setting(
+        "Network of Smart Turn v3 (ONNX file) for `semantic_vad`, with every engine; unset: that of `omni-ws weights "
+        "fetch smart-turn`, if it is there."
     )
 
 
 class VllmConfig(Section):
     """The vLLM engine."""
 
-    model: Text | None = Field(default=None, description="Model of the Thinker: a name or a folder.")
-    args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments for the Thinker.")
-    tool_parser: Text | None = Field(
-        default=None,
-        description="vLLM's parser for tool calls of this model (hermes, llama3_json …); unset: no tools.",
+    model: Text | None = setting("Model of the Thinker: a name or a folder.", short="--model", often=True)
+    args: dict[str, Any] = setting("vLLM's engine arguments for the Thinker.", {}, often=True)
+    tool_parser: Text | None = setting(
+        "vLLM's parser for tool calls of this model (hermes, llama3_json …); unset: no tools.", often=True
     )
-    reasoning_parser: Text | None = Field(
-        default=None,
-        description="vLLM's parser for what the model thinks (qwen3, deepseek_r1 …); unset: it is part of the text.",
+    reasoning_parser: Text | None = setting(
+        "vLLM's parser for what the model thinks (qwen3, deepseek_r1 …); unset: it is part of the text."
     )
-    chat_template: Path | None = Field(
-        default=None, description="Chat template (Jinja file); unset: that of the checkpoint."
+    chat_template: Path | None = setting("Chat template (Jinja file); unset: that of the checkpoint.")
+    chat_template_kwargs: dict[str, Any] = setting(
+        "Arguments of the chat template, such as enable_thinking; requests may set others.", {}
     )
-    chat_template_kwargs: dict[str, Any] = Field(
-        default={}, description="Arguments of the chat template, such as enable_thinking; requests may set others."
+    audio_segment_ms: Count = setting(
+        "Length of segments in which ongoing speech reaches the model; each ends at the next pause.", 3000
     )
-    audio_segment_ms: Count = Field(
-        default=3000,
-        description="Length of segments in which ongoing speech reaches the model; each ends at the next pause.",
+    talker: Text | None = setting("Model of the Talker, which synthesises speech.", often=True)
+    talker_profile: Text | None = setting("Profile that connects Thinker and Talker.")
+    talker_args: dict[str, Any] = setting("vLLM's engine arguments for the Talker.", {})
+    omni_speech: bool = setting(
+        "Whether an omni model (Qwen3-Omni, Qwen2.5-Omni) speaks with its own voice; else it writes alone, which "
+        "saves the memory of its Talker.",
+        True,
     )
-    talker: Text | None = Field(default=None, description="Model of the Talker, which synthesises speech.")
-    talker_profile: Text | None = Field(default=None, description="Profile that connects Thinker and Talker.")
-    talker_args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments for the Talker.")
-    omni_speech: bool = Field(
-        default=True,
-        description="Whether an omni model (Qwen3-Omni, Qwen2.5-Omni) speaks with its own voice; else it writes alone, "
-        "which saves the memory of its Talker.",
+    omni_sessions: Count = setting("Number of answers that an omni model's own voice can speak at the same time.", 16)
+    omni_positions: Count = setting(
+        "Length of prompt and speech of such an answer together, in tokens and codec frames; each place takes memory "
+        "on the GPU.",
+        8192,
     )
-    omni_sessions: Count = Field(
-        default=16, description="Number of answers that an omni model's own voice can speak at the same time."
+    omni_kept_bytes: Size = setting(
+        "Memory for what an omni model's voice has read of conversations that go on; the oldest is dropped first, and "
+        "computed again when its conversation goes on.",
+        1024 * MIB,
     )
-    omni_positions: Count = Field(
-        default=8192,
-        description="Length of prompt and speech of such an answer together, in tokens and codec frames; each place "
-        "takes memory on the GPU.",
-    )
-    omni_kept_bytes: Size = Field(
-        default=1024 * MIB,
-        description="Memory for what an omni model's voice has read of conversations that go on; the oldest is dropped "
-        "first, and computed again when its conversation goes on.",
-    )
+
+
+#: The engine of some settings of ``RemoteConfig``: a part on a server has its own in their place.
+_REMOTE_ENGINE: Final = ("remote",)
+_SAMPLING: Final = (
+    *("temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty"),
+)
 
 
 class RemoteConfig(Section):
     """The remote engine: upstream servers with the OpenAI API."""
 
-    upstreams: tuple[Text, ...] = Field(
-        default=(),
-        description="Base URLs (`http://host:8000/v1`) of the upstream servers, which serve the same model.",
+    upstreams: tuple[Text, ...] = setting(
+        "Base URLs (`http://host:8000/v1`) of the upstream servers, which serve the same model.",
+        (),
+        often=True,
+        of=_REMOTE_ENGINE,
     )
-    model: Text | None = Field(
-        default=None, description="Model name at the upstreams; unset: the first that the first upstream lists."
+    model: Text | None = setting(
+        "Model name at the upstreams; unset: the first that the first upstream lists.", of=_REMOTE_ENGINE
     )
-    api_key: Key | None = Field(default=None, description="API key for the upstreams.")
-    input_modalities: tuple[Text, ...] = Field(
-        default=("text",), description="Input of the model: text, audio, image, video. No upstream reports it."
+    api_key: Key | None = setting("API key for the upstreams.", often=True, of=_REMOTE_ENGINE)
+    input_modalities: tuple[Text, ...] = setting(
+        "Input of the model: text, audio, image, video. No upstream reports it.",
+        ("text",),
+        often=True,
+        words=("text", "audio", "image", "video"),
     )
-    modalities: tuple[Text, ...] = Field(
-        default=("text",),
-        description="Output of the model: text, or text and audio.",
+    modalities: tuple[Text, ...] = setting(
+        "Output of the model: text, or text and audio.", ("text",), of=_REMOTE_ENGINE, words=("text", "audio")
     )
-    options: tuple[Text, ...] = Field(
-        default=(),
-        description="Further features of the upstreams: tools, logprobs, response_format, n, priority, "
-        "reasoning_effort, verbosity, service_tier, and limits of images and videos by their names "
-        "(video_max_frames …).",
-    )
-    audio_format: Literal["pcm16", "pcm", "wav"] = Field(
-        default="pcm16", description="Audio format requested from a model that speaks."
-    )
-    audio_sample_rate: Count = Field(
-        default=24_000, description="Sample rate in Hz of raw audio that arrives without its rate."
-    )
-    speech_upstream: Text | None = Field(
-        default=None,
-        description="Base URL of the server whose /v1/audio/speech synthesises text, and answers of a model that does "
-        "not speak; it may be one of the upstreams.",
-    )
-    speech_model: Text | None = Field(
-        default=None, description="Model name at the speech upstream; unset: the first that it lists."
-    )
-    speech_api_key: Key | None = Field(
-        default=None,
-        description="API key for the speech upstream; unset: none, or api_key if it is one of the upstreams.",
-    )
-    voices: tuple[Text, ...] = Field(default=(), description="Voices that clients may choose, the default first.")
-    sampling: tuple[Text, ...] = Field(
-        default=(
-            *("temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty"),
-            *("top_k", "min_p", "repetition_penalty"),
+    options: tuple[Text, ...] = setting(
+        "Further features of the upstreams: tools, logprobs, response_format, n, priority, reasoning_effort, "
+        "verbosity, service_tier, and limits of images and videos by their names (video_max_frames …).",
+        (),
+        words=(
+            *("tools", "logprobs", "response_format", "n", "priority", "reasoning_effort", "verbosity", "service_tier"),
+            *("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_fps"),
+            *("video_min_frames", "video_max_frames", "video_total_pixels"),
         ),
-        description="Sampling parameters that are forwarded; the upstreams must support them.",
     )
-    stage_params: tuple[Text, ...] = Field(
-        default=(), description="Names (stage.parameter) that clients may set in stage_params; forwarded unchanged."
+    audio_format: Literal["pcm16", "pcm", "wav"] = setting("Audio format requested from a model that speaks.", "pcm16")
+    audio_sample_rate: Count = setting("Sample rate in Hz of raw audio that arrives without its rate.", 24_000)
+    speech_upstream: Text | None = setting(
+        "Base URL of the server whose /v1/audio/speech synthesises text, and answers of a model that does not speak; "
+        "it may be one of the upstreams.",
+        often=True,
+        of=_REMOTE_ENGINE,
     )
-    stage_sampling: tuple[Text, ...] = Field(
-        default=(), description="Names (stage.parameter) that clients may set in stage_sampling; forwarded unchanged."
+    speech_model: Text | None = setting(
+        "Model name at the speech upstream; unset: the first that it lists.", of=_REMOTE_ENGINE
     )
-    retries: Whole = Field(
-        default=2, description="Retries, at any upstream, of a request that none has started to answer."
+    speech_api_key: Key | None = setting(
+        "API key for the speech upstream; unset: none, or api_key if it is one of the upstreams.", of=_REMOTE_ENGINE
     )
-    connect_timeout_sec: Seconds = Field(
-        default=5, description="Time-out of a connection attempt, and of a health check."
+    voices: tuple[Text, ...] = setting("Voices that clients may choose, the default first.", ())
+    sampling: tuple[Text, ...] = setting(
+        "Sampling parameters that are forwarded; the upstreams must support them.",
+        _SAMPLING,
+        words=_SAMPLING,
     )
-    first_byte_timeout_sec: Seconds = Field(
-        default=120, description="Time until an answer has begun; signs of life are no beginning."
+    stage_params: tuple[Text, ...] = setting(
+        "Names (stage.parameter) that clients may set in stage_params; forwarded unchanged.", ()
     )
-    idle_timeout_sec: Seconds = Field(default=60, description="Time between two reads of an answer.")
-    health_interval_sec: Seconds = Field(default=10, description="Interval of health checks of a healthy upstream.")
-    start_timeout_sec: SecondsOrOff = Field(
-        default=60, description="Time that startup waits for an upstream to become healthy; 0: none."
+    stage_sampling: tuple[Text, ...] = setting(
+        "Names (stage.parameter) that clients may set in stage_sampling; forwarded unchanged.", ()
     )
-    max_request_bytes: Size = Field(
-        default=64 * MIB, description="Largest request to an upstream, including audio and images in base64."
-    )
-    ca_file: Path | None = Field(
-        default=None, description="CA certificates (PEM) for https upstreams; unset: those of the system."
-    )
+    retries: Whole = setting("Retries, at any upstream, of a request that none has started to answer.", 2)
+    connect_timeout_sec: Seconds = setting("Time-out of a connection attempt, and of a health check.", 5)
+    first_byte_timeout_sec: Seconds = setting("Time until an answer has begun; signs of life are no beginning.", 120)
+    idle_timeout_sec: Seconds = setting("Time between two reads of an answer.", 60)
+    health_interval_sec: Seconds = setting("Interval of health checks of a healthy upstream.", 10)
+    start_timeout_sec: SecondsOrOff = setting("Time that startup waits for an upstream to become healthy; 0: none.", 60)
+    max_request_bytes: Size = setting("Largest request to an upstream, including audio and images in base64.", 64 * MIB)
+    ca_file: Path | None = setting("CA certificates (PEM) for https upstreams; unset: those of the system.")
 
 
 # Telephony, WebRTC and gRPC
@@ -475,38 +434,31 @@ class RemoteConfig(Section):
 class TelephonyConfig(Section):
     """Telephone calls: the media streams of a telephony gateway, and Asterisk's AudioSocket."""
 
-    enabled: bool = Field(default=False, description="Serve `/v1/telephony/media-stream`; if off, it answers 404.")
-    audiosocket_port: Port | None = Field(
-        default=None, description="TCP port for calls over AudioSocket; 0: any free one; unset: none."
+    enabled: bool = setting("Serve `/v1/telephony/media-stream`; if off, it answers 404.", False)
+    audiosocket_port: Port | None = setting("TCP port for calls over AudioSocket; 0: any free one; unset: none.")
+    audiosocket_host: Text = setting(
+        "Address to listen on for AudioSocket, which is not encrypted. Beyond this machine it needs keys: the UUID of "
+        "a call must be one.",
+        "127.0.0.1",
     )
-    audiosocket_host: Text = Field(
-        default="127.0.0.1",
-        description="Address to listen on for AudioSocket, which is not encrypted. Beyond this machine it needs keys: "
-        "the UUID of a call must be one.",
-    )
-    audiosocket_instructions: Text | None = Field(
-        default=None, description="`instructions` of the calls over AudioSocket."
-    )
-    audiosocket_greeting: Text | None = Field(default=None, description="`greeting` of the calls over AudioSocket.")
+    audiosocket_instructions: Text | None = setting("`instructions` of the calls over AudioSocket.")
+    audiosocket_greeting: Text | None = setting("`greeting` of the calls over AudioSocket.")
 
 
 class WebrtcConfig(Section):
     """The Realtime API over WebRTC, which needs the extra `webrtc`."""
 
-    enabled: bool = Field(
-        default=True, description="Serve `/v1/realtime/calls`; if off, or without the extra, it answers 501."
+    enabled: bool = setting("Serve `/v1/realtime/calls`; if off, or without the extra, it answers 501.", True)
+    ice_servers: tuple[Text, ...] = setting(
+        "URLs of one STUN and one TURN server (`stun:HOST:PORT`, `turn:HOST:PORT?transport=udp`) by which this server "
+        "finds ways through a NAT; unset: none is asked.",
+        (),
     )
-    ice_servers: tuple[Text, ...] = Field(
-        default=(),
-        description="URLs of one STUN and one TURN server (`stun:HOST:PORT`, `turn:HOST:PORT?transport=udp`) by which "
-        "this server finds ways through a NAT; unset: none is asked.",
-    )
-    ice_username: Text | None = Field(default=None, description="User name at the TURN server.")
-    ice_credential: Key | None = Field(default=None, description="Password at the TURN server.")
-    announce: Text | None = Field(
-        default=None,
-        description="Public address of this server behind a NAT that forwards UDP ports unchanged; callers are told it "
-        "in place of the machine's own addresses.",
+    ice_username: Text | None = setting("User name at the TURN server.")
+    ice_credential: Key | None = setting("Password at the TURN server.")
+    announce: Text | None = setting(
+        "Public address of this server behind a NAT that forwards UDP ports unchanged; callers are told it in place "
+        "of the machine's own addresses."
     )
 
     @field_validator("ice_servers")
@@ -526,19 +478,19 @@ class WebrtcConfig(Section):
 class GrpcConfig(Section):
     """The gRPC token service."""
 
-    port: Port | None = Field(
-        default=None,
-        description="Port of the service; 0: any free one; unset: 50051 if the engine has token sessions (any free one "
-        "if `port` is 0), else none.",
+    port: Port | None = setting(
+        "Port of the service; 0: any free one; unset: 50051 if the engine has token sessions (any free one if `port` "
+        "is 0), else none.",
+        short="--grpc-port",
+        often=True,
     )
-    session_ttl_sec: Seconds = Field(default=1800, description="Time after which an unused token session is deleted.")
-    max_message_bytes: Size = Field(
-        default=64 * MIB,
-        description="Largest message accepted; images arrive in one message with the tokens around them.",
+    session_ttl_sec: Seconds = setting("Time after which an unused token session is deleted.", 1800)
+    max_message_bytes: Size = setting(
+        "Largest message accepted; images arrive in one message with the tokens around them.", 64 * MIB
     )
-    message_timeout_sec: Seconds = Field(default=60, description="Time in which the message of a call has to arrive.")
-    readout_vectors: Path | None = Field(default=None, description="File of readout vectors.")
-    readout_manifest: Path | None = Field(default=None, description="Manifest of the readout vectors.")
+    message_timeout_sec: Seconds = setting("Time in which the message of a call has to arrive.", 60)
+    readout_vectors: Path | None = setting("File of readout vectors.")
+    readout_manifest: Path | None = setting("Manifest of the readout vectors.")
 
 
 # The server
@@ -547,22 +499,21 @@ class GrpcConfig(Section):
 class AuthConfig(Section):
     """Authentication."""
 
-    keys_file: Path | None = Field(default=None, description="TOML file of API keys, each with a name and limits.")
-    usage_file: Path | None = Field(
-        default=None,
-        description="File that keeps what keys with daily limits have used; unset: omni_ws/usage.json in the user's "
-        "cache folder.",
+    keys_file: Path | None = setting(
+        "TOML file of API keys, each with a name and limits.", short="--keys-file", often=True
     )
-    insecure_no_auth: bool = Field(default=False, description="Allow listening beyond this machine without a key.")
+    usage_file: Path | None = setting(
+        "File that keeps what keys with daily limits have used; unset: omni_ws/usage.json in the user's cache folder."
+    )
+    insecure_no_auth: bool = setting(
+        "Allow listening beyond this machine without a key.", False, short="--insecure-no-auth", often=True
+    )
 
 
 class ProfilerConfig(Section):
     """Profiles of requests and of the engine."""
 
-    root: Path | None = Field(
-        default=None,
-        description="Folder for profiles; unset: omni_ws/profiles in the user's cache folder.",
-    )
+    root: Path | None = setting("Folder for profiles; unset: omni_ws/profiles in the user's cache folder.")
 
 
 class EngineName(StrEnum):
@@ -596,79 +547,59 @@ class ServerConfig(Section):
     Only ``load`` reads the environment.
     """
 
-    host: Text = Field(default="127.0.0.1", description="Address to listen on.")
-    port: Port = Field(default=8080, description="Port for WebSocket and HTTP; 0: any free one.")
-    workers: Count = Field(
-        default=1, le=64, description="Processes that serve the port together; each has an engine of its own."
+    host: Text = setting("Address to listen on.", "127.0.0.1", often=True)
+    port: Port = setting("Port for WebSocket and HTTP; 0: any free one.", 8080, often=True)
+    workers: Count = setting("Processes that serve the port together; each has an engine of its own.", 1, le=64)
+    engine: EngineName | None = setting(
+        "Engine that answers requests; unset: composed of parts if one is named (`asr.use`, `llm.use`, `tts.use`), "
+        "else embedded.",
+        often=True,
     )
-    engine: EngineName | None = Field(
-        default=None,
-        description="Engine that answers requests; unset: composed of parts if one is named (`asr.use`, `llm.use`, "
-        "`tts.use`), else embedded.",
+    served_model_name: tuple[Text, ...] = setting(
+        "Names of the model; the first one is announced. Unset: the engine's name for it.", (), often=True
     )
-    served_model_name: tuple[Text, ...] = Field(
-        default=(), description="Names of the model; the first one is announced. Unset: the engine's name for it."
+    served_model_alias: tuple[Text, ...] = setting(
+        "Well-known model names that also mean the served model, as local-model does.",
+        ("whisper-1", "tts-1", "gpt-4o-mini-tts", "gpt-4o-mini-transcribe", "gpt-realtime"),
     )
-    served_model_alias: tuple[Text, ...] = Field(
-        default=("whisper-1", "tts-1", "gpt-4o-mini-tts", "gpt-4o-mini-transcribe", "gpt-realtime"),
-        description="Well-known model names that also mean the served model, as local-model does.",
+    strict_model_names: bool = setting(
+        "Answer 404 to any other model name, instead of serving the model anyway.", False
     )
-    strict_model_names: bool = Field(
-        default=False,
-        description="Answer 404 to any other model name, instead of serving the model anyway.",
+    api_key: Key | None = setting("Key that clients must present.", often=True)
+    allow_origin: tuple[Text, ...] = setting(
+        "Origins, besides the server's own, whose pages may connect; *: any.", (), often=True
     )
-    api_key: Key | None = Field(default=None, description="Key that clients must present.")
-    allow_origin: tuple[Text, ...] = Field(
-        default=(), description="Origins, besides the server's own, whose pages may connect; *: any."
+    allow_host: tuple[Text, ...] = setting(
+        "Host names, besides localhost and addresses, that a server without keys accepts in Host; *: any.", ()
     )
-    allow_host: tuple[Text, ...] = Field(
-        default=(),
-        description="Host names, besides localhost and addresses, that a server without keys accepts in Host; *: any.",
+    trusted_proxies: tuple[Text, ...] = setting(
+        "Networks (CIDR) or addresses of proxies whose X-Forwarded-For header is trusted; limits by address apply to "
+        "their clients, not to them.",
+        (),
     )
-    trusted_proxies: tuple[Text, ...] = Field(
-        default=(),
-        description="Networks (CIDR) or addresses of proxies whose X-Forwarded-For header is trusted; limits by "
-        "address apply to their clients, not to them.",
+    worker_hang_timeout_sec: Seconds = setting(
+        "A worker that does not answer for so long is replaced; /health tells after a third of it.", 30
     )
-    worker_hang_timeout_sec: Seconds = Field(
-        default=30,
-        description="A worker that does not answer for so long is replaced; /health tells after a third of it.",
-    )
-    drain_timeout_sec: SecondsOrOff = Field(default=30, description="Time that answers have to finish after SIGTERM.")
-    log_format: LogFormat = Field(default=LogFormat.TEXT, description="Format of log lines.")
-    log_level: LogLevel = Field(default=LogLevel.INFO, description="Lowest level that is logged.")
-    log_content: bool = Field(
-        default=False, description="Log texts that clients send and receive, too; never keys or audio."
-    )
-    tracing: bool = Field(
-        default=False,
-        description="Export a span of each request by OTLP over HTTP, to OTEL_EXPORTER_OTLP_ENDPOINT.",
-    )
-    record: Path | None = Field(default=None, description="Folder to record sessions to, for omni-ws replay.")
-    record_fraction: float = Field(default=1.0, ge=0, le=1, description="Fraction of sessions that are recorded.")
-    record_keys: tuple[Text, ...] = Field(
-        default=(), description="Names of keys whose sessions are recorded; empty: all sessions."
-    )
-    record_payloads: bool = Field(
-        default=True, description="Record payloads; if off: their sizes and hashes, which cannot be replayed."
-    )
-    record_max_bytes: Size = Field(
-        default=1024 * MIB, description="Total size of recordings; the oldest are deleted first."
-    )
-    record_max_age_sec: SecondsOrOff = Field(
-        default=7 * 24 * 3600, description="Age at which recordings are deleted; 0: never."
-    )
-    replica_id: str = Field(
-        default="",
-        description="Prefix of session ids, by which a load balancer finds the replica of a Mode B or resumed session.",
+    drain_timeout_sec: SecondsOrOff = setting("Time that answers have to finish after SIGTERM.", 30, often=True)
+    log_format: LogFormat = setting("Format of log lines.", LogFormat.TEXT, often=True)
+    log_level: LogLevel = setting("Lowest level that is logged.", LogLevel.INFO, often=True)
+    log_content: bool = setting("Log texts that clients send and receive, too; never keys or audio.", False)
+    tracing: bool = setting("Export a span of each request by OTLP over HTTP, to OTEL_EXPORTER_OTLP_ENDPOINT.", False)
+    record: Path | None = setting("Folder to record sessions to, for omni-ws replay.", often=True)
+    record_fraction: float = setting("Fraction of sessions that are recorded.", 1.0, ge=0, le=1)
+    record_keys: tuple[Text, ...] = setting("Names of keys whose sessions are recorded; empty: all sessions.", ())
+    record_payloads: bool = setting("Record payloads; if off: their sizes and hashes, which cannot be replayed.", True)
+    record_max_bytes: Size = setting("Total size of recordings; the oldest are deleted first.", 1024 * MIB)
+    record_max_age_sec: SecondsOrOff = setting("Age at which recordings are deleted; 0: never.", 7 * 24 * 3600)
+    replica_id: str = setting(
+        "Prefix of session ids, by which a load balancer finds the replica of a Mode B or resumed session.",
+        "",
         pattern=r"^[A-Za-z0-9-]{0,32}$",
     )
-    ssl_certfile: Path | None = Field(
-        default=None, description="Certificate chain (PEM); enables wss and https on the port."
-    )
-    ssl_keyfile: Path | None = Field(default=None, description="Private key (PEM), unless ssl_certfile contains it.")
-    sse_heartbeat_sec: SecondsOrOff = Field(
-        default=15, description="Idle time after which a heartbeat comment is sent on an event stream; 0: never."
+    ssl_certfile: Path | None = setting("Certificate chain (PEM); enables wss and https on the port.", often=True)
+    ssl_keyfile: Path | None = setting("Private key (PEM), unless ssl_certfile contains it.", often=True)
+    sse_heartbeat_sec: SecondsOrOff = setting(
+        "Idle time after which a heartbeat comment is sent on an event stream; 0: never.", 15
     )
 
     streaming_input: StreamingInputConfig = StreamingInputConfig()

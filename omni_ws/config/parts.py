@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from omni_ws.config.values import Count, Key, Seconds, Section, Text, Whole
+from omni_ws.config.values import Count, Key, Seconds, Section, Text, Whole, setting
 
 # What ``use`` may say: a name, a name with a model, or the URL of a server
 
@@ -62,6 +62,8 @@ GGUF_PARTS: Final = frozenset({"gguf", "qwen", "smollm2"})
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of parts that another server is.
 REMOTE_PARTS: Final = frozenset({SERVER, "openai", *LOCAL_PORTS})
+#: The names of parts that may have a model.
+MODEL_PARTS: Final = REMOTE_PARTS | {name for names in FORMS.values() for name, form in names.items() if ":" in form}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,6 @@ def _meant(part: str, text: str) -> str:
     return f"; did you mean {near[0]}{colon}{model}?" if near else ""
 
 
-def takes_model(part: str, name: str) -> bool:
-    """Whether a choice of this name may have a model."""
-    return ":" in FORMS[part].get(name, "")
-
-
-def needs_model(part: str, name: str) -> bool:
-    """Whether a choice of this name means nothing without a model."""
-    return takes_model(part, name) and "[" not in FORMS[part][name]
-
-
 # Settings
 
 #: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
@@ -135,10 +127,12 @@ _OF_SMALL_MODELS: Final = (
 )
 
 
-def _forms(part: str, server: str = "") -> str:
-    """Returns the forms of a part's ``use``, for its description."""
-    forms = [f"`{form}`" for form in FORMS[part].values()]
-    return ", ".join(forms) + (f", or the base URL of {server}" if server else "")
+def _use(part: str, server: str) -> Any:
+    """The setting that names a part, of which ``server`` says what a server of it has to have."""
+    forms = ", ".join(f"`{form}`" for form in FORMS[part].values())
+    return setting(
+        f"{forms}, or the base URL of {server}; unset: embedded, beside another part.", short=f"--{part}", often=True
+    )
 
 
 class PartConfig(Section):
@@ -148,10 +142,10 @@ class PartConfig(Section):
     part: ClassVar[str]
 
     use: Text | None = None
-    model: Text | None = Field(
-        default=None, description="Model, unless `use` names it; unset: the first that the server lists."
+    model: Text | None = setting(
+        "Model, unless `use` names it; unset: the first that the server lists.", of=MODEL_PARTS
     )
-    api_key: Key | None = Field(default=None, description="API key for the server.")
+    api_key: Key | None = setting("API key for the server.", of=REMOTE_PARTS)
 
     @property
     def choice(self) -> PartChoice:
@@ -174,29 +168,25 @@ class AsrConfig(PartConfig):
 
     part = "asr"
 
-    use: Text | None = Field(
-        default=None,
-        description=_forms("asr", "a server with /v1/audio/transcriptions") + "; unset: embedded, beside another part.",
+    use: Text | None = _use("asr", "a server with /v1/audio/transcriptions")
+    languages: tuple[Text, ...] | None = setting(
+        "Languages that clients of a server's recognition may name (RFC 5646); unset: those of Whisper.",
+        of=REMOTE_PARTS,
     )
-    languages: tuple[Text, ...] | None = Field(
-        default=None,
-        description="Languages that clients of a server's recognition may name (RFC 5646); unset: those of Whisper.",
+    word_times: bool = setting(
+        "Ask a server for the times of words; most then stream no interim texts.", False, of=REMOTE_PARTS
     )
-    word_times: bool = Field(
-        default=False,
-        description="Ask a server for the times of words; most then stream no interim texts.",
+    speculate: bool | None = setting(
+        "Have a server transcribe at each pause what was said so far, for nothing if the speaker goes on; unset: "
+        "unless it is beyond this machine.",
+        of=REMOTE_PARTS,
     )
-    speculate: bool | None = Field(
-        default=None,
-        description="Have a server transcribe at each pause what was said so far, for nothing if the speaker goes on; "
-        "unset: unless it is beyond this machine.",
+    timeout_sec: Seconds = setting(
+        "How long a turn may be written down whose speaker went on, or that was cancelled; after that its interim "
+        "text has to do.",
+        30,
     )
-    timeout_sec: Seconds = Field(
-        default=30,
-        description="How long a turn may be written down whose speaker went on, or that was cancelled; after that its "
-        "interim text has to do.",
-    )
-    args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments, beside `vllm:MODEL`.")
+    args: dict[str, Any] = setting("vLLM's engine arguments, beside `vllm:MODEL`.", {}, of={"vllm"})
 
 
 class LlmConfig(PartConfig):
@@ -204,65 +194,56 @@ class LlmConfig(PartConfig):
 
     part = "llm"
 
-    use: Text | None = Field(
-        default=None,
-        description=_forms("llm", "a server with /v1/chat/completions") + "; unset: embedded, beside another part.",
+    use: Text | None = _use("llm", "a server with /v1/chat/completions")
+    api_key: Key | None = setting("API key for the server.", often=True, of=REMOTE_PARTS)
+    first_byte_timeout_sec: Seconds = setting(
+        "Time-out of the first output of an answer; `remote.first_byte_timeout_sec` is an older name.", 120
     )
-    first_byte_timeout_sec: Seconds = Field(
-        default=120,
-        description="Time-out of the first output of an answer; `remote.first_byte_timeout_sec` is an older name.",
+    speculate: bool | None = setting(
+        "Begin an answer at the first pause, and throw it away if the speaker goes on; unset: unless the LLM or the "
+        "TTS is a server beyond this machine."
     )
-    speculate: bool | None = Field(
-        default=None,
-        description="Begin an answer at the first pause, and throw it away if the speaker goes on; unset: unless the "
-        "LLM or the TTS is a server beyond this machine.",
+    instructions: str | None = setting(
+        "Instructions for spoken answers, unless the client gives its own; unset: to write for the ear "
+        "(docs/speech.md); empty: none."
     )
-    instructions: str | None = Field(
-        default=None,
-        description="Instructions for spoken answers, unless the client gives its own; unset: to write for the ear "
-        "(docs/speech.md); empty: none.",
+    max_spoken_tokens: Whole = setting(
+        "About how many tokens a spoken answer has, unless the client names a limit: it ends with a whole sentence, "
+        "`finish_reason` `length`. 300 are about a minute and a half; 0: no limit.",
+        300,
     )
-    max_spoken_tokens: Whole = Field(
-        default=300,
-        description="About how many tokens a spoken answer has, unless the client names a limit: it ends with a whole "
-        "sentence, `finish_reason` `length`. 300 are about a minute and a half; 0: no limit.",
+    tool_filler: Text | None = setting(
+        "Sentence, such as `One moment.`, that a spoken answer says where the LLM calls a tool without a word; unset: "
+        "none."
     )
-    tool_filler: Text | None = Field(
-        default=None,
-        description="Sentence, such as `One moment.`, that a spoken answer says where the LLM calls a tool without "
-        "a word; unset: none.",
+    context: Count = setting(
+        "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=GGUF_PARTS
     )
-    context: Count = Field(
-        default=4096,
-        ge=256,
-        description="Tokens of context of a GGUF model for each conversation; at most its own.",
+    threads: Count | None = setting("Threads of a GGUF model; unset: half of the cores.", of=GGUF_PARTS)
+    parallel: Count | None = setting(
+        "Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.", of=GGUF_PARTS
     )
-    threads: Count | None = Field(default=None, description="Threads of a GGUF model; unset: half of the cores.")
-    parallel: Count | None = Field(
-        default=None,
-        description="Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.",
+    reasoning_effort: Text | None = setting(
+        "How much a model on a server thinks before it answers, as that server calls it (`none`, `low` …; OpenAI, "
+        "Ollama), unless the client says: speech begins late then; unset: as the server does.",
+        of=REMOTE_PARTS,
     )
-    reasoning_effort: Text | None = Field(
-        default=None,
-        description="How much a model on a server thinks before it answers, as that server calls it (`none`, `low` …; "
-        "OpenAI, Ollama), unless the client says: speech begins late then; unset: as the server does.",
+    chat_template_kwargs: dict[str, Any] = setting(
+        "Arguments of the chat template of a model on a server, such as `enable_thinking false` (vLLM, llama.cpp, "
+        "SGLang).",
+        {},
+        of=REMOTE_PARTS,
     )
-    chat_template_kwargs: dict[str, Any] = Field(
-        default={},
-        description="Arguments of the chat template of a model on a server, such as `enable_thinking false` (vLLM, "
-        "llama.cpp, SGLang).",
+    think: bool = setting(
+        "Whether a GGUF model that can think does so before it answers: speech begins late then.", False, of=GGUF_PARTS
     )
-    think: bool = Field(
-        default=False,
-        description="Whether a GGUF model that can think does so before it answers: speech begins late then.",
+    opens_thoughts: bool | None = setting(
+        "Whether the chat template of a server's model opens a thought that its answers only close: streams are then "
+        "held back until it is closed; unset: as llama.cpp tells, or an answer has shown.",
+        of=REMOTE_PARTS,
     )
-    opens_thoughts: bool | None = Field(
-        default=None,
-        description="Whether the chat template of a server's model opens a thought that its answers only close: "
-        "streams are then held back until it is closed; unset: as llama.cpp tells, or an answer has shown.",
-    )
-    chat_template: Path | None = Field(
-        default=None, description="Chat template (Jinja file) of a GGUF model; unset: that of the file."
+    chat_template: Path | None = setting(
+        "Chat template (Jinja file) of a GGUF model; unset: that of the file.", of=GGUF_PARTS
     )
 
     @property
@@ -275,13 +256,14 @@ class LlmConfig(PartConfig):
         return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name == "qwen" else "")
 
 
+#: A Talker's voices are those of its profile, in that order.
+_VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
+
+
 class TtsConfig(PartConfig):
     """TTS, the part that speaks. A Talker also has `vllm.talker_profile` and `vllm.talker_args`."""
 
     part = "tts"
 
-    use: Text | None = Field(
-        default=None,
-        description=_forms("tts", "a server with /v1/audio/speech") + "; unset: embedded, beside another part.",
-    )
-    voice: Text | None = Field(default=None, description="Voice unless the client names one; unset: the part's own.")
+    use: Text | None = _use("tts", "a server with /v1/audio/speech")
+    voice: Text | None = setting("Voice unless the client names one; unset: the part's own.", often=True, of=_VOICED)

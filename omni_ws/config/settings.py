@@ -1,37 +1,25 @@
-"""The table of all settings, with the key, flag and environment variable of each, and the text form of their values."""
+"""What the table in ``model`` says of each setting: its key, flag, variable, syntax; and how its values are shown."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+import msgspec
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.values import SizeMark, format_size
+from omni_ws.config.values import Section, SizeMark, format_size, mark
 
 VARIABLE_PREFIX: Final = "OMNI_WS_"
-
-#: Short aliases of frequent flags.
-FLAG_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "asr.use": "--asr",
-        "llm.use": "--llm",
-        "tts.use": "--tts",
-        "grpc.port": "--grpc-port",
-        "auth.insecure_no_auth": "--insecure-no-auth",
-        "auth.keys_file": "--keys-file",
-        "vllm.model": "--model",
-    }
-)
 
 
 class SettingKind(StrEnum):
@@ -60,11 +48,20 @@ class Setting:
     nullable: bool
     default: object
     description: str
+    #: A shorter flag.
+    short: str | None
+    #: Whether ``serve --help`` shows it; ``--help-all`` shows all.
+    often: bool
 
     @property
     def key(self) -> str:
         """Its name in the configuration file: ``streaming_input.start_policy``."""
         return ".".join(self.path)
+
+    @property
+    def section(self) -> str:
+        """The section that holds it; empty for the top level."""
+        return ".".join(self.path[:-1])
 
     @property
     def flag(self) -> str:
@@ -73,80 +70,72 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flag and its alias, if it has one."""
-        alias = FLAG_ALIASES.get(self.key)
-        return (self.flag,) if alias is None else (self.flag, alias)
+        """The flag and the shorter one, if it has one."""
+        return (self.flag,) if self.short is None else (self.flag, self.short)
 
     @property
     def variable(self) -> str:
         """Its name in the environment: ``OMNI_WS_STREAMING_INPUT__START_POLICY``."""
         return VARIABLE_PREFIX + "__".join(self.path).upper()
 
-    @property
-    def type_words(self) -> str:
-        """The type, or the choices, as the help shows them."""
-        return "|".join(self.choices) if self.choices else self.kind.value
-
-
-def _collect(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[Setting]:
-    for name, field in model.model_fields.items():
-        path = (*prefix, name)
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _collect(annotation, path)
-        else:
-            yield _setting(path, field)
-
 
 def _setting(path: tuple[str, ...], field: FieldInfo) -> Setting:
-    annotation, marks = field.annotation, list(field.metadata)
+    annotation, metadata = field.annotation, list(field.metadata)
     nullable = False
     if get_origin(annotation) in (Union, UnionType):
         members = [member for member in get_args(annotation) if member is not NoneType]
         nullable, annotation = len(members) < len(get_args(annotation)), members[0]
     if get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)
-        marks += more
-    choices: tuple[str, ...] = ()
-    if get_origin(annotation) is Literal:
-        choices = get_args(annotation)
-    elif isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        choices = tuple(member.value for member in annotation)
+        metadata += more
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        choices, kind = tuple(member.value for member in annotation), SettingKind.CHOICE
+    elif get_origin(annotation) is Literal:
+        choices, kind = get_args(annotation), SettingKind.CHOICE
+    elif any(isinstance(one, SizeMark) for one in metadata):
+        choices, kind = (), SettingKind.SIZE
+    else:
+        choices, kind = (), _KINDS[get_origin(annotation) or annotation]
     return Setting(
         path=path,
-        kind=SettingKind.CHOICE if choices else _kind(annotation, marks),
+        kind=kind,
         choices=choices,
         nullable=nullable,
-        default=field.get_default(call_default_factory=True, validated_data={}),
+        default=field.get_default(),
         description=field.description or "",
+        short=mark(field, "short"),
+        often=mark(field, "often"),
     )
 
 
-def _kind(annotation: Any, marks: Iterable[object]) -> SettingKind:
-    if any(isinstance(mark, SizeMark) for mark in marks):
-        return SettingKind.SIZE
-    return {
-        str: SettingKind.TEXT,
-        int: SettingKind.INTEGER,
-        float: SettingKind.NUMBER,
-        bool: SettingKind.SWITCH,
-        Path: SettingKind.PATH,
-        SecretStr: SettingKind.SECRET,
-        tuple: SettingKind.LIST,
-        dict: SettingKind.FREE_FORM,
-    }[get_origin(annotation) or annotation]
-
-
-SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({s.key: s for s in _collect(ServerConfig)})
-
-SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {"": (ServerConfig.__doc__ or "").partition(".")[0] + "."}
-    | {
-        name: field.annotation.__doc__ or ""
-        for name, field in ServerConfig.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
-)
+_KINDS: Final[Mapping[Any, SettingKind]] = {
+    str: SettingKind.TEXT,
+    int: SettingKind.INTEGER,
+    float: SettingKind.NUMBER,
+    bool: SettingKind.SWITCH,
+    Path: SettingKind.PATH,
+    SecretStr: SettingKind.SECRET,
+    tuple: SettingKind.LIST,
+    dict: SettingKind.FREE_FORM,
+}
+#: The groups of settings by the name of their section; the top level has none.
+_GROUPS: Final[Mapping[str, type[Section]]] = {"": ServerConfig} | {
+    name: field.annotation
+    for name, field in ServerConfig.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+#: What each section is.
+SECTIONS: Final[Mapping[str, str]] = {name: group.__doc__ or "" for name, group in _GROUPS.items()} | {
+    "": (ServerConfig.__doc__ or "").partition(".")[0] + "."
+}
+#: All settings by their keys.
+SETTINGS: Final[Mapping[str, Setting]] = {
+    one.key: one
+    for section, group in _GROUPS.items()
+    for name, field in group.model_fields.items()
+    if section or name not in _GROUPS
+    for one in [_setting((section, name) if section else (name,), field)]
+}
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
@@ -182,7 +171,7 @@ def _last_part(name: str) -> str:
 
 MASK: Final = "********"
 #: Names of free-form arguments that hold secrets.
-_SECRET_NAME: Final = re.compile(r"(^|_)(token|secret|password|passphrase|key)$")
+_SECRET_NAME: Final = re.compile(r"(^|[_.])(token|secret|password|passphrase|key)$")
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/@]+(?=@)")
 
 
@@ -197,46 +186,30 @@ def default_words(setting: Setting) -> str:
 
 def render_values(config: ServerConfig, origins: Mapping[str, str]) -> str:
     """Formats a configuration as a TOML file with the origin of each value. Secrets are masked and commented out."""
-    lines = list(_lines(config, origins))
+    lines = [line for setting in SETTINGS.values() for line in _lines(setting, config, origins)]
     width = min(max(len(line) for line, _ in lines), 60)
     return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
 
 
-def _lines(config: ServerConfig, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for setting in SETTINGS.values():
-        value: Any = config
-        for part in setting.path:
-            value = getattr(value, part)
-        if setting.kind is SettingKind.FREE_FORM and value:
-            yield from _free_form_lines(setting.key, value, origins)
-        else:
-            yield _line(setting, value), origins.get(setting.key, "default")
-
-
-def _line(setting: Setting, value: object) -> str:
-    if isinstance(value, SecretStr):
-        return f"# {setting.key} = {MASK}"
-    if value is None:
-        return f"# {setting.key} is not set"
-    return f"{setting.key} = {_as_toml(setting, value)}"
-
-
-def _free_form_lines(key: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        inner = f"{key}.{name}"
-        if isinstance(value, dict) and value and inner not in origins:
-            yield from _free_form_lines(inner, value, origins)
-        elif _SECRET_NAME.search(name):
-            yield f"# {inner} = {MASK}", origins.get(inner, "default")
+def _lines(setting: Setting, config: ServerConfig, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The lines of a setting, each with its origin: one, or those of the names within a free-form setting."""
+    waiting: list[tuple[str, Any]] = [(setting.key, attrgetter(setting.key)(config))]
+    while waiting:
+        key, value = waiting.pop(0)
+        inner = setting.kind is SettingKind.FREE_FORM and isinstance(value, dict) and key not in origins
+        if inner and value:
+            waiting[:0] = [(f"{key}.{name}", item) for name, item in value.items()]
+        elif isinstance(value, SecretStr) or (key != setting.key and _SECRET_NAME.search(key)):
+            yield f"# {key} = {MASK}", origins.get(key, "default")
         elif value is None:
-            yield f"# {inner} is null", origins.get(inner, "default")
+            yield f"# {key} is {'not set' if key == setting.key else 'null'}", origins.get(key, "default")
         else:
-            yield f"{inner} = {_toml(value)}", origins.get(inner, "default")
+            yield f"{key} = {_as_toml(setting, value)}", origins.get(key, "default")
 
 
 def _as_toml(setting: Setting, value: object) -> str:
-    if setting.kind is SettingKind.SIZE and isinstance(value, int):
-        return _toml(format_size(value)) if value >= 1024 else str(value)
+    if setting.kind is SettingKind.SIZE and isinstance(value, int) and value >= 1024:
+        value = format_size(value)
     return _toml(value)
 
 
@@ -245,12 +218,15 @@ def _toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
+    if isinstance(value, (int, float)):
+        return str(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, (int, float)):
-        return str(value)
-    text = value.value if isinstance(value, Enum) else str(value)
+        return "{" + ", ".join(f"{_quoted(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+    return _quoted(_USER_IN_URL.sub(MASK, str(value.value if isinstance(value, Enum) else value)))
+
+
+def _quoted(text: str) -> str:
     # JSON strings are valid TOML strings, except that TOML requires DEL to be escaped.
-    return json.dumps(_USER_IN_URL.sub(MASK, str(text)), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

@@ -17,10 +17,8 @@ from omni_ws.config.parts import (
     REMOTE_PARTS,
     VLLM_PARTS,
     PartConfig,
-    needs_model,
-    takes_model,
 )
-from omni_ws.config.values import ConfigurationError, literal_address
+from omni_ws.config.values import ConfigurationError, literal_address, mark
 from omni_ws.installing import INSTALL_VLLM, install_command
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
@@ -65,7 +63,9 @@ def check_available(config: ServerConfig) -> None:
 
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
-    yield from _engine_problems(config)
+    for part in (config.asr, config.llm, config.tts):
+        yield from _problems_of(part)
+    yield from _part_problems(config) if config.composed else _whole_problems(config)
     if config.workers > 1:
         yield from _worker_problems(config)
     llm = config.llm.choice.name if config.composed else config.engine_name
@@ -115,19 +115,6 @@ def _is_installed(module: str) -> bool:
 
 # Engines and their parts
 
-_REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "modalities": ("text", "audio"),
-    "input_modalities": ("text", "audio", "image", "video"),
-    "options": (
-        *("tools", "logprobs", "response_format", "n", "priority", "reasoning_effort", "verbosity", "service_tier"),
-        *("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_fps"),
-        *("video_min_frames", "video_max_frames", "video_total_pixels"),
-    ),
-    "sampling": (
-        *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    ),
-}
 #: The package that a part needs, with the extra that installs it.
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("asr", "whisper"): ("ctranslate2", "whisper"),
@@ -135,35 +122,14 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
     **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
 }
-#: Settings of an LLM in a GGUF file.
-_OF_GGUF: Final = frozenset({"context", "threads", "parallel", "think", "chat_template"})
-#: Settings of an LLM on a server.
-_OF_SERVER: Final = frozenset({"reasoning_effort", "chat_template_kwargs"})
-#: Settings of a part that say more about what ``use`` names.
-_BESIDE_USE: Final = (
-    frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice", "opens_thoughts"})
-    | _OF_GGUF
-    | _OF_SERVER
-)
-#: Settings of the remote engine that a part has of its own.
-_REMOTE_ALONE: Final = frozenset(
-    {"upstreams", "model", "api_key", "modalities", "speech_upstream", "speech_model", "speech_api_key"}
-)
-
-
-def _engine_problems(config: ServerConfig) -> Iterator[str]:
-    """Yields what the configured engine cannot honour, or lacks."""
-    yield from _part_problems(config) if config.composed else _whole_problems(config)
 
 
 def _part_problems(config: ServerConfig) -> Iterator[str]:
-    for part in (config.asr, config.llm, config.tts):
-        yield from _problems_of(part)
     if config.vllm.model is not None:
         yield f"--model is for --engine vllm: say --llm vllm:{config.vllm.model}"
     if config.vllm.talker is not None:
         yield f"--vllm.talker is for --engine vllm: say --tts talker:{config.vllm.talker}"
-    for name in sorted(config.remote.changed & _REMOTE_ALONE):
+    for name in config.remote.meaningless("composed"):
         yield f"remote.{name} is for --engine remote: a part has settings of its own (--llm, llm.model, --tts …)"
     if config.llm.choice.name in REMOTE_PARTS:
         yield from _forwarding_problems(config.remote)
@@ -179,12 +145,13 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
     if choice.url is not None and not _is_base_url(choice.url):
         # The value is not shown, since it may contain a password.
         yield f"{flag} holds an invalid base URL; a valid one is http://127.0.0.1:8000/v1"
-    if needs_model(part.part, choice.name) and choice.model is None:
+    form = FORMS[part.part].get(choice.name, "")
+    if ":" in form and "[" not in form and choice.model is None:
         model = "FILE" if choice.name in GGUF_PARTS else "NAME-OR-FOLDER"
         yield f"{flag} {choice.name} needs a model: {flag} {choice.name}:{model}"
     if choice.model is not None and part.model not in (None, choice.model):
         yield f"{flag} names the model {choice.model}, and {part.part}.model {part.model}"
-    for name in sorted((part.changed & _BESIDE_USE) - _settings_of(part)):
+    for name in part.meaningless("" if part.use is None else choice.name):
         yield f"{part.part}.{name} means nothing {f'beside {flag} {choice.name}' if part.use else f'without {flag}'}"
     if part.use is None:
         return
@@ -197,28 +164,7 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
         yield f"{flag} {choice.name} needs {package}: {install_command(extra)}"
 
 
-def _settings_of(part: PartConfig) -> frozenset[str]:
-    """Returns which of a part's settings have a meaning for what it is."""
-    name = part.choice.name
-    # A Talker's voices are those of its profile, in that order.
-    used = {"voice"} if name not in ("none", "talker") and part.use is not None else set()
-    if name in REMOTE_PARTS:
-        used |= {"model", "api_key", "languages", "word_times", "speculate", "opens_thoughts"}
-    elif takes_model(part.part, name):
-        used |= {"model"}
-    if part.part == "llm":
-        used |= _OF_SERVER if name in REMOTE_PARTS else set()
-        used |= {"speculate"}  # says when any LLM is asked
-    if name == "vllm":
-        used |= {"args"}
-    if name in GGUF_PARTS:
-        used |= _OF_GGUF
-    return frozenset(used)
-
-
 def _whole_problems(config: ServerConfig) -> Iterator[str]:
-    for part in (config.asr, config.llm, config.tts):
-        yield from _problems_of(part)
     this = f"and this is the {config.engine_name} engine"
     if config.engine is EngineName.VLLM:
         yield from _vllm_problems(config.vllm)
@@ -252,8 +198,9 @@ def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
 
 def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
     """What is wrong with the settings that an LLM on a server has, too."""
-    for key, known in _REMOTE_WORDS.items():
-        for word in getattr(remote, key):
+    for key, field in RemoteConfig.model_fields.items():
+        known = mark(field, "words")
+        for word in getattr(remote, key) if known else ():
             if word not in known:
                 yield f"remote.{key} holds {word!r}; known are {', '.join(known)}"
     if not 8_000 <= remote.audio_sample_rate <= 192_000:

@@ -1,16 +1,18 @@
-"""What configuration is made of: types of values, their text forms, and the base of groups of settings."""
+"""What the table of settings is written in: groups, fields, types of values and their text forms."""
 
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic.fields import FieldInfo
 
 
 class ConfigurationError(ValueError):
@@ -35,6 +37,36 @@ class Section(BaseModel):
         """The names of settings whose values are not the defaults, which a file may repeat."""
         fields = type(self).model_fields
         return frozenset(name for name, field in fields.items() if getattr(self, name) != field.get_default())
+
+    def meaningless(self, engine: str) -> list[str]:
+        """The settings that were changed, though they mean nothing to the engine or part of this name."""
+        of = {name: mark(field, "of") for name, field in type(self).model_fields.items()}
+        return [name for name in sorted(self.changed) if of[name] is not None and engine not in of[name]]
+
+
+def setting(
+    meaning: str,
+    default: object = None,
+    *,
+    short: str | None = None,
+    often: bool = False,
+    of: Collection[str] | None = None,
+    words: Collection[str] = (),
+    **bounds: Any,
+) -> Any:
+    """A field of a group: what the help and docs/configuration.md say of it, its default, and its further bounds.
+
+    ``short`` is a shorter flag, ``often`` puts it into the short help. ``of`` names the engines or parts for which it
+    means something, ``words`` what a list may hold; both are checked when the engine is known.
+    """
+    marks: Any = {"short": short, "often": often, "of": of, "words": words}
+    return Field(default=default, description=meaning, json_schema_extra=marks, **bounds)
+
+
+def mark(field: FieldInfo, name: str) -> Any:
+    """What ``setting`` was told of a field by this name."""
+    extra = field.json_schema_extra
+    return extra.get(name) if isinstance(extra, dict) else None
 
 
 # Text forms
@@ -84,7 +116,7 @@ def format_size(size: int) -> str:
 def parse_list(text: str) -> list[Any]:
     """Parses ``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
     if text.lstrip().startswith("["):
-        parsed = json.loads(text)
+        parsed = msgspec.json.decode(text)
         if isinstance(parsed, list):
             return parsed
     return [item.strip() for item in text.split(",") if item.strip()]
@@ -96,13 +128,9 @@ def parse_free_form(text: str) -> Any:
     ``4096`` is a number, ``true`` a boolean, ``{"a": 1}`` an object; ``bfloat16`` and ``"4096"`` in quotes are text.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return msgspec.json.decode(text)
     except ValueError:
         return text
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 # Types
@@ -173,3 +201,17 @@ def user_cache_folder() -> Path:
         return Path(cache) / "omni_ws"
     home = os.path.expanduser("~")
     return Path(home if os.path.isabs(home) else "/") / ".cache" / "omni_ws"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole, by one that only its owner may read. Its folder must exist. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

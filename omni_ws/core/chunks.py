@@ -6,11 +6,11 @@ OutputSequencer.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import Final, Self, TypeAlias
 
+import orjson
 from msgspec import Struct
 
 from omni_ws.core.json_values import check_values
@@ -226,7 +226,7 @@ class ToolCall:
         """Whether the arguments parse as a JSON object. They do not when the answer was cut off within them."""
         try:
             check_values(self.arguments)
-            return isinstance(json.loads(self.arguments), dict)
+            return isinstance(orjson.loads(self.arguments), dict)
         except (InvalidFrame, ValueError):
             return False
 

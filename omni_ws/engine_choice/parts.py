@@ -71,8 +71,6 @@ def llm_of(config: ServerConfig) -> Engine:
 
             return RulesEngine()
         case "vllm":
-            from omni_ws.engine_choice.vllm import vllm_engine
-
             return vllm_engine(config, _alone(config.vllm, choice.model, speaks=config.tts.choice.name == "none"))
         case "gguf":
             assert choice.model is not None  # without a model the configuration is refused
@@ -94,6 +92,18 @@ def llm_of(config: ServerConfig) -> Engine:
     thoughts = llm.opens_thoughts
     settings = RemoteLlmSettings(**_upstream(config, llm), opens_thoughts=thoughts, **fields, body=body)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
+    """vLLM's model alone, with what the server needs of it for token sessions and traces."""
+    from omni_ws.engine.vllm.engine import VllmEngine
+
+    readouts = None
+    if config.grpc.readout_vectors is not None and config.grpc.readout_manifest is not None:
+        from omni_ws.engine.vllm.readouts import Readouts, load_vectors
+
+        readouts = Readouts(load_vectors(config.grpc.readout_vectors, config.grpc.readout_manifest))
+    return VllmEngine(settings, readouts=readouts, trace_root=config.profiler.root)
 
 
 def _fetched_llm(config: ServerConfig) -> Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 from omni_ws.installing import this_python, wrong_python
 
 try:
+    import msgspec
+
     from omni_ws.profiler.report import NoEvents, as_page, as_text, as_trace, build_report, chosen_timelines, read
 except ModuleNotFoundError as missing:
     sys.exit(f"omni_ws.profiler: {wrong_python(missing, '-m omni_ws.profiler DIR')}")
@@ -45,11 +46,14 @@ def _rendered(paths: Sequence[Path], form: str, run_id: str | None) -> str:
     recording = read(paths)
     match form:
         case "perfetto":
-            return json.dumps(as_trace(chosen_timelines(recording, run_id).values())) + "\n"
+            return msgspec.json.encode(as_trace(chosen_timelines(recording, run_id).values())).decode() + "\n"
         case "html":
             return as_page(build_report(recording, run_id=run_id), chosen_timelines(recording, run_id))
         case "json":
-            return json.dumps(build_report(recording, run_id=run_id), indent=1) + "\n"
+            return (
+                msgspec.json.format(msgspec.json.encode(build_report(recording, run_id=run_id)), indent=1).decode()
+                + "\n"
+            )
         case _:
             return as_text(build_report(recording, run_id=run_id))
 

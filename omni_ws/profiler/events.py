@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -37,8 +37,8 @@ Metadata: TypeAlias = dict[str, Any]
 _Waiting: TypeAlias = tuple[int, int, str, str, str, Metadata]
 
 
-class EventLine(msgspec.Struct, frozen=True, gc=False):
-    """A line of an event file.
+class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
+    """A line of an event file. Another writer may leave out the last three fields.
 
     ``metadata`` includes ``monotonic_ns``, by which durations are computed: ``timestamp_ns`` is the time of day,
     which may be adjusted while a request runs.
@@ -48,9 +48,15 @@ class EventLine(msgspec.Struct, frozen=True, gc=False):
     stage: str
     event_name: str
     timestamp_ns: int
-    run_id: str
-    pid: int
-    metadata: Metadata
+    run_id: str | None = None
+    pid: int | None = None
+    metadata: Metadata = {}
+
+    @property
+    def monotonic_ns(self) -> int | None:
+        """Monotonic time in nanoseconds; None if the writer recorded none."""
+        value = self.metadata.get("monotonic_ns")
+        return value if type(value) is int else None
 
 
 class EventRecorder:
@@ -65,7 +71,8 @@ class EventRecorder:
         #: Events lost because the disk failed or was too slow.
         self.dropped = 0
         self._pid = os.getpid()
-        self._folder = event_dir
+        #: The folder of the files.
+        self.folder = event_dir
         event_dir.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, int] = {COORDINATOR: self._open(COORDINATOR)}
         self._waiting: deque[_Waiting] = deque()
@@ -73,11 +80,6 @@ class EventRecorder:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="request events", daemon=True)
         self._thread.start()
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the files."""
-        return self._folder
 
     @property
     def path(self) -> Path:
@@ -102,7 +104,7 @@ class EventRecorder:
         self._thread.join()
 
     def _path(self, stage: str) -> Path:
-        return self._folder / f"events_{stage}_{self._pid}.jsonl"
+        return self.folder / f"events_{stage}_{self._pid}.jsonl"
 
     def _open(self, stage: str) -> int:
         return os.open(self._path(stage), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -124,7 +126,7 @@ class EventRecorder:
             values = {"monotonic_ns": monotonic, **metadata}
             try:
                 lines[stage].append(
-                    self._encoder.encode(EventLine(request_id, stage, name, wall, self.run_id, self._pid, values))
+                    self._encoder.encode(ProfileEvent(request_id, stage, name, wall, self.run_id, self._pid, values))
                 )
             except (TypeError, ValueError, RecursionError):
                 self.dropped += 1
@@ -143,18 +145,10 @@ class EventRecorder:
             self.dropped += len(lines)
 
 
-class TakesEvents(Protocol):
-    """Takes events."""
-
-    def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
-        """See EventRecorder."""
-        ...
-
-
 class SeveralRecorders:
     """Records each event with all of them."""
 
-    def __init__(self, recorders: Sequence[TakesEvents]) -> None:
+    def __init__(self, recorders: Sequence[EventRecorder]) -> None:
         self._recorders = tuple(recorders)
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
@@ -164,7 +158,7 @@ class SeveralRecorders:
 
 
 #: Active recorder; None while profiling is off. Test it before computing the metadata of an event.
-recorder: TakesEvents | None = None
+recorder: EventRecorder | SeveralRecorders | None = None
 
 _NOTHING: Final = nullcontext()
 

@@ -6,16 +6,17 @@ that no stage accounts for. It is JSON data, and each form of output renders it 
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from omni_ws.profiler.events import ProfileEvent
 
 #: Name of the row for time that no stage accounts for.
 UNACCOUNTED: Final = "(unaccounted)"
@@ -117,15 +118,8 @@ def summary(line: Timeline) -> dict[str, Any]:
 
 
 ROLLUPS: Final = (
-    "end_to_end_ms",
-    "ttft_ms",
-    "ttfa_ms",
-    "rtf",
-    "reorder_wait_ms",
-    "send_stall_ms",
-    "interrupt_ms",
-    "interrupt_to_engine_free_ms",
-    "unaccounted_ms",
+    *("end_to_end_ms", "ttft_ms", "ttfa_ms", "rtf", "reorder_wait_ms", "send_stall_ms", "interrupt_ms"),
+    *("interrupt_to_engine_free_ms", "unaccounted_ms"),
 )
 
 
@@ -234,24 +228,6 @@ class NoEvents(Exception):
     """There are no events to report on; the message explains why."""
 
 
-class ProfileEvent(msgspec.Struct, frozen=True):
-    """An event as read back; optional fields depend on its writer."""
-
-    request_id: str
-    stage: str
-    event_name: str
-    timestamp_ns: int
-    run_id: str | None = None
-    pid: int | None = None
-    metadata: dict[str, Any] = {}
-
-    @property
-    def monotonic_ns(self) -> int | None:
-        """Monotonic time in nanoseconds; None if the writer recorded none."""
-        value = self.metadata.get("monotonic_ns")
-        return value if type(value) is int else None
-
-
 @dataclass(slots=True)
 class EventFiles:
     """Events of one or more files.
@@ -304,7 +280,7 @@ def _read_file(path: Path, recording: EventFiles) -> None:
     decoder = msgspec.json.Decoder(ProfileEvent)
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(_reading_lines(file), 1):
+            for number, line in enumerate(iter(partial(file.readline, _MAX_LINE_BYTES), b""), 1):
                 try:
                     if line.strip():
                         recording.events.append(decoder.decode(line))
@@ -312,11 +288,6 @@ def _read_file(path: Path, recording: EventFiles) -> None:
                     recording.broken.append(f"{path}:{number}")
     except OSError as error:
         raise NoEvents(f"{path}: {error.strerror}") from None
-
-
-def _reading_lines(file: Any) -> Iterator[bytes]:
-    while line := file.readline(_MAX_LINE_BYTES):
-        yield line
 
 
 # Timelines
@@ -384,29 +355,21 @@ class Hop(NamedTuple):
         return (self.end - self.start) / MS
 
 
-@dataclass(frozen=True)
 class Timeline:
     """Events of one request in order, and the intervals and hops they delimit.
 
     Times are monotonic if every event has a monotonic time, otherwise times of day.
     """
 
-    request_id: str
-    events: tuple[ProfileEvent, ...]
-
-    @classmethod
-    def of(cls, request_id: str, events: Sequence[ProfileEvent]) -> Timeline:
-        """Sorts the events of a request."""
-        clock = _monotonic if all(event.monotonic_ns is not None for event in events) else _wall
-        return cls(request_id, tuple(sorted(events, key=clock)))
-
-    @cached_property
-    def _is_monotonic(self) -> bool:
-        return all(event.monotonic_ns is not None for event in self.events)
+    def __init__(self, request_id: str, events: Sequence[ProfileEvent]) -> None:
+        self.request_id: Final = request_id
+        self._is_monotonic = all(event.monotonic_ns is not None for event in events)
+        self.events: Final = tuple(sorted(events, key=self.at))
 
     def at(self, event: ProfileEvent) -> int:
         """Time of an event, in nanoseconds."""
-        return _monotonic(event) if self._is_monotonic else _wall(event)
+        monotonic = event.monotonic_ns if self._is_monotonic else None
+        return event.timestamp_ns if monotonic is None else monotonic
 
     @property
     def start(self) -> int:
@@ -483,7 +446,7 @@ def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
     for event in events:
         if event.request_id:
             grouped[event.request_id].append(event)
-    found = [Timeline.of(request_id, of_one) for request_id, of_one in grouped.items()]
+    found = [Timeline(request_id, of_one) for request_id, of_one in grouped.items()]
     return {one.request_id: one for one in sorted(found, key=lambda one: one.events[0].timestamp_ns)}
 
 
@@ -502,15 +465,6 @@ def gaps(line: Timeline) -> list[tuple[int, int]]:
     if reached < line.end:
         found.append((reached, line.end))
     return found
-
-
-def _monotonic(event: ProfileEvent) -> int:
-    assert event.monotonic_ns is not None
-    return event.monotonic_ns
-
-
-def _wall(event: ProfileEvent) -> int:
-    return event.timestamp_ns
 
 
 def _by(position: int) -> dict[str, list[tuple[str, str]]]:
@@ -626,7 +580,7 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
         "unaccounted": UNACCOUNTED,
     }
     # Escapes "<", so that no text of an event can end the script element.
-    return template.replace(_DATA_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
+    return template.replace(_DATA_PLACE, msgspec.json.encode(data).decode().replace("<", "\\u003c"), 1)
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
@@ -689,13 +643,7 @@ def _trace_of(process: int, line: Timeline, origin: int) -> Iterator[dict[str, A
     stages = dict.fromkeys(event.stage for event in line.events)
     for number, stage in enumerate(stages):
         threads[stage] = number * _LANES
-        yield {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": process,
-            "tid": threads[stage],
-            "args": {"name": stage},
-        }
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": threads[stage], "args": {"name": stage}}
     for lane, interval in _in_lanes(line.intervals):
         yield {
             "ph": "X",

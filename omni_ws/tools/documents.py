@@ -1,23 +1,22 @@
 """Generates documents from the code: ``python -m omni_ws.tools.documents [--check]``.
 
-To add one, append its path and the function that renders it to ``GENERATED``.
+To add one, put its path and the function that renders it into ``GENERATED``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Setting, SettingKind, default_words
+from omni_ws.config.settings import SECTIONS, SETTINGS, Setting, SettingKind, default_words
 from omni_ws.core.chunks import AudioEncoding, FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics
@@ -25,14 +24,6 @@ from omni_ws.wire.frames import CLIENT_FRAMES
 from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import SessionConfig
 from omni_ws.wire.streaming_body import ChunkObject
-
-
-class GeneratedDocument(NamedTuple):
-    """A document: its path in the repository, and the function that renders it."""
-
-    path: str
-    render: Callable[[], str]
-
 
 _CONFIGURATION_HEAD: Final = """\
 # Configuration
@@ -61,7 +52,7 @@ def configuration_reference() -> str:
 
 
 def _configuration_lines() -> Iterator[str]:
-    short = ", ".join(f"`{flag}` (`{key}`)" for key, flag in FLAG_ALIASES.items())
+    short = ", ".join(f"`{setting.short}` (`{setting.key}`)" for setting in SETTINGS.values() if setting.short)
     yield f"- Shorter flags: {short}."
     for name, description in SECTIONS.items():
         yield ""
@@ -71,7 +62,7 @@ def _configuration_lines() -> Iterator[str]:
         yield ""
         yield "| key | variable | value | default | meaning |"
         yield "|---|---|---|---|---|"
-        yield from (_setting_row(s) for s in SETTINGS.values() if ".".join(s.path[:-1]) == name)
+        yield from (_setting_row(s) for s in SETTINGS.values() if s.section == name)
 
 
 def _setting_row(setting: Setting) -> str:
@@ -178,8 +169,12 @@ def worklet_sources() -> str:
     ]
     for name in _WORKLETS:
         text = (folder / name).read_text(encoding="utf-8")
-        lines += [f"  {json.dumps(name)}:", f"    {json.dumps(_without_comments(text))},"]
+        lines += [f"  {_quoted(name)}:", f"    {_quoted(_without_comments(text))},"]
     return "\n".join([*lines, "};", ""])
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 def _without_comments(javascript: str) -> str:
@@ -228,7 +223,7 @@ def frames_schema() -> str:
         "oneOf": [_reference("ClientFrame"), _reference("ServerFrame")],
         "$defs": dict(sorted(definitions.items())),
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def _definitions() -> dict[str, Schema]:
@@ -383,14 +378,15 @@ def _session_config_frame(patch: Schema) -> Schema:
 
 # The command
 
-GENERATED: Final[tuple[GeneratedDocument, ...]] = (
-    GeneratedDocument("docs/configuration.md", configuration_reference),
-    GeneratedDocument("docs/metrics.md", metrics_reference),
-    GeneratedDocument("protocol/error_codes.md", error_codes),
-    GeneratedDocument("protocol/frames.schema.json", frames_schema),
-    GeneratedDocument("protocol/openapi.json", http_description),
-    GeneratedDocument("clients/js/client/worklet-sources.js", worklet_sources),
-)
+#: Each document by its path in the repository, with the function that renders it.
+GENERATED: Final[Mapping[str, Callable[[], str]]] = {
+    "docs/configuration.md": configuration_reference,
+    "docs/metrics.md": metrics_reference,
+    "protocol/error_codes.md": error_codes,
+    "protocol/frames.schema.json": frames_schema,
+    "protocol/openapi.json": http_description,
+    "clients/js/client/worklet-sources.js": worklet_sources,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -407,13 +403,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (options.root / "pyproject.toml").is_file():
         parser.error(f"{options.root} is not the repository; name it with --root")
     stale = 0
-    for document in GENERATED:
-        path = options.root / document.path
-        text = document.render()
+    for name, render in GENERATED.items():
+        path, text = options.root / name, render()
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         stale += 1
-        print(f"{document.path} {'is out of date' if options.check else 'written'}")
+        print(f"{name} {'is out of date' if options.check else 'written'}")
         if not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -6,7 +6,6 @@ import io
 import os
 import secrets
 import socket
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig
-from omni_ws.config.values import literal_address, user_cache_folder
+from omni_ws.config.values import literal_address, replace_file, user_cache_folder
 from omni_ws.installing import install_command
 
 PACKAGES: Final = ("cryptography", "segno")
@@ -152,12 +151,4 @@ def read_private(path: Path) -> bytes | None:
 def write_private(path: Path, content: bytes) -> None:
     """Replaces the file as a whole; makes its folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent)  # with mode 0600
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, content)

@@ -38,7 +38,7 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 if something is missing or wrong. Exits with 2 if misused."""
     options = _parser().parse_args(arguments)
     chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]

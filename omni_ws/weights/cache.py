@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from omni_ws.config.values import user_cache_folder
+import msgspec
+
+from omni_ws.config.values import replace_file, user_cache_folder
 from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError, pinned_weights
 from omni_ws.weights.sources import (
     Fetching,
@@ -168,21 +167,15 @@ def _seen(path: Path, file: PinnedFile) -> list[Any]:
 
 def _read_record(folder: Path) -> dict[str, Any]:
     try:
-        record = json.loads((folder / _RECORD).read_bytes())
+        return msgspec.json.decode((folder / _RECORD).read_bytes(), type=dict[str, Any])
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
     """Without it, files are read whole each time: so a folder that is read-only is not an error."""
-    with suppress(OSError), tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as temporary:
-        try:
-            json.dump(record, temporary)
-            temporary.close()
-            os.replace(temporary.name, folder / _RECORD)
-        except OSError:
-            os.unlink(temporary.name)
+    with suppress(OSError):
+        replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
 def _tidy(folder: Path, keep: set[str]) -> None:

@@ -95,7 +95,8 @@ def test_an_interruption_lasts_until_the_client_is_told() -> None:
 def recorded(lines: list[dict[str, Any]]) -> Any:
     import msgspec
 
-    from omni_ws.profiler.report import EventFiles, ProfileEvent
+    from omni_ws.profiler.events import ProfileEvent
+    from omni_ws.profiler.report import EventFiles
 
     return EventFiles([msgspec.convert(one, ProfileEvent) for one in lines])
 

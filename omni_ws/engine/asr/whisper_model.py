@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from omni_ws.audio.pcm import Samples
@@ -226,7 +226,7 @@ def prompt_tokens(language: str | None) -> list[str]:
 def _vocabulary(folder: Path) -> list[str]:
     listed = folder / "vocabulary.json"
     if listed.exists():
-        return [str(token) for token in json.loads(listed.read_bytes())]
+        return msgspec.json.decode(listed.read_bytes(), type=list[str])
     return (folder / "vocabulary.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 

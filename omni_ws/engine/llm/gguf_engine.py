@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import json
 import logging
 import os
 import re
@@ -14,9 +13,11 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
@@ -394,11 +395,11 @@ class GgufProcess:
         assert stdout is not None
         try:
             # By the pipe, since other users see command lines. It stays open: its end would end the process.
-            stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            stdin.write(msgspec.json.encode(order) + b"\n")
             await stdin.drain()
         except ConnectionError:
             pass  # it ended, which the next line says
-        answer: dict[str, Any] = json.loads(await stdout.readline() or b"{}")
+        answer: dict[str, Any] = msgspec.json.decode(await stdout.readline() or b"{}")
         if "address" in answer:
             return Ready(**answer)
         status = await self._process.wait()

@@ -8,16 +8,17 @@ standard output. It ends when its input does, which is also how the death of the
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 import urllib.request
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+
+import msgspec
 
 from omni_ws.engine.child import take_over_stdout
 
@@ -75,7 +76,7 @@ def main() -> None:
         return
     _end_with_input()
     try:
-        wanted = Order(**json.loads(order))
+        wanted = msgspec.json.decode(order, type=Order)
         server = _server(wanted)
         ready = _ready(server.listening_address, wanted.key)
     except Exception as error:  # whatever the package raises: what went wrong is in llama.cpp's log
@@ -84,7 +85,7 @@ def main() -> None:
     # llama.cpp's handlers would end its work, and leave the process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    _tell(target, asdict(ready))
+    _tell(target, ready)
     threading.Event().wait()
 
 
@@ -115,7 +116,7 @@ def _ready(address: str, key: str) -> Ready:
     request = urllib.request.Request(f"{address}/props", headers={"Authorization": f"Bearer {key}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_PROPERTIES_SEC) as answer:
-        told = json.load(answer)
+        told = msgspec.json.decode(answer.read())
     return Ready(
         address=address,
         context=told["default_generation_settings"]["n_ctx"],
@@ -145,8 +146,8 @@ def _wait_for_end_of_input() -> None:
     os._exit(0)
 
 
-def _tell(target: BinaryIO, answer: dict[str, Any]) -> None:
-    target.write(json.dumps(answer).encode() + b"\n")
+def _tell(target: BinaryIO, answer: Ready | dict[str, str]) -> None:
+    target.write(msgspec.json.encode(answer) + b"\n")
     target.flush()
 
 

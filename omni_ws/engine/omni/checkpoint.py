@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -40,7 +40,7 @@ class CheckpointTensors:
         index = folder / _INDEX
         try:
             if index.exists():
-                files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                files = set(orjson.loads(index.read_bytes())["weight_map"].values())
             else:
                 files = {path.name for path in folder.glob("*.safetensors")}
             #: The open file of each tensor.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 import torch
 from numpy.typing import NDArray
 
@@ -57,7 +57,7 @@ def vocoder(folder: str, slots: int) -> LoadedModel:
     Its facts are ``sample_rate`` in Hz, ``frame_ms``, ``context_frames``, and ``block``, see VocoderStage.
     """
     path = Path(folder)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = orjson.loads((path / "config.json").read_bytes())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "code2wav_config" in config:
         return _code2wav(path, config["code2wav_config"], slots, device)
@@ -164,7 +164,7 @@ def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: 
 def _config(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = orjson.loads(path.read_bytes())
         kind = config.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigurationError([f"{path}: not readable: {error}"]) from error

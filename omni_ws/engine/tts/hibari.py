@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import unicodedata
 from bisect import bisect_right
@@ -12,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 from importlib import resources
-from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -214,8 +213,8 @@ class HibariReader:
 
         self._g2p = hibari_g2p(british=british)
         self._normalize = normalize
-        vocabulary = (resources.files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8")
-        self._ids: dict[str, int] = json.loads(vocabulary)
+        vocabulary = (resources.files("hibari") / "assets" / "vocab.json").read_bytes()
+        self._ids = msgspec.json.decode(vocabulary, type=dict[str, int])
 
     def pieces(self, text: str) -> Iterator[ReadPiece]:
         """Yield ``text`` in pieces of MAX_PHONEMES or one word, nothing where nothing in it can be spoken."""
@@ -354,9 +353,9 @@ def hibari_g2p(*, british: bool = False) -> Any:
     accent = "gb" if british else "us"
     gold, silver = (PackedEntries(_unzipped(f"lexicon_{accent}_{part}.json.gz")) for part in ("gold", "silver"))
     g2p.lexicon = Lexicon(gold, silver, british)
-    g2p.tokenizer = Tokenizer(json.loads(_asset("tokenizer_exceptions.json")))
+    g2p.tokenizer = Tokenizer(msgspec.json.decode(_asset("tokenizer_exceptions.json")))
     tagger, _, weights = _unzipped("tagger.json.gz").partition(_TAGGER_WEIGHTS)
-    g2p.tagger = Tagger({**json.loads(tagger + b"}"), "weights": PackedEntries(weights)})
+    g2p.tagger = Tagger({**msgspec.json.decode(tagger + b"}"), "weights": PackedEntries(weights)})
     g2p.british, g2p.unk, g2p._oov = british, "", _UnknownWords("oov_gb.onnx" if british else "oov.onnx")
     return g2p
 
@@ -420,11 +419,14 @@ class PackedEntries:
 
     def _found(self, name: str) -> Any:
         """Return the value of the entry ``name``, None where there is none."""
-        sought = b"\n" + encode_basestring(name).encode("utf-8", "surrogatepass") + b":"
+        try:
+            sought = b"\n" + msgspec.json.encode(name) + b":"
+        except UnicodeEncodeError:  # half a character is in no dictionary
+            return None
         # No byte of UTF-8 is as large: this is behind every entry of that name.
         block = self._blocks[max(0, bisect_right(self._blocks, sought + b"\xff") - 1)]
         start = block.find(sought)
         if start < 0:
             return None
         start += len(sought)
-        return json.loads(block[start : block.index(b"\n", start)])
+        return msgspec.json.decode(block[start : block.index(b"\n", start)])

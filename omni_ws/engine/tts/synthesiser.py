@@ -5,12 +5,13 @@ Imports nothing but the standard library: the worker starts fast.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 
 class NoVoice(Exception):
@@ -95,7 +96,7 @@ def encode_frame(kind: FrameKind, job: int, payload: bytes = b"") -> bytes:
 
 
 def encode_object(kind: FrameKind, job: int, value: object) -> bytes:
-    return encode_frame(kind, job, json.dumps(value).encode())
+    return encode_frame(kind, job, msgspec.json.encode(value))
 
 
 def decode_head(head: bytes) -> tuple[int, FrameKind, int]:
@@ -110,4 +111,4 @@ def decode_head(head: bytes) -> tuple[int, FrameKind, int]:
 
 
 def decode_object(payload: bytes) -> Any:
-    return json.loads(payload)
+    return msgspec.json.decode(payload)

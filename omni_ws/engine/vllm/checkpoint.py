@@ -6,12 +6,13 @@ Before a model is loaded, chat templates are tested, and omni models are recogni
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
+
+import orjson
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality
@@ -213,7 +214,7 @@ def lacks_chat_template(model: str) -> bool:
     if settings is None or any(_template_file(model, name) is not None for name in _TEMPLATE_FILES):
         return False
     try:
-        return not json.loads(settings.read_bytes()).get("chat_template")
+        return not orjson.loads(settings.read_bytes()).get("chat_template")
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -323,7 +324,7 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
     """
     path = Path(model) / "config.json" if Path(model).is_dir() else _fetched_config(model, args)
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
+        config = orjson.loads(path.read_bytes()) if path is not None else None
     except (OSError, ValueError):
         return None
     if not isinstance(config, dict) or config.get("model_type") not in tuple(OmniFamily):

@@ -7,7 +7,6 @@ which turns of a long history are left out, by the sizes of messages and of medi
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -15,6 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final, Self
+
+import msgspec
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN, Message, Speech
@@ -461,8 +462,7 @@ class TokenForm(BareForm):
     """The form of raw prompts that are JSON arrays of token IDs."""
 
     def tokens(self, text: str) -> list[int]:
-        tokens: list[int] = json.loads(text)
-        return tokens
+        return msgspec.json.decode(text, type=list[int])
 
 
 def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:

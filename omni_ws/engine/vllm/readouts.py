@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from omni_ws.config.values import ConfigurationError
@@ -160,12 +160,12 @@ def save_vectors(
     save_file({f"layer_{layer}.vectors": matrices[layer].astype(np.float16) for layer in layers}, vectors)
     hidden_size = matrices[layers[0]].shape[1]
     described = {"concepts": list(concepts), "layers": layers, "hidden_size": hidden_size, "dtype": _DTYPE}
-    manifest.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    manifest.write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _read_manifest(path: Path) -> ReadoutManifest:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigurationError([f"cannot read the readout manifest {path}: {error}"]) from None
     concepts, layers = _list(fields, "concepts", str), _list(fields, "layers", int)
@@ -204,7 +204,7 @@ def load_concepts(path: Path) -> tuple[Concept, ...]:
     """
     try:
         data = path.read_bytes()
-        tables = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
+        tables = orjson.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
     except (OSError, ValueError) as error:
         raise ConfigurationError([f"cannot read the prompts {path}: {error}"]) from None
     if not isinstance(tables, dict) or not tables:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import msgspec
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import ToolCallFragment
@@ -97,7 +98,7 @@ def _constraint(structure: StructuredOutput) -> Any:
 
     if structure.schema is None:
         return StructuredOutputsParams(json_object=True)
-    schema = json.dumps(structure.schema)
+    schema = msgspec.json.encode(structure.schema).decode()
     if len(schema) > MAX_SCHEMA_BYTES:
         raise InvalidValue(f"at most {MAX_SCHEMA_BYTES} bytes per schema", param="response_format")
     return StructuredOutputsParams(json=schema)
@@ -283,16 +284,16 @@ def _with_few_blanks(constraint: Any, model: LanguageModel) -> Any:
     from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 
     if constraint.structural_tag is not None:
-        tag = json.loads(constraint.structural_tag)
+        tag = msgspec.json.decode(constraint.structural_tag)
     elif constraint.json is not None:
-        schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+        schema = msgspec.json.decode(constraint.json) if isinstance(constraint.json, str) else constraint.json
         if has_xgrammar_unsupported_json_features(schema):
             return constraint
         tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
     else:
         return constraint
     _limit_blanks(tag)
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+    return StructuredOutputsParams(structural_tag=msgspec.json.encode(tag).decode())
 
 
 def _limit_blanks(tag: Any) -> None:

@@ -53,9 +53,10 @@ class Accounts:
     must observe a server from its start.
     """
 
-    def __init__(self, metrics: Metrics, log: SessionLog) -> None:
+    def __init__(self, metrics: Metrics, *, log_content: bool = False) -> None:
+        """Only with ``log_content`` do log lines contain anything that a client or an engine wrote."""
         self._metrics = metrics
-        self._log = log
+        self._log_content = log_content
         self._sessions: dict[str, _OpenSession] = {}
         metrics.before_reading.append(self._count_all_input)
         for stage in RequestStage:
@@ -129,7 +130,7 @@ class Accounts:
         metrics.player_underrun_seconds.inc(player.underrun_sec)
         if player.least_lead_ms is not None:
             metrics.player_lead_seconds.observe(player.least_lead_ms / 1000)
-        self._log.request_ended(session, ended)
+        _log_request(session, ended, content=self._log_content)
 
     def _count_stage(self, passed: PassedStage) -> None:
         self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
@@ -174,7 +175,7 @@ class Accounts:
         del self._sessions[session.session_id]
         seconds = now - known.timeline.opened
         self._metrics.session_seconds.labels(session.origin).observe(seconds)
-        self._log.session_ended(session, known.acknowledged, seconds=seconds, requests=known.timeline.request_count)
+        _log_session(session, known.acknowledged, seconds=seconds, requests=known.timeline.request_count)
 
 
 # Lines of the log.
@@ -185,63 +186,53 @@ logger = logging.getLogger("omni_ws.session")
 MAX_CONTENT_CHARACTERS: Final = 2000
 
 
-class SessionLog:
-    """Writes a line for each request and session that ended.
+def _log_request(session: SessionIdentity, ended: RequestEnded, *, content: bool) -> None:
+    """Write the line of a request; its level is that of its error. Only with ``content`` does it quote anybody."""
+    timeline, outcome = ended.timeline, ended.outcome
+    final, error = outcome.final, outcome.error
+    usage = final.usage
+    write_line(
+        logger,
+        logging.INFO if error is None else level_of(error),
+        "request",
+        request_id=timeline.request_id,
+        session_id=session.session_id,
+        key_name=session.owner,
+        origin=session.origin,
+        task=timeline.task,
+        finish_reason=final.finish_reason,
+        code=None if error is None else error.code,
+        chunks=outcome.received_chunks,
+        received_bytes=outcome.received_bytes,
+        input_audio_ms=usage.input_audio_ms,
+        output_audio_ms=usage.output_audio_ms,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        first_output_seconds=_rounded(timeline.first_output_sec(timeline.first_answer_modality)),
+        first_audio_seconds=_rounded(timeline.first_output_sec(OutputModality.AUDIO)),
+        seconds=_rounded(outcome.at - timeline.opened),
+        input_text=ended.content.user_text[:MAX_CONTENT_CHARACTERS] if content else None,
+        output_text=ended.content.answer_text[:MAX_CONTENT_CHARACTERS] if content else None,
+    )
 
-    Only with ``content`` do the lines contain anything that a client or an engine wrote.
-    """
 
-    def __init__(self, *, content: bool = False) -> None:
-        self._content = content
-
-    def request_ended(self, session: SessionIdentity, ended: RequestEnded) -> None:
-        """Write the line of a request; its level is that of its error."""
-        timeline, outcome = ended.timeline, ended.outcome
-        final, error = outcome.final, outcome.error
-        usage = final.usage
-        write_line(
-            logger,
-            logging.INFO if error is None else level_of(error),
-            "request",
-            request_id=timeline.request_id,
-            session_id=session.session_id,
-            key_name=session.owner,
-            origin=session.origin,
-            task=timeline.task,
-            finish_reason=final.finish_reason,
-            code=None if error is None else error.code,
-            chunks=outcome.received_chunks,
-            received_bytes=outcome.received_bytes,
-            input_audio_ms=usage.input_audio_ms,
-            output_audio_ms=usage.output_audio_ms,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            first_output_seconds=_rounded(timeline.first_output_sec(timeline.first_answer_modality)),
-            first_audio_seconds=_rounded(timeline.first_output_sec(OutputModality.AUDIO)),
-            seconds=_rounded(outcome.at - timeline.opened),
-            input_text=ended.content.user_text[:MAX_CONTENT_CHARACTERS] if self._content else None,
-            output_text=ended.content.answer_text[:MAX_CONTENT_CHARACTERS] if self._content else None,
-        )
-
-    def session_ended(
-        self, session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int
-    ) -> None:
-        """Write the line of a session."""
-        write_line(
-            logger,
-            # A session of one request over HTTP has a line as that request, and as an HTTP request.
-            logging.DEBUG if session.origin is Origin.HTTP else logging.INFO,
-            "session",
-            session_id=session.session_id,
-            key_name=session.owner,
-            origin=session.origin,
-            requests=requests,
-            chunks=received.next_sequence_id,
-            received_bytes=received.received_bytes,
-            duplicates=received.duplicates,
-            reordered=received.reordering.items,
-            seconds=_rounded(seconds),
-        )
+def _log_session(session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int) -> None:
+    """Write the line of a session."""
+    write_line(
+        logger,
+        # A session of one request over HTTP has a line as that request, and as an HTTP request.
+        logging.DEBUG if session.origin is Origin.HTTP else logging.INFO,
+        "session",
+        session_id=session.session_id,
+        key_name=session.owner,
+        origin=session.origin,
+        requests=requests,
+        chunks=received.next_sequence_id,
+        received_bytes=received.received_bytes,
+        duplicates=received.duplicates,
+        reordered=received.reordering.items,
+        seconds=_rounded(seconds),
+    )
 
 
 def _rounded(seconds: float | None) -> float | None:

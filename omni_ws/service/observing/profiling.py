@@ -16,7 +16,7 @@ from omni_ws.engine.base import Engine, TraceableEngine
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
-from omni_ws.profiler.events import COORDINATOR, EventRecorder, SeveralRecorders, TakesEvents
+from omni_ws.profiler.events import COORDINATOR, EventRecorder, SeveralRecorders
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
     Milestone,
@@ -228,15 +228,12 @@ class ProfileEvents:
     Requests that were open before are left out: half a request explains nothing.
     """
 
-    def __init__(self, recorder: TakesEvents | None = None) -> None:
-        """``recorder`` takes the events; None stands for those that are active."""
+    def __init__(self, recorder: EventRecorder) -> None:
         self._sessions: dict[str, _ProfiledSession] = {}
         self._recorder = recorder
 
     def _emit(self, stage: str, name: str, *, request_id: str | None, **metadata: Any) -> None:
-        if self._recorder is None:
-            events.emit(stage, name, request_id=request_id, **metadata)
-        elif request_id is not None:
+        if request_id is not None:
             self._recorder.record(request_id, stage, name, metadata)
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ import msgspec
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.values import ConfigurationError, user_cache_folder
+from omni_ws.config.values import ConfigurationError, replace_file, user_cache_folder
 from omni_ws.core.addresses import Addresses
 from omni_ws.core.quota import DailyLimits, DailyUse, TokenBucket, UsedToday
 from omni_ws.engine.threads import Work, run_work
@@ -528,7 +527,7 @@ class DailyUseFile:
         self._changed = False
         content = msgspec.json.encode(_Content(self.use.day, self.use.used))
         try:
-            await run_work(Work.FILES, _replace, self._path, content)
+            await run_work(Work.FILES, replace_file, self._path, content)
             self._interval = WRITE_INTERVAL_SEC
         except OSError as error:
             if self._interval == WRITE_INTERVAL_SEC:
@@ -592,16 +591,3 @@ def _locked(path: Path) -> int:
             os.close(descriptor)
             raise
     return descriptor
-
-
-def _replace(path: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise

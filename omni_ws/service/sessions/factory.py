@@ -36,7 +36,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationLimits, Outbox
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
-from omni_ws.service.observing.accounts import Accounts, SessionLog, near_client, write_line
+from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
@@ -103,7 +103,7 @@ class SessionFactory:
         self.media_room = MediaRoom(self.budget)
         self.observers = Observers()
         self.observers.add(
-            Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
+            Accounts(self.metrics, log_content=config.log_content), every_chunk=False, every_output=False
         )
         if daily_use is not None:
             self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)

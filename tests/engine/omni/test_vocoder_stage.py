@@ -333,7 +333,7 @@ async def test_the_profile_shows_what_was_decoded(tmp_path: Path, monkeypatch: p
         events.current_request.reset(token)
         recorder.close()
     (file,) = (path for path in recorder.paths if "code2wav" in path.name)
-    lines = [msgspec.json.decode(line, type=events.EventLine) for line in file.read_bytes().splitlines()]
+    lines = [msgspec.json.decode(line, type=events.ProfileEvent) for line in file.read_bytes().splitlines()]
     names = [line.event_name for line in lines]
     assert names.count("code2wav_first_audio") == 1
     assert names.count("code2wav_decode_start") == names.count("code2wav_decode_end") > 2

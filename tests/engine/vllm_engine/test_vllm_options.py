@@ -240,7 +240,7 @@ async def test_a_schema_that_nothing_can_keep_to_is_refused(engine: VllmEngine, 
 
 
 async def test_a_schema_of_the_greatest_size(engine: VllmEngine) -> None:
-    around = len(json.dumps({"enum": [""]}))
+    around = len(json.dumps({"enum": [""]}, separators=(",", ":")))
     schema = {"enum": ["x" * (MAX_SCHEMA_BYTES - around)]}
     options = AnswerOptions(structure=StructuredOutput(schema=schema))
     text, _ = await answer(engine, Input("Hello"), sampling={"temperature": 0.0, "max_tokens": 5}, options=options)

@@ -10,7 +10,7 @@ from omni_ws.core.chunks import FinalChunk, FinishReason, InputMode, OutputModal
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
-from omni_ws.service.observing.accounts import Accounts, SessionLog
+from omni_ws.service.observing.accounts import Accounts
 from omni_ws.service.observing.observer import (
     ObservedSession,
     Observers,
@@ -33,7 +33,7 @@ class Bench:
         self.clock = asyncio.get_running_loop().time()
         self.metrics = Metrics()
         observers = Observers()
-        observers.add(Accounts(self.metrics, SessionLog()), every_output=False)
+        observers.add(Accounts(self.metrics), every_output=False)
         identity = SessionIdentity("sess_1", Origin.WEBSOCKET)
         self.session = ObservedSession(identity, observers, now=lambda: self.clock)
         self.session.opened()

@@ -55,7 +55,7 @@ class Events:
 @contextmanager
 def recording(server: LiveServer, folder: Path) -> Iterator[Events]:
     events.recorder = EventRecorder("run", folder)
-    server.app.sessions.observers.add(ProfileEvents())
+    server.app.sessions.observers.add(ProfileEvents(events.recorder))
     try:
         yield Events(events.recorder)
     finally:
