@@ -137,7 +137,8 @@ class RealtimeCall(RealtimeConnection):
         """Drop what was not heard. ``response_id`` is that of the response that was cut short, if there is one."""
         heard = self.speaker.clear()
         self._cut = response_id or (heard[-1] if heard else self._cut)
-        self._send({"type": "output_audio_buffer.cleared", "response_id": one} for one in heard)
+        for one in heard:
+            super()._output_cleared(one)
 
     def _audio_started(self, response_id: str) -> None:
         self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])
