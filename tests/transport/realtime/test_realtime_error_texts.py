@@ -133,7 +133,8 @@ async def test_what_is_said_of_a_wrong_value() -> None:
 
 async def test_what_is_empty_is_no_id() -> None:
     async with live_server() as server, realtime_client(server) as client:
-        for empty in (None, "", 0, False, [], {}):
+        nothing: tuple[Any, ...] = (None, "", 0, False, [], {})
+        for empty in nothing:
             assert (await client.say("hello", id=empty))["id"].startswith("item_")
             late = await failed(client, "response.cancel", response_id=empty)
             assert late["code"] == "response_cancel_not_active"
