@@ -31,7 +31,7 @@ from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
 from omni_ws.transport.http.exchange import FormReader
-from omni_ws.transport.realtime.translator import ConversationItems
+from omni_ws.transport.realtime.items import ConversationItems
 from omni_ws.wire.frames import decode_frame
 from omni_ws.wire.realtime_events import Item
 from omni_ws.wire.recording import without_content

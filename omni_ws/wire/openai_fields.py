@@ -9,20 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
 
-import msgspec
 from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, AudioEncoding, InputChunk, Modality
 from omni_ws.core.file_heads import encoding_by_head, sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
-from omni_ws.wire.session_config import FIELDS, MAX_DEPTH, SamplingConfig, invalid_value
+from omni_ws.wire.session_config import FIELDS, MAX_DEPTH, SamplingConfig, converted
 
 # Fields, and their conversion to ``session_config``.
-
-Body = TypeVar("Body", bound=Struct)
 
 #: OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
 NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -113,17 +110,6 @@ class ConfigurationPatch:
         if root is not None and root[0] in _CHUNK_FIELDS:
             return self.input or param
         return param if root is not None and root[0] in self.sent else None
-
-
-def convert_body(body: Mapping[str, Any], kind: type[Body], *, strict: bool = True) -> Body:
-    """Convert ``body`` to the struct ``kind``. Raises InvalidValue, naming the field.
-
-    Where it is not ``strict``, values may be strings, as all those of a form are.
-    """
-    try:
-        return msgspec.convert(body, kind, strict=strict)
-    except msgspec.ValidationError as error:
-        raise invalid_value(error) from None
 
 
 def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
@@ -378,7 +364,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         check_depth(tool, place)
-        name = _converted(tool, ToolBody, place).function.name
+        name = converted(tool, ToolBody, place=place).function.name
         if name in names:
             raise InvalidValue(f"duplicate tool {name!r}", param=f"{place}.function.name")
         names.add(name)
@@ -398,17 +384,9 @@ def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> No
         raise UnsupportedParameter(
             "tool_choice must name one function; other types are not supported", param="tool_choice.type"
         )
-    wanted = _converted(choice, _NamedTool, "tool_choice").function.name
+    wanted = converted(choice, _NamedTool, place="tool_choice").function.name
     if wanted not in names:
         raise InvalidValue(f"unknown tool {wanted[:64]!r}", param="tool_choice.function.name")
-
-
-def _converted(value: Mapping[str, Any], kind: type[Body], place: str) -> Body:
-    try:
-        return convert_body(value, kind)
-    except InvalidValue as error:
-        error.param = place if error.param is None else f"{place}.{error.param}"
-        raise
 
 
 # Media: base64, ``data:`` URLs, and references to files and URLs that the server fetches.

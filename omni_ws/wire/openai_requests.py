@@ -42,7 +42,6 @@ from omni_ws.wire.openai_fields import (
     chat_logprobs,
     completion_logprobs,
     configuration_patch,
-    convert_body,
     media_by_url,
     object_field,
     read_media,
@@ -52,6 +51,7 @@ from omni_ws.wire.openai_fields import (
     usage_places,
     with_format_hint,
 )
+from omni_ws.wire.session_config import converted
 
 # ``/v1/chat/completions``
 
@@ -120,7 +120,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     """
     refuse_unavailable(body, NEVER_AVAILABLE)
     try:
-        fields = convert_body(body, ChatBody)
+        fields = converted(body, ChatBody)
     except InvalidValue as error:
         raise with_format_hint(error) from None
     brought = next((name for name in MEDIA_FIELDS if body.get(name)), "messages")
@@ -148,7 +148,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     own_chunk, final_chunk = usage_places(fields.stream_options, on_final_chunk=fields.usage_on_final_chunk)
     return ChatRequest(
         patch=patch,
-        answer=_answer_fields(fields, convert_body(body, MediaLimitFields), wants_audio=wants_audio),
+        answer=_answer_fields(fields, converted(body, MediaLimitFields), wants_audio=wants_audio),
         history=messages.history,
         input=(*media, *messages.input),
         role=messages.role,
@@ -503,7 +503,7 @@ def speech_wants_events(body: Mapping[str, Any]) -> bool:
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
     """Parse a speech body. Raises as ``read_chat`` does, and EmptyInput for blank text."""
     refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
-    fields = convert_body(body, SpeechBody)
+    fields = converted(body, SpeechBody)
     if input_follows and fields.input:
         raise InvalidValue("input is not allowed in a streamed body; send the text as chunks", param="input")
     if not input_follows and fields.input is None:
@@ -592,7 +592,7 @@ class CompletionRequest:
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     """Parse a body. Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
     refuse_unavailable(body, _NOT_AVAILABLE_IN_COMPLETIONS)
-    fields = convert_body(body, CompletionBody)
+    fields = converted(body, CompletionBody)
     choices = fields.n or 1
     if fields.best_of not in (None, choices):
         raise UnsupportedParameter("best_of must be equal to n", param="best_of")
@@ -735,7 +735,7 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
     refuse_unavailable(body, _NOT_AVAILABLE_IN_TRANSCRIPTION)
-    fields = convert_body(body, TranscriptionBody, strict=False)
+    fields = converted(body, TranscriptionBody, strict=False)
     granularities = frozenset(fields.timestamp_granularities or ())
     if granularities and fields.response_format != "verbose_json":
         raise InvalidValue(

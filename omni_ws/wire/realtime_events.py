@@ -1,19 +1,18 @@
 """Events and items of OpenAI's Realtime API.
 
-An event is one JSON object in each message, of the kind that ``type`` names.
+An event is one JSON object in each message, of the kind that ``type`` names. The structs have the fields that act.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from sys import getsizeof
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, MAX_ID_CHARACTERS, InputChunk, Modality, Usage
 from omni_ws.core.json_values import check_values
@@ -27,13 +26,37 @@ from omni_ws.errors import (
     UnsupportedParameter,
 )
 from omni_ws.wire.openai_fields import MediaUrl, check_depth, media_by_url
+from omni_ws.wire.session_config import place_and_text
 
-# Events of clients, and the values of their fields.
+# From JSON to structs.
 
 #: OpenAI's limit for the entries of ``metadata``.
 MAX_METADATA: Final = 16
 
+Kind = TypeVar("Kind")
+#: The id of an item, a response, an event or a call, and the name of a function.
+Id: TypeAlias = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)]
+
 _decoder: Final = msgspec.json.Decoder()
+
+#: What a value must be, by the type that msgspec names.
+_MUST_BE: Final = {
+    "object": "an object",
+    "array": "a list",
+    "str": "a string",
+    "bytes": "a string",
+    "float": "a number, 0 or more",
+}
+#: What fields must be that have more to say, by their names.
+_TEXTS: Final = {
+    "role": "{path} must be system, user or assistant",
+    "output_modalities": "output_modalities must be a list of text or audio",
+    "tools": "tools must be a list of objects",
+    "input": "response.input must be a list of items",
+    "metadata": f"metadata must be an object of at most {MAX_METADATA} strings of at most 512 characters under names "
+    "of 64",
+}
+_EXPECTED: Final = re.compile("Expected `(?P<types>[^`]+)`(?: of length <= (?P<length>[0-9]+))?")
 
 
 def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
@@ -57,57 +80,88 @@ def check_event(event: Mapping[str, Any]) -> None:
             check_depth(value, name)
 
 
-def text_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> str:
-    """The string in this field. Raises InvalidValue where there is none."""
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise InvalidValue(f"{place}{name} must be a string", param=f"{place}{name}")
-    return value
-
-
-def id_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> str:
-    """The id or name in this field. Raises InvalidValue where there is none, or one that is too long."""
-    value = text_field(fields, name, place=place)
-    if len(value) > MAX_ID_CHARACTERS:
-        raise InvalidValue(f"{place}{name} is too long: at most {MAX_ID_CHARACTERS} characters", param=f"{place}{name}")
-    return value
-
-
-def optional_id(fields: Mapping[str, Any], name: str, *, place: str = "") -> str | None:
-    """The id in this field; None where it is absent, null or empty. Raises InvalidValue."""
-    return id_field(fields, name, place=place) if fields.get(name) else None
-
-
-def number_field(fields: Mapping[str, Any], name: str, *, default: float | None = None) -> float:
-    """The number in this field, which is not negative. Raises InvalidValue."""
-    value = fields.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 << 53:
-        raise InvalidValue(f"{name} must be a number, 0 or more", param=name)
-    return value
-
-
-def metadata_field(fields: Mapping[str, Any]) -> dict[str, str] | None:
-    """The ``metadata`` of a response, names with short texts. Raises InvalidValue."""
-    value = fields.get("metadata")
-    if value is None:
-        return None
-    texts = isinstance(value, Mapping) and all(
-        len(name) <= 64 and isinstance(one, str) and len(one) <= 512 for name, one in value.items()
-    )
-    if not texts or len(value) > MAX_METADATA:
-        raise InvalidValue(
-            f"metadata must be an object of at most {MAX_METADATA} strings of at most 512 characters under names of 64",
-            param="response.metadata",
-        )
-    return dict(value)
-
-
-def base64_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> bytes:
-    """The bytes in this field. Raises InvalidValue where it is not base64."""
+def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
+    """``value`` as this kind. Raises InvalidValue, which names the field by its path from ``place``."""
     try:
-        return base64.b64decode(text_field(fields, name, place=place), validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidValue(f"{place}{name} is not base64", param=f"{place}{name}") from None
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        name, text = place_and_text(error)
+        if text.startswith("Object missing"):  # as null is
+            return read({**value, name: None}, kind, place)
+        whole = name.partition("[")[0]
+        if whole in _TEXTS:
+            path = f"{place}.{whole}".strip(".")
+            raise InvalidValue(_TEXTS[whole].format(path=path), param=path) from None
+        path = f"{place}.{name}".strip(".")
+        raise InvalidValue(f"{path} {_wrong(text)}", param=path) from None
+
+
+def optional_id(value: Any, place: str) -> str | None:
+    """The id that this is; None where it is absent, null or empty. Raises InvalidValue."""
+    return read(value, Id, place) if value else None
+
+
+def _wrong(text: str) -> str:
+    """What is wrong with a value, in our own words for msgspec's."""
+    if text.startswith("Invalid base64"):
+        return "is not base64"
+    if (expected := _EXPECTED.match(text)) is None:
+        return "must be a number, 0 or more"  # a number out of all range
+    if expected["length"] is not None:
+        return f"is too long: at most {expected['length']} characters"
+    types = expected["types"].split(" | ")
+    return f"must be {_MUST_BE['object' if 'object' in types else types[0]]}"
+
+
+# Events of clients.
+
+_Number: TypeAlias = Annotated[float, Meta(ge=0, lt=1 << 53)]
+
+
+class AudioAppend(Struct, frozen=True):
+    """``input_audio_buffer.append``: audio in the format of the session, as base64."""
+
+    audio: bytes
+
+
+class SessionUpdate(Struct, frozen=True):
+    """``session.update`` and ``transcription_session.update``: fields to change; see ``merged_session``."""
+
+    type: str
+    session: dict[str, Any] | None = None
+    event_id: Any = None
+
+
+class ItemCreate(Struct, frozen=True):
+    """``conversation.item.create``: an item to append; see ``read_item``."""
+
+    item: dict[str, Any] | None = None
+
+
+class ItemReference(Struct, frozen=True):
+    """``conversation.item.retrieve``, ``conversation.item.delete``, ``conversation.item.truncate``: the item."""
+
+    item_id: str
+
+
+class ItemTruncate(Struct, frozen=True, kw_only=True):
+    """``conversation.item.truncate``: how much of a spoken answer was heard."""
+
+    audio_end_ms: _Number
+    content_index: _Number = 0
+
+
+class ResponseCreate(Struct, frozen=True):
+    """``response.create``; for ``response`` see ``read_response``."""
+
+    response: dict[str, Any] | None = None
+    event_id: Any = None
+
+
+class ResponseCancel(Struct, frozen=True):
+    """``response.cancel``; without ``response_id`` that of the conversation."""
+
+    response_id: Any = None
 
 
 # Items: messages, calls of functions and their outputs.
@@ -116,9 +170,40 @@ def base64_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> by
 ITEM_OVERHEAD_BYTES: Final = 1024
 PART_OVERHEAD_BYTES: Final = 256
 # Tuples, because what is looked for may be anything that JSON has.
-_ROLES: Final = ("system", "user", "assistant")
-_TEXTS: Final = ("input_text", "output_text", "text")
+_WRITTEN: Final = ("input_text", "output_text", "text")
 _SPOKEN: Final = ("output_audio", "audio")
+
+
+class PartFields(Struct, frozen=True, kw_only=True):
+    """A part of a message; which of the fields it needs depends on ``type``."""
+
+    type: Any = None
+    text: Any = None
+    audio: Any = None
+    transcript: Any = None
+    image_url: Any = None
+
+
+class MessageFields(Struct, frozen=True, kw_only=True):
+    """An item of the kind ``message``."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: list[PartFields]
+
+
+class CallFields(Struct, frozen=True, kw_only=True):
+    """An item of the kind ``function_call``."""
+
+    call_id: Id
+    name: Id
+    arguments: str
+
+
+class CallOutputFields(Struct, frozen=True, kw_only=True):
+    """An item of the kind ``function_call_output``. An ``output`` that is no text is taken as its JSON."""
+
+    call_id: Id
+    output: Any = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +243,24 @@ class Item:
         """The words of a message: its texts, and the transcripts of its audio."""
         return " ".join(filter(None, (part.get("text") or part.get("transcript") for part in self.content)))
 
+    def asked(self, request_id: str) -> list[InputChunk]:
+        """It is what this request was asked. Returns its input, which it has no more."""
+        self.request_id = request_id
+        return self.take_chunks()
+
+    def take_chunks(self) -> list[InputChunk]:
+        """Its input, which it has no more."""
+        taken, self.chunks = self.chunks, []
+        return taken
+
+    def wait(self, chunks: list[InputChunk]) -> None:
+        """It waits for a response, with this input."""
+        self.request_id, self.chunks = None, chunks
+
+    def complete(self, status: str, *, content: Iterable[dict[str, Any]] = (), text: str = "") -> None:
+        """What the assistant said is all there, or was cut off."""
+        self.status, self.content, self.text = status, list(content), text
+
     def shown(self) -> dict[str, Any]:
         """The item as a client is shown it."""
         common = {"id": self.item_id, "object": "realtime.item", "type": self.kind, "status": self.status}
@@ -174,66 +277,53 @@ def read_item(fields: Mapping[str, Any], new_id: str, *, place: str = "item") ->
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    item_id = optional_id(fields, "id", place=f"{place}.") or new_id
-    kind = fields.get("type")
-    if kind == "message":
-        return _message(fields, item_id, place)
-    if kind == "function_call":
-        call_id, name = (id_field(fields, one, place=f"{place}.") for one in ("call_id", "name"))
-        arguments = text_field(fields, "arguments", place=f"{place}.")
-        return Item(item_id=item_id, kind=kind, call_id=call_id, name=name, text=arguments)
-    if kind == "function_call_output":
-        call_id = id_field(fields, "call_id", place=f"{place}.")
-        output = fields.get("output")
-        output = output if isinstance(output, str) else json.dumps(output)
-        chunk = InputChunk(Modality.TEXT, output.encode(), tool_call_id=call_id)
-        return Item(item_id=item_id, kind=kind, call_id=call_id, text=output, chunks=[chunk])
-    if isinstance(kind, str):
-        raise UnsupportedParameter(f"items of type {kind[:64]!r} are not supported here", param=f"{place}.type")
+    item_id = optional_id(fields.get("id"), f"{place}.id") or new_id
+    match fields.get("type"):
+        case "message":
+            return _message(read(fields, MessageFields, place), item_id, place)
+        case "function_call" as kind:
+            call = read(fields, CallFields, place)
+            return Item(item_id=item_id, kind=kind, call_id=call.call_id, name=call.name, text=call.arguments)
+        case "function_call_output" as kind:
+            result = read(fields, CallOutputFields, place)
+            text = result.output if isinstance(result.output, str) else msgspec.json.encode(result.output).decode()
+            chunk = InputChunk(Modality.TEXT, text.encode(), tool_call_id=result.call_id)
+            return Item(item_id=item_id, kind=kind, call_id=result.call_id, text=text, chunks=[chunk])
+        case str(other):
+            raise UnsupportedParameter(f"items of type {other[:64]!r} are not supported here", param=f"{place}.type")
     raise InvalidValue(f"{place}.type must be a string", param=f"{place}.type")
 
 
-def _message(fields: Mapping[str, Any], item_id: str, place: str) -> Item:
-    role = fields.get("role")
-    role = "system" if role == "developer" else role
-    if role not in _ROLES:
-        raise InvalidValue(f"{place}.role must be system, user or assistant", param=f"{place}.role")
-    content = fields.get("content")
-    if not isinstance(content, list):
-        raise InvalidValue(f"{place}.content must be a list", param=f"{place}.content")
-    item = Item(item_id=item_id, role=str(role))
-    for index, part in enumerate(content):
-        where = f"{place}.content[{index}]"
-        if not isinstance(part, Mapping):
-            raise InvalidValue(f"{where} must be an object", param=where)
-        _add_part(item, part, where)
+def _message(fields: MessageFields, item_id: str, place: str) -> Item:
+    item = Item(item_id=item_id, role="system" if fields.role == "developer" else fields.role)
+    for index, part in enumerate(fields.content):
+        _add_part(item, part, f"{place}.content[{index}]")
     return item
 
 
-def _add_part(item: Item, part: Mapping[str, Any], where: str) -> None:
-    kind = part.get("type")
-    if kind in _TEXTS:
-        text = text_field(part, "text", place=f"{where}.")
+def _add_part(item: Item, part: PartFields, where: str) -> None:
+    if part.type in _WRITTEN:
+        text = read(part.text, str, f"{where}.text")
         shown = "output_text" if item.role == "assistant" else "input_text"
         item.content.append({"type": shown, "text": text})
         if item.role != "assistant":
             # A line break keeps two parts from running together.
             item.chunks.append(InputChunk(Modality.TEXT, (("\n" if item.chunks else "") + text).encode()))
-    elif kind in _SPOKEN and item.role == "assistant":
-        item.content.append({"type": "output_audio", "transcript": str(part.get("transcript") or "")})
-    elif kind == "input_audio" and item.role == "user":
-        audio = base64_field(part, "audio", place=f"{where}.")
-        transcript = part.get("transcript")
-        item.content.append({"type": "input_audio", "transcript": transcript if isinstance(transcript, str) else None})
-        item.chunks.append(InputChunk(Modality.AUDIO, audio))
-    elif kind == "input_image" and item.role == "user":
-        image = media_by_url(part.get("image_url"), Modality.IMAGE, f"{where}.image_url")
+    elif part.type in _SPOKEN and item.role == "assistant":
+        item.content.append({"type": "output_audio", "transcript": str(part.transcript or "")})
+    elif part.type == "input_audio" and item.role == "user":
+        item.chunks.append(InputChunk(Modality.AUDIO, read(part.audio, bytes, f"{where}.audio")))
+        transcript = part.transcript if isinstance(part.transcript, str) else None
+        item.content.append({"type": "input_audio", "transcript": transcript})
+    elif part.type == "input_image" and item.role == "user":
+        image = media_by_url(part.image_url, Modality.IMAGE, f"{where}.image_url")
         if isinstance(image, MediaUrl):
             raise UnsupportedParameter("images must be data: URLs here", param=f"{where}.image_url")
-        item.content.append({"type": "input_image"})
         item.chunks.append(image)
+        item.content.append({"type": "input_image"})
     else:
-        raise InvalidValue(f"{where}.type {str(kind)[:64]!r} does not fit the role {item.role}", param=f"{where}.type")
+        kind = str(part.type)[:64]
+        raise InvalidValue(f"{where}.type {kind!r} does not fit the role {item.role}", param=f"{where}.type")
 
 
 # Events of the server.
@@ -263,6 +353,16 @@ class RealtimeRefusal(InvalidRequest):
 def encode_event(event: dict[str, Any]) -> bytes:
     """The event as JSON, with bytes as base64."""
     return _encoder.encode(event)
+
+
+def error_event(error: OmniError, *, event_id: str | None = None) -> dict[str, Any]:
+    """The event that reports an error. ``event_id`` is that of the client's event that caused it."""
+    return {"type": "error", "error": error_fields(error, event_id=event_id)}
+
+
+def item_event(step: Literal["added", "done"], item: Item, *, previous: str | None) -> dict[str, Any]:
+    """The event that an item is in the conversation behind ``previous``, or is complete."""
+    return {"type": f"conversation.item.{step}", "previous_item_id": previous, "item": item.shown()}
 
 
 def error_fields(error: OmniError, *, event_id: str | None = None) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
-from omni_ws.wire.openai_fields import convert_body, object_field
-from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.realtime_events import MAX_METADATA, read
+from omni_ws.wire.session_config import SessionConfig, converted
 
 PCM_RATE: Final = 24_000
 G711_RATE: Final = 8_000
@@ -39,19 +39,9 @@ _BETA_FIELDS: Final = {
     "max_response_output_tokens": ("max_output_tokens",),
 }
 #: What is merged field by field; every other value replaces the one before.
-_MERGED: Final = frozenset({"audio", "audio.input", "audio.output"})
-#: The fields that have an effect, or are shown.
-_KNOWN: Final = _MERGED | {
-    *("type", "instructions", "output_modalities", "tools", "tool_choice", "max_output_tokens", "temperature"),
-    *("audio.input.format", "audio.input.transcription", "audio.input.turn_detection"),
-    *("audio.output.format", "audio.output.voice", "audio.output.speed"),
-}
-#: What of ``transcription`` is shown again.
-_TRANSCRIPTION: Final = ("model", "language", "prompt")
+_MERGED: Final[Mapping[str, Any]] = {"audio": {"input": {}, "output": {}}}
 #: Bytes of JSON of a session object, which is kept as long as the session.
 MAX_SESSION_BYTES: Final = 1 << 20
-#: The turn detection of a session that says nothing of it.
-_DEFAULT_DETECTION: Final = {"type": "server_vad"}
 #: The silence that ends a turn by ``eagerness``, where no model judges pauses.
 _EAGERNESS_SILENCE_MS: Final = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 
@@ -69,7 +59,7 @@ class RealtimeAbilities:
 
 
 def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
-    """The session object with the fields of the beta version under their names of today. Raises InvalidValue."""
+    """The session object with the fields of the beta version under their names of today."""
     current: dict[str, Any] = {name: value for name, value in session.items() if name not in _BETA_FIELDS}
     for name, path in _BETA_FIELDS.items():
         if name not in session:
@@ -85,116 +75,200 @@ def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
     return current
 
 
-def merged_session(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+# The structs have the fields that act. A value that ``session_config`` has as well is checked there.
+
+
+class FormatFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``audio.input.format`` and ``audio.output.format``."""
+
+    type: Any = "audio/pcm"
+    rate: Any = None
+
+
+class TranscriptionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``audio.input.transcription``. What of it was given is shown again."""
+
+    model: Any = UNSET
+    language: Any = UNSET
+    prompt: Any = UNSET
+
+
+class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``audio.input.turn_detection``. What is not given goes back to its default: a new object replaces the old one."""
+
+    type: Any = "server_vad"
+    threshold: Any = None
+    prefix_padding_ms: Any = None
+    silence_duration_ms: Any = None
+    eagerness: Any = None
+    create_response: Any = None
+    interrupt_response: Any = None
+
+
+class InputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``audio.input``."""
+
+    format: FormatFields | str | None = None
+    transcription: TranscriptionFields | None = None
+    turn_detection: TurnDetectionFields | None = TurnDetectionFields()
+
+
+class OutputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``audio.output``."""
+
+    format: FormatFields | str | None = None
+    voice: Any = None
+    speed: Any = None
+
+
+class AudioFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``audio`` of a session."""
+
+    input: InputFields = InputFields()
+    output: OutputFields = OutputFields()
+
+
+class CommonFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a session and a response have in common."""
+
+    instructions: Any = None
+    output_modalities: list[Literal["text", "audio"]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_output_tokens: Any = None
+    temperature: Any = None
+
+
+class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True):
+    """The session object as the client has set it."""
+
+    type: Any = None
+    audio: AudioFields = AudioFields()
+
+    @property
+    def transcribes_only(self) -> bool:
+        """Whether the session makes no responses at all."""
+        return bool(self.type == "transcription")
+
+    @property
+    def answers_turns(self) -> bool:
+        """Whether the end of a turn creates a response. Otherwise the turn is transcribed, and waits for one."""
+        detection = self.audio.input.turn_detection
+        return not self.transcribes_only and (detection is None or detection.create_response is not False)
+
+    @property
+    def interrupts_answers(self) -> bool:
+        """Whether the beginning of a turn cancels the response in progress."""
+        detection = self.audio.input.turn_detection
+        return not self.transcribes_only and (detection is None or detection.interrupt_response is not False)
+
+    @property
+    def wants_transcripts(self) -> bool:
+        """Whether the client is sent what was heard."""
+        return not self.answers_turns or self.audio.input.transcription is not None
+
+
+class ResponseOutput(Struct, frozen=True):
+    """``audio.output`` of a response."""
+
+    voice: Any = None
+
+
+class ResponseAudio(Struct, frozen=True):
+    """``audio`` of a response."""
+
+    output: ResponseOutput | None = None
+
+
+_Short: TypeAlias = Annotated[str, Meta(max_length=64)]
+_Text: TypeAlias = Annotated[str, Meta(max_length=512)]
+
+
+class ResponseFields(CommonFields, frozen=True, kw_only=True):
+    """``response`` of a ``response.create``."""
+
+    audio: ResponseAudio | None = None
+    input: list[dict[str, Any]] | None = None
+    metadata: Annotated[dict[_Short, _Text], Meta(max_length=MAX_METADATA)] | None = None
+
+
+def merged_session(base: SessionFields, patch: Mapping[str, Any]) -> SessionFields:
     """``base`` with the fields of ``patch`` that are known; null is a value. Raises InvalidValue."""
-    merged = _merged(base, current_names(patch), "")
+    merged = read(_merged(msgspec.to_builtins(base), current_names(patch), _MERGED), SessionFields, "session")
     if len(msgspec.json.encode(merged)) > MAX_SESSION_BYTES:
         raise InvalidValue(f"the session must not exceed {MAX_SESSION_BYTES} bytes", param="session")
     return merged
 
 
-def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], place: str) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in patch.items():
-        path = f"{place}.{name}".lstrip(".")
-        if path not in _KNOWN:
-            continue
-        if path in _MERGED:
-            if value is not None and not isinstance(value, Mapping):
-                raise InvalidValue(f"session.{path} must be an object", param=f"session.{path}")
-            merged[name] = _merged(object_field(base, name), value or {}, path)
-        else:
-            merged[name] = value
+def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**base, **patch}
+    for name, inner in groups.items():
+        value = patch.get(name)
+        if value is None or isinstance(value, Mapping):  # null changes nothing
+            merged[name] = _merged(base.get(name, {}), value or {}, inner)
     return merged
 
 
-def session_config(session: Mapping[str, Any], abilities: RealtimeAbilities) -> dict[str, Any]:
+def read_response(fields: Mapping[str, Any]) -> ResponseFields:
+    """``response`` of a ``response.create``. Raises InvalidValue."""
+    return read(current_names(fields), ResponseFields)
+
+
+def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict[str, Any]:
     """The whole ``session_config`` of a session object: null where it leaves a field to the server.
 
     Raises InvalidValue or UnsupportedFormat.
     """
-    audio = object_field(session, "audio", place="session.")
-    given = object_field(audio, "input", place="session.audio.")
-    output = object_field(audio, "output", place="session.audio.")
-    transcription = object_field(given, "transcription", place="session.audio.input.")
-    detection = turn_detection(given.get("turn_detection", _DEFAULT_DETECTION), abilities)
-    answers = answers_turns(session)
-    if detection is not None and not answers:
+    given, output = session.audio.input, session.audio.output
+    detection = turn_detection(given.turn_detection, abilities)
+    if detection is not None and not session.answers_turns:
         detection["interrupt_response"] = False  # a turn must not cut short what is heard of the one before
-    input_audio = _format(given.get("format"), "session.audio.input.format")
-    if str(transcription.get("language") or "").lower().partition("-")[0] in abilities.languages:
-        input_audio["language"] = transcription["language"]
+    input_audio = _format(given.format, "session.audio.input.format")
+    language = given.transcription.language if given.transcription else None
+    if str(language or "").lower().partition("-")[0] in abilities.languages:
+        input_audio["language"] = language
     return {
-        "instructions": session.get("instructions"),
-        "modalities": modalities(session.get("output_modalities"), abilities),
-        "voice": _voice(output.get("voice")),
-        "speed": output.get("speed"),
+        "instructions": session.instructions,
+        "modalities": modalities(session.output_modalities, abilities),
+        "voice": _voice(output.voice),
+        "speed": output.speed,
         "input_audio": input_audio,
-        "output_audio": _format(output.get("format"), "session.audio.output.format"),
+        "output_audio": _format(output.format, "session.audio.output.format"),
         "turn_detection": detection,
         "max_lead_ms": UNPACED_LEAD_MS,
-        "tools": tools(session.get("tools")),
-        "tool_choice": tool_choice(session.get("tool_choice")),
+        "tools": tools(session.tools),
+        "tool_choice": tool_choice(session.tool_choice),
         "sampling": sampling(session, abilities),
-        "task": None if answers else "transcribe",
+        "task": None if session.answers_turns else "transcribe",
     }
 
 
-def answers_turns(session: Mapping[str, Any]) -> bool:
-    """Whether the end of a turn creates a response. Otherwise the turn is transcribed, and waits for one."""
-    return not transcribes_only(session) and _detection_flag(session, "create_response")
-
-
-def interrupts_answers(session: Mapping[str, Any]) -> bool:
-    """Whether the beginning of a turn cancels the response in progress."""
-    return not transcribes_only(session) and _detection_flag(session, "interrupt_response")
-
-
-def transcribes_only(session: Mapping[str, Any]) -> bool:
-    """Whether the session makes no responses at all."""
-    return session.get("type") == "transcription"
-
-
-def wants_transcripts(session: Mapping[str, Any]) -> bool:
-    """Whether the client is sent what was heard."""
-    given = object_field(object_field(session, "audio"), "input")
-    return transcribes_only(session) or given.get("transcription") is not None or not answers_turns(session)
-
-
-def _detection_flag(session: Mapping[str, Any], name: str) -> bool:
-    wanted = object_field(object_field(session, "audio"), "input").get("turn_detection")
-    return not isinstance(wanted, Mapping) or wanted.get(name) is not False
-
-
-def response_config(response: Mapping[str, Any], abilities: RealtimeAbilities) -> dict[str, Any]:
+def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> dict[str, Any]:
     """The ``session_config`` that the fields of a ``response.create`` stand for. Raises as ``session_config`` does."""
-    response = current_names(response)
     config: dict[str, Any] = {}
-    if response.get("instructions") is not None:
-        config["instructions"] = response["instructions"]
-    if response.get("output_modalities") is not None:
-        config["modalities"] = modalities(response["output_modalities"], abilities)
-    output = object_field(object_field(response, "audio"), "output", place="audio.")
-    if output.get("voice") is not None:
-        config["voice"] = _voice(output["voice"])
-    if response.get("tools") is not None:
-        config["tools"] = tools(response["tools"])
-    if response.get("tool_choice") is not None:
-        config["tool_choice"] = tool_choice(response["tool_choice"])
+    output = response.audio.output if response.audio else None
+    if response.instructions is not None:
+        config["instructions"] = response.instructions
+    if response.output_modalities is not None:
+        config["modalities"] = modalities(response.output_modalities, abilities)
+    if output is not None and output.voice is not None:
+        config["voice"] = _voice(output.voice)
+    if response.tools is not None:
+        config["tools"] = tools(response.tools)
+    if response.tool_choice is not None:
+        config["tool_choice"] = tool_choice(response.tool_choice)
     if wanted := {name: value for name, value in sampling(response, abilities).items() if value is not None}:
         config["sampling"] = wanted
     return config
 
 
-def modalities(wanted: Any, abilities: RealtimeAbilities) -> list[str]:
+def modalities(wanted: Sequence[str] | None, abilities: RealtimeAbilities) -> list[str]:
     """What is asked of the engine: the text of spoken answers is their transcript."""
-    if wanted is not None and (not isinstance(wanted, list) or not set(map(str, wanted)) <= {"text", "audio"}):
-        raise InvalidValue("output_modalities must be a list of text or audio", param="output_modalities")
     speaks = abilities.audio_output and (not wanted or "audio" in wanted)
     return [name for name, able in (("text", abilities.text_output), ("audio", speaks)) if able]
 
 
-def turn_detection(wanted: Any, abilities: RealtimeAbilities) -> dict[str, Any] | None:
+def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilities) -> dict[str, Any] | None:
     """The server's turn detection: by silence where it has no model of speech, none where the engine hears nothing.
 
     Raises InvalidValue.
@@ -202,51 +276,44 @@ def turn_detection(wanted: Any, abilities: RealtimeAbilities) -> dict[str, Any] 
     place = "session.audio.input.turn_detection"
     if wanted is None or not abilities.turn_detection_types:
         return None
-    if not isinstance(wanted, Mapping):
-        raise InvalidValue(f"{place} must be an object", param=place)
-    kind = wanted.get("type", "server_vad")
-    if kind not in ("server_vad", "semantic_vad", None):
+    if wanted.type not in ("server_vad", "semantic_vad", None):
         raise InvalidValue(f"{place}.type must be server_vad or semantic_vad", param=f"{place}.type")
-    names = ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response")
-    # One that is not given goes back to its default: a new object takes the place of the one before.
-    found = {name: wanted.get(name) for name in names}
-    if kind == "semantic_vad":
-        eagerness = wanted.get("eagerness") or "auto"
-        if eagerness not in _EAGERNESS_SILENCE_MS:
+    found = {
+        "threshold": wanted.threshold,
+        "prefix_padding_ms": wanted.prefix_padding_ms,
+        "silence_duration_ms": wanted.silence_duration_ms,
+        "interrupt_response": wanted.interrupt_response,
+    }
+    if wanted.type == "semantic_vad":
+        eagerness = wanted.eagerness or "auto"
+        if eagerness not in tuple(_EAGERNESS_SILENCE_MS):  # which may be anything that JSON has
             raise InvalidValue(f"{place}.eagerness must be low, medium, high or auto", param=f"{place}.eagerness")
         if "semantic_vad" in abilities.turn_detection_types:
             return {**found, "type": "semantic_vad", "eagerness": eagerness}
-        if found["silence_duration_ms"] is None:
+        if wanted.silence_duration_ms is None:
             found["silence_duration_ms"] = _EAGERNESS_SILENCE_MS[eagerness]
     return {**found, "type": "server_vad"}
 
 
-def sampling(fields: Mapping[str, Any], abilities: RealtimeAbilities) -> dict[str, Any]:
+def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, Any]:
     """The sampling parameters; what the engine has not is left out."""
-    limit = fields.get("max_output_tokens")
-    temperature = fields.get("temperature")
+    limit = None if fields.max_output_tokens == "inf" else fields.max_output_tokens
     return {
-        "max_tokens": None if limit == "inf" or not abilities.max_tokens else limit,
-        "temperature": temperature if abilities.temperature else None,
+        "max_tokens": limit if abilities.max_tokens else None,
+        "temperature": fields.temperature if abilities.temperature else None,
     }
 
 
-def tools(wanted: Any) -> list[Any]:
-    """Tools in the form of the chat API. Raises InvalidValue for what is no list of objects."""
-    if wanted is None:
-        return []
-    if not isinstance(wanted, list) or not all(isinstance(one, Mapping) for one in wanted):
-        raise InvalidValue("tools must be a list of objects", param="tools")
-    for index, one in enumerate(wanted):
+def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
+    """Tools in the form of the chat API, which flat ones get. Raises UnsupportedParameter for other than functions."""
+    found = []
+    for index, one in enumerate(wanted or ()):
         if one.get("type") != "function":
             place = f"tools[{index}].type"
             raise UnsupportedParameter(f"{place}: tools other than functions are not supported", param=place)
-    return [
-        {"type": one.get("type"), "function": {name: value for name, value in one.items() if name != "type"}}
-        if "function" not in one
-        else dict(one)
-        for one in wanted
-    ]
+        flat = {name: value for name, value in one.items() if name != "type"}
+        found.append(dict(one) if "function" in one else {"type": "function", "function": flat})
+    return found
 
 
 def tool_choice(wanted: Any) -> Any:
@@ -260,46 +327,38 @@ def _voice(wanted: Any) -> Any:
     return wanted.get("id") if isinstance(wanted, Mapping) else wanted
 
 
-def _format(wanted: Any, place: str) -> dict[str, Any]:
-    if isinstance(wanted, str):
-        wanted = {"type": _BETA_FORMATS.get(wanted, wanted)}
-    if wanted is None:
-        wanted = {"type": "audio/pcm"}
-    if not isinstance(wanted, Mapping):
-        raise InvalidValue(f"{place} must be an object", param=place)
-    found = _FORMATS.get(str(wanted.get("type", "audio/pcm")))
+def _format(wanted: FormatFields | str | None, place: str) -> dict[str, Any]:
+    if not isinstance(wanted, FormatFields):
+        wanted = FormatFields() if wanted is None else FormatFields(type=_BETA_FORMATS.get(wanted, wanted))
+    found = _FORMATS.get(str(wanted.type))
     if found is None:
         raise UnsupportedFormat(f"{place}.type must be one of {', '.join(_FORMATS)}", param=f"{place}.type")
     encoding, rate = found
-    if encoding is AudioEncoding.PCM16 and wanted.get("rate") is not None:
-        rate = wanted["rate"]
+    if encoding is AudioEncoding.PCM16 and wanted.rate is not None:
+        rate = wanted.rate
     return {"format": encoding.value, "sample_rate": rate}
 
 
-def session_object(session: Mapping[str, Any], config: SessionConfig, *, session_id: str) -> dict[str, Any]:
+def session_object(session: SessionFields, config: SessionConfig, *, session_id: str) -> dict[str, Any]:
     """The session object that a client is shown, with the values in effect."""
-    given = object_field(object_field(session, "audio"), "input")
-    transcription = given.get("transcription")
-    limit = config.sampling.max_tokens
     shown_input = {
         "format": _shown_format(config.input_audio.format, config.input_audio.sample_rate),
-        "transcription": {name: transcription[name] for name in _TRANSCRIPTION if name in transcription}
-        if isinstance(transcription, Mapping)
-        else None,
+        "transcription": msgspec.to_builtins(session.audio.input.transcription),
         "noise_reduction": None,
         "turn_detection": _shown_detection(
-            config, creates=answers_turns(session), interrupts=interrupts_answers(session)
+            config, creates=session.answers_turns, interrupts=session.interrupts_answers
         ),
     }
     shown: dict[str, Any] = {
-        "type": "transcription" if session.get("type") == "transcription" else "realtime",
+        "type": "transcription" if session.transcribes_only else "realtime",
         "object": "realtime.session",
         "id": session_id,
         "expires_at": None,
         "include": None,
     }
-    if shown["type"] == "transcription":
+    if session.transcribes_only:
         return {**shown, "object": "realtime.transcription_session", "audio": {"input": shown_input}}
+    limit = config.sampling.max_tokens
     return {
         **shown,
         "model": config.model,
@@ -384,4 +443,4 @@ class ClientSecretBody(Struct, frozen=True, kw_only=True):
 
 def read_client_secret(body: Mapping[str, Any]) -> ClientSecretBody:
     """Raises InvalidValue, naming the field."""
-    return convert_body(body, ClientSecretBody)
+    return converted(body, ClientSecretBody)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -168,6 +168,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
     max_lead_ms: NonNegative | None = None
 
 
+Fields = TypeVar("Fields", bound=Struct)
+
 FIELDS = frozenset(SessionConfig.__struct_fields__)
 _ERROR_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MAX_ERROR_TEXT = 200
@@ -198,10 +200,7 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
 
     Unknown fields are ignored. Raises InvalidValue, naming the field.
     """
-    try:
-        config = msgspec.convert(overrides, SessionConfig)
-    except msgspec.ValidationError as error:
-        raise invalid_value(error) from None
+    config = converted(overrides, SessionConfig)
     start_policy(config)
     return config
 
@@ -232,28 +231,37 @@ def has_field(path: str) -> bool:
     return True
 
 
-def check_sampling(values: Mapping[str, Any], place: str) -> None:
-    """Validate sampling parameters that are at ``place``. Unknown ones are ignored. Raises InvalidValue."""
+def converted(fields: Any, kind: type[Fields], *, place: str = "", strict: bool = True) -> Fields:
+    """``fields`` as the struct ``kind``. Raises InvalidValue, which names the field by its path from ``place``.
+
+    Where it is not ``strict``, values may be strings, as all those of a form are.
+    """
     try:
-        msgspec.convert(values, SamplingConfig)
+        return msgspec.convert(fields, kind, strict=strict)
     except msgspec.ValidationError as error:
         refusal = invalid_value(error)
-        refusal.param = f"{place}.{refusal.param}"
+        if place:
+            refusal.param = place if refusal.param is None else f"{place}.{refusal.param}"
         raise refusal from None
 
 
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
-    """Return the error for a msgspec error, whose message ends with the path of the field."""
-    text = str(error)
-    path = ""
+    """Return the error for a msgspec error."""
+    path, text = place_and_text(error)
+    if len(text) > _MAX_ERROR_TEXT:  # it may repeat a long value
+        text = text[:_MAX_ERROR_TEXT] + "…"
+    return InvalidValue(f"{path}: {text}" if path else text, param=path or None)
+
+
+def place_and_text(error: msgspec.ValidationError) -> tuple[str, str]:
+    """The path of the field that a msgspec error is about, "" for the whole value, and what is wrong with it."""
+    path, text = "", str(error)
     if (found := _ERROR_PATH.search(text)) is not None:
         path = found["path"].replace("[...]", "")
         text = text[: found.start()]
     if (missing := _MISSING_FIELD.match(text)) is not None:
         path = f"{path}.{missing['field']}".lstrip(".")
-    if len(text) > _MAX_ERROR_TEXT:  # it may repeat a long value
-        text = text[:_MAX_ERROR_TEXT] + "…"
-    return InvalidValue(f"{path}: {text}" if path else text, param=path or None)
+    return path, text
 
 
 def start_policy(config: SessionConfig) -> StartPolicy:

@@ -32,7 +32,7 @@ from omni_ws.wire.session_config import (
     SamplingConfig,
     SessionConfig,
     TurnDetectionType,
-    check_sampling,
+    converted,
     effective,
     merge,
     spoken_language,
@@ -335,7 +335,7 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
     _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
     for stage, values in config.stage_sampling.items():
-        check_sampling(values, f"stage_sampling.{stage}")
+        converted(values, SamplingConfig, place=f"stage_sampling.{stage}")
 
 
 def _check_language(audio: InputAudioConfig, known: frozenset[str]) -> None:

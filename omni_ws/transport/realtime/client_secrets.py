@@ -7,11 +7,10 @@ import hashlib
 import heapq
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
+import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import RateLimited
@@ -21,9 +20,15 @@ from omni_ws.service.sessions.shared_counts import KNOW_SECRET
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
-from omni_ws.transport.realtime.commands import abilities_of
-from omni_ws.wire.realtime_events import text_field
-from omni_ws.wire.realtime_session import merged_session, read_client_secret, session_config, session_object
+from omni_ws.transport.realtime.realtime import abilities_of
+from omni_ws.wire.realtime_events import read
+from omni_ws.wire.realtime_session import (
+    SessionFields,
+    merged_session,
+    read_client_secret,
+    session_config,
+    session_object,
+)
 
 CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
 #: Of a body; a session's settings are mostly its instructions and tools.
@@ -59,11 +64,12 @@ class ClientSecretRoutes(FrontEnd):
         self._sessions.check_ready()
         fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
         body = read_client_secret(fields)
-        session = body.session or {}
-        if session.get("model") is not None:
-            self._sessions.any_model.check(text_field(session, "model", place="session."))
+        given = body.session or {}
+        if given.get("model") is not None:
+            self._sessions.any_model.check(read(given["model"], str, "session.model"))
+        session = merged_session(SessionFields(), given)
         shown = self._shown(session)
-        secret = ClientSecret(key=key, session=orjson.dumps(session))
+        secret = ClientSecret(key=key, session=msgspec.json.encode(session))
         now = asyncio.get_running_loop().time()
         value = self._secrets.create(secret, lifetime=body.lifetime, now=now)
         expires_at = int(time.time()) + body.lifetime
@@ -73,12 +79,11 @@ class ClientSecretRoutes(FrontEnd):
             200, {"value": value, "expires_at": expires_at, "session": shown}, [("Cache-Control", "no-store")]
         )
 
-    def _shown(self, session: Mapping[str, Any]) -> dict[str, Any]:
+    def _shown(self, session: SessionFields) -> dict[str, Any]:
         """The session object that a session with these settings begins with."""
-        start = merged_session({}, session)
         configuration = self._sessions.configuration(STREAM_FORMATS, any_model=True)
-        config = configuration.apply(session_config(start, abilities_of(self._sessions)))
-        return session_object(start, config, session_id=new_id("sess_"))
+        config = configuration.apply(session_config(session, abilities_of(self._sessions)))
+        return session_object(session, config, session_id=new_id("sess_"))
 
 
 #: Every client secret begins with it, and OpenAI's SDKs for browsers look for it.
@@ -95,6 +100,9 @@ class ClientSecret:
     key: ApiKey | None
     session: bytes = field(repr=False)
 
+    def settings(self) -> SessionFields:
+        return msgspec.json.decode(self.session, type=SessionFields)
+
 
 @dataclass(slots=True)
 class _Outstanding:
@@ -103,6 +111,11 @@ class _Outstanding:
     secrets: dict[bytes, ClientSecret] = field(default_factory=dict)
     expiries: list[tuple[float, bytes]] = field(default_factory=list)
     session_bytes: int = 0
+
+    def keep(self, digest: bytes, secret: ClientSecret, *, until: float) -> None:
+        self.secrets[digest] = secret
+        self.session_bytes += len(secret.session)
+        heapq.heappush(self.expiries, (until, digest))
 
     def drop_expired(self, now: float) -> None:
         while self.expiries and self.expiries[0][0] <= now:
@@ -137,10 +150,7 @@ class ClientSecrets:
 
     def keep(self, digest: bytes, secret: ClientSecret, *, until: float) -> None:
         """Know a secret that was made by another worker of the server, by its digest."""
-        outstanding = self._by_key.setdefault(key_name(secret.key), _Outstanding())
-        outstanding.secrets[digest] = secret
-        outstanding.session_bytes += len(secret.session)
-        heapq.heappush(outstanding.expiries, (until, digest))
+        self._by_key.setdefault(key_name(secret.key), _Outstanding()).keep(digest, secret, until=until)
 
     def find(self, value: str | None, now: float) -> ClientSecret | None:
         """The secret with this value; None where there is none, or it has expired."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import orjson
+from msgspec import structs
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey, key_name
@@ -32,11 +32,13 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
-from omni_ws.transport.realtime.commands import Commands
-from omni_ws.transport.realtime.response import Event, VllmDialect, begins_vllm_dialect
+from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.realtime import RealtimeDialect
+from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import recorded
 from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_fields
+from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
+from omni_ws.wire.realtime_session import SessionFields
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
@@ -50,7 +52,7 @@ class RealtimeCaller:
 
     key: ApiKey | None
     address: str
-    bound: Mapping[str, Any] = field(default_factory=dict)
+    bound: SessionFields = field(default_factory=SessionFields)
 
 
 def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
@@ -58,7 +60,7 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
     secret = secrets.find(presented_key(request), asyncio.get_running_loop().time())
     if secret is None:
         return RealtimeCaller(authenticator.authenticate(request), request.client)
-    return RealtimeCaller(secret.key, request.client, orjson.loads(secret.session))
+    return RealtimeCaller(secret.key, request.client, secret.settings())
 
 
 class Realtime(LiveFrontEnd):
@@ -88,7 +90,7 @@ class Realtime(LiveFrontEnd):
         """Raises Unauthenticated or ModelNotFound, for an HTTP status. An event reports all other errors."""
         client = identify(request, self._authenticator, self._secrets)
         if request.query.get("intent") == "transcription":
-            client = replace(client, bound={**client.bound, "type": "transcription"})
+            client = replace(client, bound=structs.replace(client.bound, type="transcription"))
         self._sessions.any_model.check(request.query.get("model"))
         return UpgradeDecision(
             connection=partial(
@@ -113,7 +115,7 @@ class Realtime(LiveFrontEnd):
         except OmniError as error:
             connection.ignore_messages()
             if connection.is_open:
-                write_event(connection, {"type": "error", "error": error_fields(error)})
+                write_event(connection, error_event(error))
             await connection.close_in_time(close_code(error), error.code)
             return
         await attachment.run()
@@ -125,12 +127,12 @@ class Realtime(LiveFrontEnd):
             name = key_name(client.key)
             session.recording = self._recorder.begin(REALTIME_ORIGIN, key=name, name=session.session_id)
         try:
-            commands = Commands(session, self._sessions, client.bound)
+            dialect = RealtimeDialect(session, self._sessions, client.bound)
         except OmniError:
             session.end(None)
             raise
         connection = recorded(connection, session.recording)
-        attachment = RealtimeConnection(connection, session, commands, keep_alive=self._keep_alive)
+        attachment = RealtimeConnection(connection, session, dialect, keep_alive=self._keep_alive)
         session.attach(attachment)
         return attachment
 
@@ -164,16 +166,15 @@ class RealtimeConnection(SoleConnection):
     """
 
     def __init__(
-        self, connection: SoleLink, session: LiveSession, commands: Commands, *, keep_alive: KeepAliveSettings
+        self, connection: SoleLink, session: LiveSession, dialect: RealtimeDialect, *, keep_alive: KeepAliveSettings
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
-        self._created = commands.created()
-        self._commands: Commands | VllmDialect = commands
+        self._created = dialect.connect(self._send, self._output_cleared)
+        self._dialect: RealtimeDialect | VllmDialect = dialect
         self._dialect_known = False
         self._observed = session.conversation.observed
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
-        commands.send = self._send
 
     async def run(self) -> None:
         """Serve the session to its end, and close the connection. The session must be attached to this."""
@@ -189,7 +190,7 @@ class RealtimeConnection(SoleConnection):
                 await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
         finally:
             self._disarm()
-            self._commands.close()
+            self._dialect.close()
             self._session.detach(self)
 
     async def _say_goodbye(self, error: OmniError) -> None:
@@ -204,8 +205,8 @@ class RealtimeConnection(SoleConnection):
                     await self._emptied.wait()
             except TimeoutError:
                 return
-        if not self._commands.reported(error):
-            self._send([self._commands.error(error)])
+        if not self._dialect.reported(error):
+            self._send([self._dialect.error(error)])
 
     def connection_closing(self) -> None:
         self._emptied.set()
@@ -224,13 +225,13 @@ class RealtimeConnection(SoleConnection):
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
-                    self._commands.close()
-                    self._commands = VllmDialect(self._conversation, self._send)
-            self._commands.receive(event, now=self._connection.heard_at)
+                    self._dialect.close()
+                    self._dialect = VllmDialect(self._conversation, self._send)
+            self._dialect.receive(event, now=self._connection.heard_at)
             if event["type"] != "input_audio_buffer.append":
                 self._connection.end_pass()
         except InvalidRequest as error:
-            self._send([self._commands.error(error, event_id=event_id)])
+            self._send([self._dialect.error(error, event_id=event_id)])
         except OmniError as error:
             self._session.end(error)
         except Exception as error:
@@ -259,7 +260,7 @@ class RealtimeConnection(SoleConnection):
                     break
                 if (message := self._outbox.take()) is None:
                     break
-                self._send(self._commands.render(message))
+                self._send(self._dialect.render(message))
                 if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
         except OmniError as error:
@@ -272,6 +273,11 @@ class RealtimeConnection(SoleConnection):
             self._emptied.set()
         elif self._connection.is_open and not self._connection.paused:
             self.output_ready()
+
+    def _output_cleared(self, response_id: str | None) -> None:
+        """The client wants silence, for which this response is cancelled, if there is one."""
+        if response_id is not None:
+            self._send([{"type": "output_audio_buffer.cleared", "response_id": response_id}])
 
     def _send(self, events: Iterable[Event]) -> None:
         """Write events without waiting. All of them are made, also where the connection is gone."""

@@ -49,8 +49,8 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.realtime.commands import Commands
-from omni_ws.transport.realtime.response import Event
+from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
 
 logger = logging.getLogger(__name__)
@@ -68,17 +68,16 @@ class RealtimeCall(RealtimeConnection):
     heard when the caller speaks or a response is cancelled.
     """
 
-    def __init__(self, channel: CallChannel, session: LiveSession, commands: Commands, metrics: Metrics) -> None:
-        super().__init__(channel, session, commands, keep_alive=_NO_PINGS)
+    def __init__(self, channel: CallChannel, session: LiveSession, dialect: RealtimeDialect, metrics: Metrics) -> None:
+        super().__init__(channel, session, dialect, keep_alive=_NO_PINGS)
         self._channel = channel
-        self._commands: Commands = commands
+        self._dialect: RealtimeDialect = dialect
         self._dialect_known = True  # vLLM's clients do not call
         self._dropped = metrics.webrtc_packets.labels(PacketOutcome.DROPPED.value)
         self.microphone = CallMicrophone(self.hear, metrics)
         self.speaker = CallSpeaker(self._audio_started, self._audio_stopped)
         #: The response that was cut short: audio of it that is still to come is not played.
         self._cut: str | None = None
-        commands.output_cleared = self._silence
 
     async def run(self) -> None:
         """Waits for the data channel, and serves the call to its end."""
@@ -96,7 +95,7 @@ class RealtimeCall(RealtimeConnection):
         """Stop the tracks, and release what the session object holds. May be called repeatedly."""
         self.speaker.stop()
         self.microphone.close()
-        self._commands.close()
+        self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
         """Speech of the caller, in the format of the session."""
@@ -105,9 +104,9 @@ class RealtimeCall(RealtimeConnection):
             return
         now = self._channel.heard_at
         try:
-            self._commands.append(audio, now)
+            self._dialect.append(audio, now)
         except InvalidRequest as error:
-            self._send([self._commands.error(error)])
+            self._send([self._dialect.error(error)])
         except OmniError as error:
             self._session.end(error)
         except Exception as error:
@@ -129,16 +128,17 @@ class RealtimeCall(RealtimeConnection):
                 self.speaker.finish(event["response_id"])
         super()._write(event)
         match event["type"]:
-            case "input_audio_buffer.speech_started" if self._commands.speech_interrupts:
-                self._silence(None)
+            case "input_audio_buffer.speech_started" if self._dialect.speech_interrupts:
+                self._output_cleared(None)
             case "response.done" if event["response"]["status"] == "cancelled":
-                self._silence(event["response"]["id"])
+                self._output_cleared(event["response"]["id"])
 
-    def _silence(self, response_id: str | None) -> None:
+    def _output_cleared(self, response_id: str | None) -> None:
         """Drop what was not heard. ``response_id`` is that of the response that was cut short, if there is one."""
         heard = self.speaker.clear()
         self._cut = response_id or (heard[-1] if heard else self._cut)
-        self._send({"type": "output_audio_buffer.cleared", "response_id": one} for one in heard)
+        for one in heard:
+            super()._output_cleared(one)
 
     def _audio_started(self, response_id: str) -> None:
         self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])

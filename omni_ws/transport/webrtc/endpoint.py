@@ -23,10 +23,10 @@ from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import LiveFrontEnd, Router
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
-from omni_ws.transport.realtime.commands import Commands
+from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import REALTIME_PATH, RealtimeCaller, identify
 from omni_ws.wire.frames import loads_object
-from omni_ws.wire.realtime_session import merged_session
+from omni_ws.wire.realtime_session import SessionFields, merged_session
 from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS
 
 if TYPE_CHECKING:
@@ -107,12 +107,12 @@ class WebrtcCalls(LiveFrontEnd):
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
 
     async def _answer(
-        self, session: LiveSession, caller: RealtimeCaller, bound: Mapping[str, Any], offer: str
+        self, session: LiveSession, caller: RealtimeCaller, bound: SessionFields, offer: str
     ) -> tuple[RealtimeCall, str]:
         """The call of a session, which is attached to it, and the answer for its caller."""
         from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer
 
-        commands = Commands(session, self._sessions, bound, media=_MEDIA)
+        dialect = RealtimeDialect(session, self._sessions, bound, media=_MEDIA)
         peer = new_peer(self._config)
         pace = self._sessions.admission.input_pace(caller.key)
         channel = CallChannel(
@@ -121,7 +121,7 @@ class WebrtcCalls(LiveFrontEnd):
             input_pace=pace,
             write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
         )
-        call = RealtimeCall(channel, session, commands, self._sessions.metrics)
+        call = RealtimeCall(channel, session, dialect, self._sessions.metrics)
         try:
             answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
         except BaseException:

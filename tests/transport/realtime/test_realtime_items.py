@@ -11,7 +11,7 @@ from support.realtime_client import RealtimeClient, failed, realtime_client, tex
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.errors import EngineFailed
-from omni_ws.transport.realtime.translator import MAX_ITEMS
+from omni_ws.transport.realtime.items import MAX_ITEMS
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 

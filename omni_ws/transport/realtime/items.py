@@ -1,0 +1,518 @@
+"""What a conversation of the Realtime API consists of: items, spoken turns, and responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from sys import getsizeof
+from typing import Any, Final, Literal, TypeAlias
+
+from omni_ws.core.chunks import (
+    CONTENT_FILTER,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    ToolCall,
+    ToolCallFragment,
+)
+from omni_ws.core.history import ALL_ROLES, Message
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import ByteBudget, Share
+from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service.failure import new_id
+from omni_ws.wire.realtime_events import Item, error_fields, item_event, usage_fields
+from omni_ws.wire.realtime_session import shown_audio_output
+from omni_ws.wire.session_config import SessionConfig
+
+#: A server event, without its id.
+Event: TypeAlias = dict[str, Any]
+
+# Items.
+
+#: Items that a client may name. The oldest that wait for nothing make room.
+MAX_ITEMS: Final = 1024
+
+
+class ConversationItems:
+    """The items of one session in their order, and the history behind them.
+
+    An item of a client is in the history from its creation on, as far as it is text. One that no response has answered
+    is *pending*: ``take_pending`` takes it out of the history again, and returns it as the input of a request, which
+    brings it back into the history with its answer.
+    """
+
+    def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
+        self._ledger = ledger
+        self._items: dict[str, Item] = {}
+        #: Those that no response has answered, in order.
+        self._pending: dict[str, Item] = {}
+        self._share = Share(budget)
+        #: The bytes that each is charged with.
+        self._charged: dict[str, int] = {}
+        self._max_bytes = max_bytes
+        #: Items that were taken as the input of a request, until its end.
+        self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
+
+    def get(self, item_id: str) -> Item | None:
+        return self._items.get(item_id)
+
+    def add(self, item: Item) -> str | None:
+        """Append an item that is in the history already, or will be. Returns the id of the one before it.
+
+        Raises PayloadTooLarge and EngineOverloaded.
+        """
+        previous = next(reversed(self._items), None)
+        if self._share.size + item.size > self._max_bytes:
+            raise PayloadTooLarge(f"the items of a session may hold {self._max_bytes} bytes")
+        self._charge(item)
+        self._items[item.item_id] = item
+        if item.chunks:
+            self._pending[item.item_id] = item
+        while len(self._items) > MAX_ITEMS:
+            self._forget(next(iter(self._items)))
+        return previous
+
+    def create(self, item: Item) -> str | None:
+        """Append an item of the client's. Returns and raises as ``add`` does."""
+        previous = self.add(item)
+        if item.role == "assistant" or item.kind == "function_call":
+            self.seen()
+        self._remember(item)
+        return previous
+
+    def pending(self) -> list[Item]:
+        """The items that no response has answered, in order."""
+        return list(self._pending.values())
+
+    def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
+        """What is to be answered now, and its input.
+
+        A system message is context, unless nothing else is pending.
+        """
+        pending = self.pending()
+        asked = [item for item in pending if item.role != "system"] or pending[-1:]
+        self._ledger.remove(*(item.item_id for item in asked))
+        chunks = list(as_input(asked))
+        return asked, chunks
+
+    def asked(self, items: Iterable[Item], request_id: str) -> None:
+        """These items are the input of this request, to which all others that are pending are context."""
+        self._asked[request_id] = [(item, item.asked(request_id)) for item in items]
+        for item in items:
+            self._pending.pop(item.item_id, None)
+        self.seen()
+
+    def seen(self) -> None:
+        """A request has what is pending as context: none of it is pending any more."""
+        for item in self.pending():
+            item.take_chunks()
+            self._charge(item)
+        self._pending.clear()
+
+    def answered(self, request_id: str, *, failed: bool) -> None:
+        """A request has ended. Where it failed, its input is pending as before, since the history has it not."""
+        for item, chunks in self._asked.pop(request_id, ()):
+            if item.item_id not in self._items:
+                continue
+            if failed:
+                item.wait(chunks)
+                self._remember(item)
+            self._charge(item)
+        if failed:
+            self._find_pending()
+
+    def heard(self, item: Item, transcript: str) -> None:
+        """A spoken turn that waits for a response has been transcribed: these are its words."""
+        item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
+        if transcript:
+            self._remember(item)
+        self._charge(item)
+        self._find_pending()
+
+    def feed(self) -> Iterator[InputChunk]:
+        """The input that pending items with images are: it joins the turn that is being spoken."""
+        shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
+        self._ledger.remove(*(item.item_id for item in shown))
+        for item in shown:
+            del self._pending[item.item_id]
+            chunks = item.take_chunks()
+            self._charge(item)
+            yield from chunks
+
+    def cut(self, item: Item, heard: str) -> None:
+        """Of what the assistant said, only this was heard."""
+        for part in item.content:
+            part["transcript" if "transcript" in part else "text"] = heard
+        self._charge(item)
+
+    def have_grown(self, items: Iterable[Item]) -> None:
+        """Charge the budget for what has been said since these items were added."""
+        for item in items:
+            if item.item_id in self._items:
+                self._charge(item)
+
+    def delete(self, item: Item) -> None:
+        """Drop an item, and what the history has of it."""
+        answer = {"assistant"}
+        if item.request_id is None:
+            self._ledger.remove(item.item_id)
+        elif item.role == "assistant" or item.kind == "function_call":
+            self._ledger.remove(item.request_id, roles=answer)
+        else:
+            self._ledger.remove(item.request_id, roles=ALL_ROLES - answer)
+        self._forget(item.item_id)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._items.clear()
+        self._pending.clear()
+        self._charged.clear()
+        self._asked.clear()
+        self._share.resize(0)
+
+    def _charge(self, item: Item) -> None:
+        """Charge the budget for an item as it is now."""
+        size = item.size
+        self._share.resize(self._share.size - self._charged.get(item.item_id, 0) + size)
+        self._charged[item.item_id] = size
+
+    def _find_pending(self) -> None:
+        """An item that is not the last may be pending again."""
+        self._pending = {item_id: item for item_id, item in self._items.items() if item.chunks}
+
+    def _forget(self, item_id: str) -> None:
+        del self._items[item_id]
+        self._pending.pop(item_id, None)
+        self._share.resize(self._share.size - self._charged.pop(item_id))
+
+    def _remember(self, item: Item) -> None:
+        self._ledger.place(messages_of([item]), item_id=item.item_id)
+        self._ledger.weigh()
+
+
+def as_new(item: Item) -> Item:
+    """The item as if it were created again: with input, where it is a message of the user or the system."""
+    if item.chunks or item.role not in ("user", "system") or not item.message_text:
+        return item
+    return replace(item, chunks=[InputChunk(Modality.TEXT, item.message_text.encode())])
+
+
+def as_input(items: Iterable[Item]) -> Iterator[InputChunk]:
+    """The input that these items are, one behind the other."""
+    for index, item in enumerate(items):
+        if index and item.chunks[0].modality is Modality.TEXT and item.chunks[0].tool_call_id is None:
+            yield InputChunk(Modality.TEXT, b"\n")
+        yield from item.chunks
+
+
+def messages_of(items: Iterable[Item]) -> Iterator[Message]:
+    """The messages that these items are in a history."""
+    for item in items:
+        match item.kind:
+            case "message":
+                yield Message(item.role, item.message_text)
+            case "function_call":
+                yield Message("assistant", "", tool_calls=(ToolCall(item.call_id, item.name, item.text),))
+            case "function_call_output":
+                yield Message("tool", item.text, tool_call_id=item.call_id)
+
+
+# Spoken turns.
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """What was spoken between ``speech_started`` and ``speech_stopped``, or committed by the client.
+
+    It is an item, and the request that its audio became.
+    """
+
+    item: Item
+    #: Whether the request is answered. Otherwise it is transcribed, and the item waits for a response.
+    answered: bool
+    start_ms: int = 0
+    end_ms: int = 0
+    #: Whether it is an item of the conversation.
+    committed: bool = False
+    #: Whether the client took back what was spoken.
+    cleared: bool = False
+    #: Whether the engine works on it.
+    started: bool = False
+    #: Whether its transcript is complete, or failed.
+    transcribed: bool = False
+    #: Its settled pieces, each with the white space before it.
+    transcript: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.transcript)
+
+    def start(self) -> None:
+        """The engine works on it."""
+        self.started = True
+
+    def end(self, at_ms: int) -> None:
+        """What is spoken has ended here, in the time of the input."""
+        self.end_ms = at_ms
+
+    def commit(self) -> bool:
+        """It becomes an item of the conversation. Returns False where it is one already, or was taken back."""
+        taken = not (self.committed or self.cleared)
+        self.committed = self.committed or taken
+        return taken
+
+    def clear(self) -> None:
+        """The client takes back what was spoken."""
+        self.cleared = True
+
+    def settle(self) -> None:
+        """No more of it will be transcribed."""
+        self.transcribed = True
+        self.item.content[0]["transcript"] = self.text
+
+
+def spoken_item(*chunks: InputChunk) -> Item:
+    """The item of a spoken turn, whose transcript is not known yet."""
+    content = [{"type": "input_audio", "transcript": None}]
+    return Item(item_id=new_id("item_"), role="user", content=content, chunks=list(chunks))
+
+
+# Responses.
+
+_STATUS: Final = {
+    FinishReason.STOP: "completed",
+    FinishReason.TOOL_CALLS: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.ERROR: "failed",
+}
+
+
+@dataclass(slots=True)
+class _Output:
+    """One item of the response, with its place in it."""
+
+    item: Item
+    index: int
+    text: list[str] = field(default_factory=list)
+
+
+class RealtimeResponse:
+    """Renders one answer, from ``response.created`` to ``response.done``. Its message and its calls are items.
+
+    ``add`` is called with each, and returns the id of the item before it; it is None beside the conversation.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        config: SessionConfig,
+        *,
+        conversation_id: str,
+        account: ByteBudget,
+        add: Callable[[Item], str | None] | None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.response_id = new_id("resp_")
+        self.request_id = request_id
+        self._conversation_id = conversation_id
+        self._add = add
+        #: The item before each of its own in the conversation.
+        self._previous: dict[str, str | None] = {}
+        self._cancel_reason = "turn_detected"
+        self._config = config
+        self._metadata = metadata
+        self._speaks = "audio" in config.modalities
+        self._outputs: list[_Output] = []
+        self._message: _Output | None = None
+        self._calls: dict[int, _Output] = {}
+        #: Of what was said so far.
+        self._share = Share(account)
+
+    @property
+    def in_conversation(self) -> bool:
+        """Whether it is part of the conversation, or stands beside it."""
+        return self._add is not None
+
+    @property
+    def items(self) -> list[Item]:
+        """What it has made."""
+        return [output.item for output in self._outputs]
+
+    def cancel(self) -> None:
+        """The client cancels it, and no turn does."""
+        self._cancel_reason = "client_cancelled"
+
+    def begin(self) -> Iterator[Event]:
+        yield {"type": "response.created", "response": self._shown("in_progress")}
+        yield {"type": "rate_limits.updated", "rate_limits": []}  # limits of a key are not those of tokens
+
+    # outputs
+
+    def render(self, chunk: OutputChunk) -> Iterator[Event]:
+        """The events of one output."""
+        match chunk.modality:
+            case OutputModality.TEXT:
+                yield from self._text(chunk.text)
+            case OutputModality.AUDIO:
+                yield from self._audio(chunk.payload)
+            case OutputModality.TOOL_CALL if chunk.tool_call is not None:
+                yield from self._call(chunk.tool_call)
+
+    def _text(self, text: str) -> Iterator[Event]:
+        yield from self._open_message()
+        assert self._message is not None
+        self._say(self._message, text)
+        kind = "response.output_audio_transcript.delta" if self._speaks else "response.output_text.delta"
+        yield {"type": kind, **self._place(self._message), "content_index": 0, "delta": text}
+
+    def _audio(self, payload: bytes) -> Iterator[Event]:
+        yield from self._open_message()
+        assert self._message is not None
+        yield {
+            "type": "response.output_audio.delta",
+            **self._place(self._message),
+            "content_index": 0,
+            "delta": payload,
+        }
+
+    def _call(self, fragment: ToolCallFragment) -> Iterator[Event]:
+        output = self._calls.get(fragment.index)
+        if output is None:
+            item = Item(
+                item_id=new_id("item_"),
+                kind="function_call",
+                status="in_progress",
+                call_id=fragment.id or new_id("call_"),
+                name=fragment.name or "",
+                request_id=self.request_id,
+            )
+            output = self._calls[fragment.index] = self._open(item)
+            yield from self._added(output)
+        if fragment.arguments:
+            self._say(output, fragment.arguments)
+            yield {
+                "type": "response.function_call_arguments.delta",
+                **self._place(output),
+                "call_id": output.item.call_id,
+                "delta": fragment.arguments,
+            }
+
+    def _say(self, output: _Output, text: str) -> None:
+        output.text.append(text)
+        self._share.force(self._share.size + getsizeof(text))
+
+    def close(self) -> None:
+        """Release what is held."""
+        self._share.resize(0)
+
+    def _open_message(self) -> Iterator[Event]:
+        if self._message is None:
+            item = Item(item_id=new_id("item_"), role="assistant", status="in_progress", request_id=self.request_id)
+            self._message = self._open(item)
+            yield from self._added(self._message)
+            yield {
+                "type": "response.content_part.added",
+                **self._place(self._message),
+                "content_index": 0,
+                "part": self._part(""),
+            }
+
+    def _open(self, item: Item) -> _Output:
+        output = _Output(item, len(self._outputs))
+        self._outputs.append(output)
+        return output
+
+    def _added(self, output: _Output) -> Iterator[Event]:
+        yield self._item_event("added", output)
+        if self._add is not None:
+            self._previous[output.item.item_id] = previous = self._add(output.item)
+            yield item_event("added", output.item, previous=previous)
+
+    # the end
+
+    def finish(self, final: FinalChunk, error: OmniError | None) -> Iterator[Event]:
+        """The events with which it ends, because of ``error`` or none: those of its items, then ``response.done``."""
+        status, reason = _STATUS[final.finish_reason], "max_output_tokens"
+        if CONTENT_FILTER in final.foreign_reasons:
+            status, reason = "incomplete", CONTENT_FILTER
+        for output in self._outputs:
+            ended = self._end_message if output is self._message else self._end_call
+            yield from ended(output, "completed" if status == "completed" else "incomplete")
+            yield self._item_event("done", output)
+            if self.in_conversation:
+                yield item_event("done", output.item, previous=self._previous.get(output.item.item_id))
+        yield {
+            "type": "response.done",
+            "response": {
+                **self._shown(status),
+                "status_details": self._details(status, reason, error),
+                "usage": usage_fields(final.usage),
+            },
+        }
+        self.close()  # the items are charged with what they say
+
+    def _end_message(self, output: _Output, status: str) -> Iterator[Event]:
+        text, place = "".join(output.text), {**self._place(output), "content_index": 0}
+        part = self._part(text)
+        output.item.complete(status, content=[{**part, "type": f"output_{part['type']}"}])  # its name there
+        if self._speaks:
+            yield {"type": "response.output_audio.done", **place}
+            yield {"type": "response.output_audio_transcript.done", **place, "transcript": text}
+        else:
+            yield {"type": "response.output_text.done", **place, "text": text}
+        yield {"type": "response.content_part.done", **place, "part": part}
+
+    def _end_call(self, output: _Output, status: str) -> Iterator[Event]:
+        item = output.item
+        item.complete(status, text="".join(output.text))
+        yield {
+            "type": "response.function_call_arguments.done",
+            **self._place(output),
+            "call_id": item.call_id,
+            "name": item.name,
+            "arguments": item.text,
+        }
+
+    def _details(self, status: str, reason: str, error: OmniError | None) -> dict[str, Any] | None:
+        match status:
+            case "cancelled":
+                return {"type": "cancelled", "reason": self._cancel_reason}
+            case "incomplete":
+                return {"type": "incomplete", "reason": reason}
+            case "failed" if error is not None:
+                fields = error_fields(error)
+                return {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}
+            case "failed":
+                return {"type": "failed"}
+        return None
+
+    def _item_event(self, step: Literal["added", "done"], output: _Output) -> Event:
+        place = {"response_id": self.response_id, "output_index": output.index}
+        return {"type": f"response.output_item.{step}", **place, "item": output.item.shown()}
+
+    def _place(self, output: _Output) -> dict[str, Any]:
+        return {"response_id": self.response_id, "item_id": output.item.item_id, "output_index": output.index}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        """A content part of the response."""
+        return {"type": "audio", "transcript": text} if self._speaks else {"type": "text", "text": text}
+
+    def _shown(self, status: str) -> dict[str, Any]:
+        limit = self._config.sampling.max_tokens
+        return {
+            "object": "realtime.response",
+            "id": self.response_id,
+            "status": status,
+            "status_details": None,
+            "output": [output.item.shown() for output in self._outputs],
+            "conversation_id": self._conversation_id if self.in_conversation else None,
+            "output_modalities": ["audio"] if self._speaks else ["text"],
+            "max_output_tokens": "inf" if limit is None else limit,
+            "audio": {"output": shown_audio_output(self._config)},
+            "usage": None,
+            "metadata": self._metadata,
+        }

@@ -1,0 +1,683 @@
+"""OpenAI's Realtime API over a conversation: client events in, server events out. Has no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from omni_ws.core.chunks import (
+    AudioFormat,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    WordsKnown,
+)
+from omni_ws.core.history import Message
+from omni_ws.core.quota import Share, beyond_ordinary, memory_of
+from omni_ws.errors import (
+    EngineFailed,
+    EngineOverloaded,
+    InvalidRequest,
+    InvalidValue,
+    OmniError,
+    PayloadTooLarge,
+    UnknownType,
+)
+from omni_ws.service.conversation.conversation import WholeRequest, respond
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.failure import new_id
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.realtime.items import (
+    ConversationItems,
+    Event,
+    RealtimeResponse,
+    Turn,
+    as_input,
+    as_new,
+    messages_of,
+    spoken_item,
+)
+from omni_ws.transport.realtime.vllm_dialect import created_fields
+from omni_ws.wire.realtime_events import (
+    AudioAppend,
+    Item,
+    ItemCreate,
+    ItemReference,
+    ItemTruncate,
+    RealtimeRefusal,
+    ResponseCancel,
+    ResponseCreate,
+    SessionUpdate,
+    error_event,
+    error_fields,
+    item_event,
+    optional_id,
+    read,
+    read_item,
+)
+from omni_ws.wire.realtime_session import (
+    RealtimeAbilities,
+    SessionFields,
+    merged_session,
+    read_response,
+    response_config,
+    session_config,
+    session_object,
+)
+from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.session_config import SessionConfig
+
+#: Where a field of ``session_config`` comes from.
+_FIELDS: Final = {
+    "voice": "audio.output.voice",
+    "speed": "audio.output.speed",
+    "modalities": "output_modalities",
+    "sampling.max_tokens": "max_output_tokens",
+    "sampling.temperature": "temperature",
+    "input_audio.sample_rate": "audio.input.format.rate",
+    "output_audio.sample_rate": "audio.output.format.rate",
+    "task": "audio.input.turn_detection.create_response",
+    **{
+        f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
+        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness")
+    },
+}
+#: Responses that may wait for the transcript of a turn.
+MAX_DEFERRED: Final = 4
+
+
+def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
+    """What the engine of this server has."""
+    able = factory.engine.capabilities
+    hears = Modality.AUDIO in able.input_modalities
+    sampling = able.sampling | able.sampling_no_ops
+    return RealtimeAbilities(
+        audio_output=OutputModality.AUDIO in able.output_modalities,
+        text_output=OutputModality.TEXT in able.output_modalities,
+        turn_detection_types=tuple(factory.speech_workers.turn_detection_types) if hears else (),
+        languages=frozenset(able.languages),
+        temperature="temperature" in sampling,
+        max_tokens="max_tokens" in sampling,
+    )
+
+
+class RealtimeDialect:
+    """Takes the client events of one session, and renders what its conversation says to them, in its order.
+
+    Raises an InvalidRequest for an event that is refused, and any other OmniError for the end of the session.
+    """
+
+    def __init__(
+        self,
+        session: LiveSession,
+        factory: SessionFactory,
+        bound: SessionFields,
+        *,
+        media: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
+        decides, whatever the client sets."""
+        conversation = session.conversation
+        limit = factory.config.streaming_input.max_payload_per_session
+        account = conversation.account
+        self._session_id = session.session_id
+        self._conversation_id = new_id("conv_")
+        self._conversation = conversation
+        self._media = media or {}
+        self._abilities = abilities_of(factory)
+        #: The session object as the client has set it.
+        self._session = bound
+        self._settings_share = Share(account)
+        self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
+        self._now = asyncio.get_running_loop().time
+        #: Audio that was appended and not committed, where no turns are detected.
+        self._audio = bytearray()
+        self._audio_share = Share(account)
+        self._audio_limit = limit
+        #: By request that has not ended, the turn that is its input.
+        self._turns: dict[str, Turn] = {}
+        #: The turn that is being spoken.
+        self._speaking: Turn | None = None
+        #: By request that has had its final, the turn of which not all is written down yet.
+        self._late: dict[str, Turn] = {}
+        #: By request, the responses that are not done.
+        self._responses: dict[str, RealtimeResponse] = {}
+        #: Errors of requests that have no response, until their finals.
+        self._errors: dict[str, OmniError] = {}
+        #: Of ``response.create`` events that wait for the transcript of a turn, the response and the event's id.
+        self._deferred: list[tuple[Mapping[str, Any], str | None]] = []
+        self._deferred_share = Share(account)
+        self._reported: OmniError | None = None
+        self._send: Callable[[Iterable[Event]], None] = lambda events: None
+        self._output_cleared: Callable[[str | None], None] = lambda response_id: None
+        conversation.keeps_configurations = True
+        conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
+        conversation.configure(self._config(bound))
+        self._settings_share.resize(beyond_ordinary(memory_of(bound)))
+
+    def connect(
+        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
+    ) -> list[Event]:
+        """Take the connection, and return the first event of the session.
+
+        ``send`` sends events at once. ``output_cleared`` answers ``output_audio_buffer.clear``, with the response that
+        it cancels.
+        """
+        self._send, self._output_cleared = send, output_cleared
+        return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
+
+    def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
+        """One event of the client, which arrived at the time ``now``."""
+        match fields["type"]:
+            case "input_audio_buffer.append":
+                self.append(read(fields, AudioAppend).audio, now)
+            case "session.update" | "transcription_session.update":
+                self._update_session(read(fields, SessionUpdate))
+            case "input_audio_buffer.commit":
+                self._commit_audio()
+            case "input_audio_buffer.clear":
+                self._clear_audio()
+            case "output_audio_buffer.clear":
+                self._clear_output()
+            case "conversation.item.create":
+                self._create_item(read(fields, ItemCreate).item or {})
+            case "conversation.item.retrieve":
+                item = self._known_item(fields, "retrieve")
+                self._send([{"type": "conversation.item.retrieved", "item": item.shown()}])
+            case "conversation.item.delete":
+                item = self._known_item(fields, "delete")
+                self._items.delete(item)
+                self._send([{"type": "conversation.item.deleted", "item_id": item.item_id}])
+            case "conversation.item.truncate":
+                self._truncate_item(self._known_item(fields, "truncate"), read(fields, ItemTruncate))
+            case "response.create":
+                event = read(fields, ResponseCreate)
+                self._create_response(event.response or {}, optional_id(event.event_id, "event_id"))
+            case "response.cancel":
+                self._cancel_response(optional_id(read(fields, ResponseCancel).response_id, "response_id"))
+            case kind:
+                raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
+
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """The events of what the conversation sends: none for what the Realtime API does not have."""
+        match message:
+            case OutputChunk():
+                yield from self._output(message)
+            case FinalChunk():
+                yield from self._final(message)
+            case ResponseStartedFrame(request_id=request_id):
+                yield from self._started(request_id)
+            case SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
+                yield from self._speech_started(audio_ms, request_id)
+            case SpeechStoppedFrame(audio_ms=audio_ms):
+                yield from self._speech_stopped(audio_ms)
+            case OmniError(request_id=None):
+                self._reported = message
+                yield self.error(message)
+            case OmniError(request_id=str(request_id)):
+                self._errors[request_id] = message
+
+    error = staticmethod(error_event)
+
+    def reported(self, error: OmniError) -> bool:
+        """Whether the client has been sent this error."""
+        return self._reported is error
+
+    def close(self) -> None:
+        """Release what is held."""
+        self._items.close()
+        for response in self._responses.values():
+            response.close()
+        self._drop_audio()
+        self._deferred.clear()
+        for share in (self._settings_share, self._deferred_share):
+            share.resize(0)
+
+    # the session
+
+    def _session_object(self) -> dict[str, Any]:
+        config = self._conversation.configuration.effective
+        return session_object(self._session, config, session_id=self._session_id)
+
+    def _update_session(self, event: SessionUpdate) -> None:
+        patch = event.session or {}
+        if event.type == "transcription_session.update":
+            patch = {**patch, "type": "transcription"}
+        session = merged_session(self._session, patch)
+        detected, before = self._detects_turns, self._settings_share.size
+        try:
+            self._settings_share.resize(beyond_ordinary(memory_of(session)))
+            with _naming("session"):
+                self._conversation.configure(self._config(session))
+        except OmniError as error:
+            self._settings_share.force(before)
+            if not isinstance(error, EngineOverloaded):
+                raise
+            # It ends a session elsewhere. This one goes on as it was.
+            self._send([self.error(error, event_id=event.event_id if isinstance(event.event_id, str) else None)])
+            return
+        self._session = session
+        if self._detects_turns:
+            self._drop_audio()
+        elif detected and self._speaking is not None:  # no silence will end it
+            self._conversation.finish()
+            self._send(self._commit(self._speaking))
+        self._send([{"type": "session.updated", "session": self._session_object()}])
+
+    def _config(self, session: SessionFields) -> dict[str, Any]:
+        config = session_config(session, self._abilities)
+        for name, decided in self._media.items():
+            config[name] = {**config[name], **decided} if isinstance(decided, Mapping) else decided
+        return config
+
+    @property
+    def speech_interrupts(self) -> bool:
+        """Whether the beginning of a turn silences the answer."""
+        return self._detects_turns and self._session.interrupts_answers
+
+    @property
+    def _detects_turns(self) -> bool:
+        return self._conversation.configuration.effective.turn_detection is not None
+
+    # audio
+
+    def append(self, audio: bytes, now: float) -> None:
+        """Audio in the format of the session. Raises as ``receive`` does."""
+        chunk = InputChunk(Modality.AUDIO, audio)
+        self._conversation.configuration.check_chunk(chunk)
+        if self._detects_turns:
+            self._conversation.receive_chunk(chunk, now=now)
+            return
+        self._conversation.given = True
+        size = len(self._audio) + len(chunk.payload)
+        if size > self._audio_limit:
+            raise PayloadTooLarge(f"at most {self._audio_limit} bytes of audio may wait to be committed", param="audio")
+        self._audio_share.resize(size)
+        self._audio += chunk.payload
+
+    def _commit_audio(self) -> None:
+        if self._detects_turns:
+            turn = self._speaking
+            if turn is None or turn.committed or turn.cleared:
+                raise _empty_buffer()
+            turn.end(turn.end_ms or turn.start_ms)
+            self._conversation.finish()
+            self._send(self._commit(turn))
+            return
+        if not self._audio:
+            raise _empty_buffer()
+        audio = InputChunk(Modality.AUDIO, bytes(self._audio))
+        session = self._session
+        kept = () if session.transcribes_only else (audio,)
+        turn = Turn(spoken_item(*kept), session.answers_turns, end_ms=self._duration_ms(len(audio.payload)))
+        self._drop_audio()
+        self._send(self._commit(turn))
+        if session.transcribes_only:
+            config = self._conversation.configuration.effective
+            asked = WholeRequest(chunks=[audio], config=config, input_kept=False, answer_kept=False)
+            self._bind(turn, respond(self._conversation, asked))
+
+    def _clear_audio(self) -> None:
+        turn = self._speaking
+        if self._detects_turns and turn is not None and not turn.committed:
+            turn.clear()
+            if turn.item.request_id is not None:
+                self._conversation.cancel(turn.item.request_id)
+        self._drop_audio()
+        self._send([{"type": "input_audio_buffer.cleared"}])
+
+    def _clear_output(self) -> None:
+        response = self._find_response()
+        if response is not None:
+            response.cancel()
+            self._conversation.cancel(response.request_id)
+        self._output_cleared(None if response is None else response.response_id)
+
+    def _drop_audio(self) -> None:
+        self._audio.clear()
+        self._audio_share.resize(0)
+
+    def _duration_ms(self, size: int) -> int:
+        audio = self._conversation.configuration.effective.input_audio
+        return round(AudioFormat(audio.format, audio.sample_rate, audio.channels).duration_ms(size))
+
+    # spoken turns
+
+    def _bind(self, turn: Turn, request_id: str) -> None:
+        """This turn is the input of this request."""
+        self._turns[request_id] = turn
+        turn.item.asked(request_id)
+
+    def _commit(self, turn: Turn) -> Iterator[Event]:
+        """What was spoken becomes an item, and is answered where the engine has begun with it."""
+        if not turn.commit():
+            return
+        item = turn.item
+        previous = self._items.add(item)
+        yield {"type": "input_audio_buffer.committed", "item_id": item.item_id, "previous_item_id": previous}
+        yield item_event("added", item, previous=previous)
+        yield item_event("done", item, previous=previous)
+        if turn.started and turn.answered and item.request_id is not None:
+            yield from self._begin(item.request_id)
+
+    def _speech_started(self, audio_ms: int, request_id: str | None) -> Iterator[Event]:
+        turn = self._speaking = Turn(spoken_item(), self._session.answers_turns, audio_ms)
+        if request_id is not None:
+            self._bind(turn, request_id)
+        yield {
+            "type": "input_audio_buffer.speech_started",
+            "audio_start_ms": audio_ms,
+            "item_id": turn.item.item_id,
+        }
+        if turn.answered:
+            self._feed()
+        elif self._session.interrupts_answers and (response := self._find_response()) is not None:
+            self._conversation.cancel(response.request_id)
+
+    def _speech_stopped(self, audio_ms: int) -> Iterator[Event]:
+        turn, self._speaking = self._speaking, None
+        if turn is None:
+            return
+        turn.end(audio_ms)
+        yield {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_ms, "item_id": turn.item.item_id}
+        yield from self._commit(turn)
+        if turn.item.request_id is None:  # nobody will write it down
+            yield from self._transcribed(turn)
+
+    # transcripts
+
+    @property
+    def _transcribing(self) -> bool:
+        """Whether a turn that waits for a response is still being transcribed."""
+        return any(turn.committed and not turn.answered for turn in self._turns.values()) or any(
+            not turn.answered for turn in self._late.values()
+        )
+
+    def _late_words(self, chunk: OutputChunk) -> Iterator[Event]:
+        """What had not been written down of a turn that was cut off."""
+        turn = self._late.pop(chunk.request_id, None)
+        if turn is None:
+            return
+        if chunk.text:
+            yield from self._transcript(turn, chunk.text)
+        yield from self._transcribed(turn, failed=chunk.failed)
+        if not turn.answered:
+            self._wait_for_response(turn, chunk.request_id)
+            self._respond_deferred()
+
+    def _wait_for_response(self, turn: Turn, request_id: str) -> None:
+        """A turn was transcribed: its item is in the place of its request in the history."""
+        self._conversation.ledger.remove(request_id)
+        if turn.committed:
+            self._items.heard(turn.item, turn.text)
+
+    def _transcript(self, turn: Turn, text: str) -> Iterator[Event]:
+        turn.transcript.append(text)
+        if self._session.wants_transcripts and text and not turn.cleared:
+            yield _transcription(turn, "delta", delta=text)
+
+    def _transcribed(self, turn: Turn, error: OmniError | None = None, *, failed: bool = False) -> Iterator[Event]:
+        """All of a turn is transcribed, or the engine has failed on it; ``failed`` says that recognition has."""
+        if turn.transcribed or turn.cleared:
+            return
+        turn.settle()
+        if not self._session.wants_transcripts:
+            return
+        if error is None and (failed or not self._conversation.engine.capabilities.transcripts):
+            error = EngineFailed("what was said could not be transcribed", param="asr")
+        if error is not None and not turn.transcript:
+            fields = error_fields(error)
+            shown = {name: fields[name] for name in ("type", "code", "message", "param")}
+            yield _transcription(turn, "failed", error=shown)
+        else:
+            seconds = max(0, turn.end_ms - turn.start_ms) / 1000
+            usage = {"type": "duration", "seconds": seconds}
+            yield _transcription(turn, "completed", transcript=turn.text, usage=usage)
+
+    # items
+
+    def _create_item(self, fields: Mapping[str, Any]) -> None:
+        item = read_item(fields, new_id("item_"))
+        if self._items.get(item.item_id) is not None:
+            raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
+        for chunk in item.chunks:
+            self._conversation.configuration.check_chunk(chunk)
+        previous = self._items.create(item)
+        self._conversation.given = True
+        self._send([item_event("added", item, previous=previous), item_event("done", item, previous=previous)])
+        if self._speaking is not None and self._speaking.answered and not self._speaking.committed:
+            self._feed()
+
+    def _feed(self) -> None:
+        """Show the engine, with what is being spoken, the images that wait."""
+        for chunk in self._items.feed():
+            self._conversation.receive_chunk(chunk, now=self._now())
+
+    def _truncate_item(self, item: Item, event: ItemTruncate) -> None:
+        if item.role == "assistant" and item.request_id is not None:
+            heard = self._conversation.cut_answer(item.request_id, event.audio_end_ms)
+            if heard is not None:
+                self._items.cut(item, heard)
+        self._send(
+            [
+                {
+                    "type": "conversation.item.truncated",
+                    "item_id": item.item_id,
+                    "content_index": int(event.content_index),
+                    "audio_end_ms": round(event.audio_end_ms),
+                }
+            ]
+        )
+
+    def _known_item(self, fields: Mapping[str, Any], step: str) -> Item:
+        item = self._items.get(read(fields, ItemReference).item_id)
+        if item is None:
+            raise RealtimeRefusal(f"item_{step}_invalid_item_id", "there is no item of this id", param="item_id")
+        return item
+
+    # what the client asks for
+
+    def _create_response(self, fields: Mapping[str, Any], event_id: str | None) -> None:
+        if self._session.transcribes_only:
+            raise InvalidValue("a transcription session has no responses", param="type")
+        if fields.get("conversation") == "none":
+            self._respond(fields, in_conversation=False)
+        elif self._find_response() is not None:
+            raise RealtimeRefusal(
+                "conversation_already_has_active_response", "the conversation already has an active response"
+            )
+        elif self._transcribing:
+            if len(self._deferred) >= MAX_DEFERRED:
+                raise InvalidValue("too many responses are waiting", param="type")
+            self._deferred_share.resize(self._deferred_share.size + memory_of(fields))
+            self._deferred.append((fields, event_id))
+        else:
+            self._respond(fields, in_conversation=True)
+
+    def _respond_deferred(self) -> None:
+        """Create the responses that waited, if no turn is left to be transcribed."""
+        if self._transcribing:
+            return
+        deferred, self._deferred = self._deferred, []
+        self._deferred_share.resize(0)
+        for fields, event_id in deferred:
+            try:
+                self._create_response(fields, event_id)
+            except OmniError as error:
+                self._send([self.error(error, event_id=event_id)])
+
+    def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
+        """Answer the input of the response, or what is pending, or else what the instructions say."""
+        with _naming("response"):
+            response = read_response(fields)
+            patch = {"task": None, **response_config(response, self._abilities)}
+            config = self._conversation.configuration.with_patch(patch)
+        items: list[Item] = []
+        context: tuple[Message, ...] | None = None
+        chunks: list[InputChunk] = []
+        if response.input is not None:
+            context, chunks = self._own_input(response.input)
+        elif in_conversation:
+            items, chunks = self._items.take_pending()
+        if not chunks:
+            instructions = patch.pop("instructions", None) or self._session.instructions or ""
+            chunks = [InputChunk(Modality.TEXT, instructions.encode())]
+            config = self._conversation.configuration.with_patch(patch)
+        asked = WholeRequest(
+            chunks=chunks, config=config, input_kept=bool(items), answer_kept=in_conversation, context=context
+        )
+        request_id = respond(self._conversation, asked)
+        if items:
+            self._items.asked(items, request_id)
+            self._bind_audio(items, request_id)
+        self._send(self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation))
+
+    def _own_input(self, given: Iterable[Mapping[str, Any]]) -> tuple[tuple[Message, ...], list[InputChunk]]:
+        """A response's own ``input``: what is context, and what comes behind the last answer in it."""
+        items = []
+        for index, one in enumerate(given):
+            place = f"response.input[{index}]"
+            if one.get("type") != "item_reference":
+                items.append(read_item(one, new_id("item_"), place=place))
+                continue
+            item = self._items.get(read(one.get("id"), str, f"{place}.id"))
+            if item is None:
+                raise InvalidValue("there is no item of this id", param=f"{place}.id")
+            items.append(as_new(item))
+        for chunk in (chunk for item in items for chunk in item.chunks):
+            self._conversation.configuration.check_chunk(chunk)
+        asked = len(items)
+        while asked and items[asked - 1].chunks and items[asked - 1].role != "system":
+            asked -= 1
+        return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
+
+    def _bind_audio(self, items: Iterable[Item], request_id: str) -> None:
+        """What the engine hears of a request is the transcript of its last audio."""
+        spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
+        if spoken:
+            self._bind(Turn(spoken[-1], answered=True, committed=True), request_id)
+
+    def _cancel_response(self, response_id: str | None) -> None:
+        response = self._find_response(response_id)
+        if response is None:
+            # In OpenAI's words: LiveKit's client knows by their beginning that a late cancel is harmless.
+            message = "Cancellation failed: no active response found"
+            raise RealtimeRefusal("response_cancel_not_active", message)
+        response.cancel()
+        self._conversation.cancel(response.request_id)
+
+    # responses
+
+    def _find_response(self, response_id: str | None = None) -> RealtimeResponse | None:
+        """The response of this id that is not done; with None the one of the conversation."""
+        for response in self._responses.values():
+            if response.response_id == response_id or (response_id is None and response.in_conversation):
+                return response
+        return None
+
+    def _begin(
+        self,
+        request_id: str,
+        config: SessionConfig | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        in_conversation: bool = True,
+    ) -> Iterator[Event]:
+        """A request is answered: its response begins.
+
+        Without ``config`` it is the request of a turn, which has all that is pending as context.
+        """
+        if config is None:
+            self._items.seen()
+            config = self._conversation.configuration_of(request_id)
+        response = self._responses[request_id] = RealtimeResponse(
+            request_id,
+            config,
+            conversation_id=self._conversation_id,
+            add=self._items.add if in_conversation else None,
+            metadata=metadata,
+            account=self._conversation.account,
+        )
+        yield from response.begin()
+
+    def _started(self, request_id: str) -> Iterator[Event]:
+        if request_id in self._responses or (turn := self._turns.get(request_id)) is None:
+            return
+        turn.start()
+        if turn.committed and turn.answered:
+            yield from self._begin(request_id)
+
+    def _output(self, chunk: OutputChunk) -> Iterator[Event]:
+        request_id = chunk.request_id
+        if chunk.late:
+            yield from self._late_words(chunk)
+            return
+        turn = self._turns.get(request_id)
+        if chunk.modality is OutputModality.TRANSCRIPT:
+            if turn is not None and not chunk.interim:
+                yield from self._transcript(turn, chunk.text)
+            return
+        if turn is not None:
+            if not turn.answered:
+                return  # the transcript again, as the answer
+            if request_id not in self._responses:  # an engine that answers while it listens
+                yield from self._begin(request_id)
+            able = self._conversation.engine.capabilities
+            if able.transcribes_first or not able.transcripts:
+                yield from self._transcribed(turn)
+        if (response := self._responses.get(request_id)) is not None:
+            yield from response.render(chunk)
+
+    def _final(self, final: FinalChunk) -> Iterator[Event]:
+        request_id = final.request_id
+        error = self._errors.pop(request_id, None)
+        turn = self._turns.get(request_id)
+        follows = turn is not None and final.words is WordsKnown.NOT_YET
+        if turn is not None:
+            if follows:
+                self._late[request_id] = turn
+            else:
+                yield from self._transcribed(turn, error, failed=final.words is WordsKnown.NEVER)
+            silent = request_id not in self._responses
+            if silent and turn.answered and not turn.cleared and error is not None:
+                yield from self._begin(request_id)
+            if not turn.answered and not follows:
+                self._wait_for_response(turn, request_id)
+        self._turns.pop(request_id, None)
+        if (response := self._responses.get(request_id)) is not None:
+            yield from response.finish(final, error)
+            del self._responses[request_id]
+            self._items.have_grown(response.items)
+        self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
+        if turn is not None and not turn.answered:
+            self._respond_deferred()
+
+
+def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
+    return {
+        "type": f"conversation.item.input_audio_transcription.{kind}",
+        "item_id": turn.item.item_id,
+        "content_index": 0,
+        **fields,
+    }
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """An error that the block raises names the field of the session object, or of the response."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None and not error.param.startswith(f"{place}."):
+            error.param = f"{place}.{_FIELDS.get(error.param, error.param)}"
+        raise
+
+
+def _empty_buffer() -> RealtimeRefusal:
+    return RealtimeRefusal("input_audio_buffer_commit_empty", "there is no audio to commit")

@@ -1,0 +1,116 @@
+"""vLLM's dialect of ``/v1/realtime``, which transcribes utterance after utterance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk, OutputModality
+from omni_ws.errors import OmniError, UnknownType
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.transport.realtime.items import Event
+from omni_ws.wire.realtime_events import AudioAppend, read
+
+_VLLM_CONFIGURATION: Final = {
+    "task": "transcribe",
+    "modalities": ["text"],
+    "input_audio": {"format": "pcm16", "sample_rate": 16_000},  # its one format
+    "turn_detection": None,
+    "history": False,
+}
+#: The codes of vLLM where they differ.
+_VLLM_CODES: Final = {
+    "unknown_type": "unknown_event",
+    "invalid_frame": "invalid_json",
+    "invalid_value": "invalid_event",
+}
+
+
+def begins_vllm_dialect(event: Mapping[str, Any]) -> bool:
+    """Whether a client whose first event this is speaks the dialect. OpenAI's API refuses each of these events."""
+    if event["type"] == "session.update":
+        return "session" not in event and "model" in event
+    return event["type"] == "input_audio_buffer.commit" and ("final" in event or event.keys() == {"type"})
+
+
+def created_fields(session_id: str) -> dict[str, Any]:
+    """What vLLM's clients read from ``session.created``, which is sent before a client has said anything."""
+    return {"id": session_id, "created": int(time.time())}
+
+
+class VllmDialect:
+    """Takes the place of RealtimeDialect for clients of vLLM's ``/v1/realtime``.
+
+    An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
+    because audio is transcribed as it arrives.
+    """
+
+    def __init__(self, conversation: Conversation, send: Callable[[Iterable[Event]], None]) -> None:
+        self.send = send
+        self._conversation = conversation
+        self._transcribes = False
+        self._hears = False
+        self._text: list[str] = []
+        self._reported: OmniError | None = None
+
+    def receive(self, event: Mapping[str, Any], *, now: float) -> None:
+        """One event of the client, which arrived at the time ``now``. Raises OmniError."""
+        if not self._transcribes:  # an engine that cannot refuses each event
+            self._conversation.configure(_VLLM_CONFIGURATION)
+            self._transcribes = True
+        match event["type"]:
+            case "session.update":
+                self._conversation.configure({"model": read(event.get("model"), str, "model")})
+            case "input_audio_buffer.append":
+                chunk = InputChunk(Modality.AUDIO, read(event, AudioAppend).audio)
+                self._conversation.receive_chunk(chunk, now=now)
+                self._hears = True
+            case "input_audio_buffer.commit":
+                if event.get("final") is True:
+                    self._end_utterance(now)
+            case unknown:
+                raise UnknownType(f"unknown event type {str(unknown)[:64]!r}", param="type")
+
+    def _end_utterance(self, now: float) -> None:
+        if not self._hears:
+            self.send([_transcription_done("", 0, 0)])
+            return
+        self._hears = False
+        self._conversation.receive_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True), now=now)
+
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """The events of what the conversation sends: none for what the dialect does not have."""
+        match message:
+            case OutputChunk(modality=OutputModality.TEXT, text=text):
+                self._text.append(text)
+                yield {"type": "transcription.delta", "delta": text}
+            case FinalChunk(finish_reason=reason, usage=usage):
+                text, self._text = "".join(self._text), []
+                if reason is not FinishReason.ERROR:
+                    yield _transcription_done(text, usage.input_tokens, usage.output_tokens)
+            case OmniError():
+                self._reported = message
+                yield self.error(message)
+
+    def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
+        """vLLM's error event, whose ``error`` is a text."""
+        code = "invalid_audio" if error.param == "audio" else _VLLM_CODES.get(error.code, error.code)
+        return {"type": "error", "error": error.message, "code": code}
+
+    def reported(self, error: OmniError) -> bool:
+        """Whether the client has been sent this error."""
+        return self._reported is error
+
+    def close(self) -> None:
+        """Release what is held, which is nothing."""
+
+
+def _transcription_done(text: str, prompt_tokens: int, completion_tokens: int) -> Event:
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    }
+    return {"type": "transcription.done", "text": text, "usage": usage}
