@@ -77,7 +77,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "opentelemetry": "omni_ws.service.observing.tracing",
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
     # refuse.
-    "json": ("omni_ws.engine.remote.answer_stream", "omni_ws.wire.realtime_events"),
+    "json": ("omni_ws.engine.remote.answer_stream",),
 }
 
 CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.errors")
