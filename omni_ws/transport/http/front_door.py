@@ -54,8 +54,6 @@ _LISTS: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
     ("Sec-WebSocket-Extensions", parse_extension),
 )
 _FIELD_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-#: When to look again whether the response before has left, so that the connection can be passed on.
-_LOOK_AGAIN_SEC: Final = 0.02
 
 
 class Elsewhere(Protocol):
@@ -110,6 +108,8 @@ class FrontDoor(HttpConnection):
         #: What another process read of the connection, and whether that process passed it on to this one.
         self._received_elsewhere = b""
         self._passed_on = False
+        #: Which process gets the connection, and what was read of it, once it is to be given away.
+        self._destination: tuple[int, bytes] | None = None
 
     @property
     def upgraded_connections(self) -> int:
@@ -151,20 +151,21 @@ class FrontDoor(HttpConnection):
         self._enter(Phase.HANDED_OVER)
         self._detach()
         self._transport.pause_reading()
-        self._pass_on(serial, received, until=self._loop.time() + self._limits.write_timeout_sec)
+        self._destination = (serial, received)
+        if self._transport.get_write_buffer_size():  # the response before has not left yet
+            self._output.pause()  # which drops the connection where that takes too long
+            self._transport.set_write_buffer_limits(0)  # writing resumes once all has left
+        else:
+            self._pass_on()
 
-    def _pass_on(self, serial: int, received: bytes, *, until: float) -> None:
-        """Give the connection away, once the response before has left, or drop it where that is not ``until`` then.
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._destination is not None:
+            self._loop.call_soon(self._pass_on)  # a transport may not be aborted from in here
 
-        It stays in the registry until one of both. The system keeps it open meanwhile.
-        """
-        if self._elsewhere is None or self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size():
-            if self._loop.time() >= until:
-                self._write_timeout_expired()
-                return
-            self._loop.call_later(_LOOK_AGAIN_SEC, functools.partial(self._pass_on, serial, received, until=until))
+    def _pass_on(self) -> None:
+        """Give the connection away. It stays in the registry until then; the system keeps it open meanwhile."""
+        if self._elsewhere is None or self._destination is None or self._transport.is_closing():
             return
         try:
             descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
@@ -172,7 +173,7 @@ class FrontDoor(HttpConnection):
             self._transport.abort()
             return
         self._connections.discard(self)  # it counts among those elsewhere now
-        self._elsewhere.pass_on(serial, descriptor, received)
+        self._elsewhere.pass_on(self._destination[0], descriptor, self._destination[1])
         self._transport.abort()  # which closes this process's descriptor alone
 
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
