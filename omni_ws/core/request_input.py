@@ -100,7 +100,7 @@ class RequestInput:
     and cause no event.
     """
 
-    def __init__(self, settings: InputSettings) -> None:
+    def __init__(self, settings: InputSettings, *, ref: str | None = None) -> None:
         self.settings = settings
         self.state = SessionState.OPEN
         #: Whether the state is OPEN or STARTED.
@@ -109,8 +109,8 @@ class RequestInput:
         self.keeps_input = True
         self.bytes_after_start = 0
         #: The client's name for the request: the first that one of its chunks carried.
-        self.ref: str | None = None
-        #: Bytes of this request that the engine has not consumed; updated by the InputStream that it belongs to.
+        self.ref = ref
+        #: Bytes of this request that the engine has not consumed, as the InputStream that it belongs to counts them.
         self.held_bytes = 0
         #: The names that later chunks carried, by their numbers, where they are others.
         self._other_refs: dict[int | None, str] = {}
@@ -144,6 +144,16 @@ class RequestInput:
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
+
+    def hold(self, size: int) -> None:
+        """Count ``size`` more bytes that the engine has not consumed."""
+        self.held_bytes += size
+
+    def release(self, size: int) -> int:
+        """Count ``size`` bytes less, as far as there are any. Returns how many."""
+        released = min(size, self.held_bytes)
+        self.held_bytes -= released
+        return released
 
     def name(self, chunk: InputChunk) -> None:
         """Take the name that a chunk carries for the request: the first counts."""
