@@ -88,6 +88,11 @@ class OmniError(Exception):
         self.retry_after_ms = self.retry_after_ms if retry_after_ms is None else retry_after_ms
         return self
 
+    def reword(self, message: str) -> Self:
+        """Say more. Returns the error."""
+        self.message = message
+        return self
+
     def without_traceback(self) -> Self:
         """The same error to be kept: a traceback or a cause keeps the variables of all its frames alive."""
         twin = type(self).__new__(type(self), *self.args)

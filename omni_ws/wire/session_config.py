@@ -238,8 +238,7 @@ def check_sampling(values: Mapping[str, Any], place: str) -> None:
         msgspec.convert(values, SamplingConfig)
     except msgspec.ValidationError as error:
         refusal = invalid_value(error)
-        refusal.param = f"{place}.{refusal.param}"
-        raise refusal from None
+        raise refusal.about(param=f"{place}.{refusal.param}") from None
 
 
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:

@@ -406,6 +406,14 @@ class WorkerGroup(abc.ABC):
     async def all_metrics(self, own: list[Metric]) -> list[Metric]:
         """The metrics of the server, of which ``own`` are those of this worker."""
 
+    @abc.abstractmethod
+    def destination(self, target: bytes) -> int | None:
+        """Which of the others has to serve a request for ``target``, 0 for any; None where this one does."""
+
+    @abc.abstractmethod
+    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
+        """Give an open connection to one of the others: its file descriptor, and what was read of it."""
+
     def owns_file(self, name: str) -> bool:
         """Whether this worker looks after a recording: that of a worker that it follows, or of no worker."""
         found = _WORKER.search(name)

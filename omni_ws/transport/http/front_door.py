@@ -27,7 +27,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import h11
 from websockets.asyncio.server import Server, ServerConnection
@@ -39,6 +39,7 @@ from websockets.typing import Subprotocol
 
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError, UpgradeRequired
+from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
 from omni_ws.transport.http.connection import HttpConnection, Phase
 from omni_ws.transport.http.exchange import AccessRecord, LogAccess, discard_record
@@ -54,22 +55,6 @@ _LISTS: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
     ("Sec-WebSocket-Extensions", parse_extension),
 )
 _FIELD_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-
-
-class Elsewhere(Protocol):
-    """The other processes that serve the same port."""
-
-    @property
-    def connections_elsewhere(self) -> int:
-        """Their open connections."""
-        ...
-
-    def destination(self, target: bytes) -> int | None:
-        """Which of them has to serve a request for ``target``; None where it is served here."""
-        ...
-
-    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give an open connection to one of them: its file descriptor, and what was read of it."""
 
 
 class FrontDoor(HttpConnection):
@@ -89,7 +74,7 @@ class FrontDoor(HttpConnection):
         limits: HttpLimits | None = None,
         log_access: LogAccess = discard_record,
         addresses: Addresses | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: WorkerGroup | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -104,7 +89,7 @@ class FrontDoor(HttpConnection):
         self._options = options
         self._elsewhere = elsewhere
         #: What has counted for the connection before it was made.
-        self.accepted_as: OpenConnection | None = None
+        self._accepted_as: OpenConnection | None = None
         #: What another process read of the connection, and whether that process passed it on to this one.
         self._received_elsewhere = b""
         self._passed_on = False
@@ -116,6 +101,10 @@ class FrontDoor(HttpConnection):
         elsewhere = 0 if self._elsewhere is None else self._elsewhere.connections_elsewhere
         return len(self._server.all_connections) + elsewhere
 
+    def accept_as(self, connection: OpenConnection) -> None:
+        """``connection`` counts for this one until it is made."""
+        self._accepted_as = connection
+
     def received_elsewhere(self, data: bytes, *, passed_on: bool) -> None:
         """What another process has read of the connection that is about to be made.
 
@@ -125,8 +114,8 @@ class FrontDoor(HttpConnection):
         self._passed_on = passed_on
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self.accepted_as is not None:
-            self._connections.discard(self.accepted_as)
+        if self._accepted_as is not None:
+            self._connections.discard(self._accepted_as)
         super().connection_made(transport)
         if self._received_elsewhere:
             self._transport.pause_reading()  # what was read before comes first
@@ -242,7 +231,7 @@ class TlsDoor(asyncio.Protocol):
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
-        self._door.accepted_as = self
+        self._door.accept_as(self)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._door, accepted, ssl=self._context, ssl_handshake_timeout=self._timeout_sec
@@ -272,13 +261,13 @@ def front_door(
     limits: HttpLimits | None = None,
     log_access: LogAccess = discard_record,
     addresses: Addresses | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: WorkerGroup | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> type[ServerConnection]:
     """Return the ``create_connection`` argument of ``serve``, which is to have no ``ssl``.
 
     ``log_access`` is called with the record of every request; ``addresses`` knows the trusted proxies; ``elsewhere``
-    the other processes of the server.
+    the other processes that serve the same port.
     """
     door: Callable[..., FrontDoor] = functools.partial(
         FrontDoor,

@@ -124,7 +124,7 @@ class HttpInput:
         self._timeout = body_timeout_sec
         self._default_min_rate = min_rate
         #: Least average rate of this body in bytes a second; None for no bound.
-        self.min_rate = min_rate
+        self._min_rate = min_rate
         #: Seconds for which the peer has owed bytes of this body, without the time since ``_owed_since``.
         self._owed_for = 0.0
         self._owed_since: float | None = None
@@ -151,15 +151,20 @@ class HttpInput:
         """Longest silence of the peer while it owes body bytes, in seconds; None for no bound."""
         return self._timeout
 
-    @body_timeout.setter
-    def body_timeout(self, seconds: float | None) -> None:
+    def allow_silence(self, seconds: float | None) -> None:
+        """Set the longest silence during this body."""
         self._timeout = seconds
         self._update_deadline()
+
+    def allow_any_rate(self, silence: float) -> None:
+        """Take this body at any rate, with silences of so many seconds."""
+        self._min_rate = None
+        self.allow_silence(silence)
 
     def begin_body(self, request: HttpRequest) -> None:
         """Expect the body of ``request``, whose head h11 has just parsed."""
         self._timeout = self._default_timeout
-        self.min_rate = self._default_min_rate
+        self._min_rate = self._default_min_rate
         self._owed_for, self._owed_since = 0.0, None
         self._expects_body = request.has_body
         self._update_deadline()
@@ -227,9 +232,9 @@ class HttpInput:
 
     def _allowed_silence(self) -> float | None:
         """How long the peer may be silent from now on, in seconds."""
-        if self._timeout is None or self.min_rate is None:
+        if self._timeout is None or self._min_rate is None:
             return self._timeout
-        whole = self._timeout + self.body.received / self.min_rate
+        whole = self._timeout + self.body.received / self._min_rate
         return max(0.0, min(self._timeout, whole - self._owed_for))
 
     def _expired(self) -> None:
@@ -237,7 +242,7 @@ class HttpInput:
         if self._timeout is None or since >= self._timeout:
             message = f"no data of the request body for {self._timeout:g} s"
         else:
-            message = f"the request body arrived at less than {self.min_rate:g} bytes per second"
+            message = f"the request body arrived at less than {self._min_rate:g} bytes per second"
         self.body.fail(SessionTimeout(message))
 
     # Backpressure
