@@ -573,9 +573,7 @@ class InputStream(InputBytes):
             if chunk.tool_call_id is not None:
                 self.completes(chunk, request_input)  # it is lost with the input, and may come again
             return refused
-        if request_input.keeps_input:
-            request_input.hold(size)
-        events = request_input.receive_chunk(chunk)
+        events = request_input.receive_chunk(chunk, held=size if request_input.keeps_input else 0)
         if chunk.tool_call_id is not None and self.completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
         return events

@@ -124,10 +124,11 @@ class RequestInput:
         received = self.received
         return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
 
-    def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
-        """Take the next chunk in order. Raises SessionConflict when the input has ended."""
+    def receive_chunk(self, chunk: InputChunk, *, held: int = 0) -> list[InputEvent]:
+        """Take the next chunk in order, with ``held`` bytes. Raises SessionConflict when the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
+        self.held_bytes += held
         events: list[InputEvent] = []
         has_content = chunk.payload or chunk.has_content
         if self.state is _OPEN:
@@ -144,10 +145,6 @@ class RequestInput:
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
-
-    def hold(self, size: int) -> None:
-        """Count ``size`` more bytes that the engine has not consumed."""
-        self.held_bytes += size
 
     def release(self, size: int) -> int:
         """Count ``size`` bytes less, as far as there are any. Returns how many."""

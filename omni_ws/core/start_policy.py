@@ -42,8 +42,9 @@ class InputSummary:
     #: The modalities that have a complete part: one followed by a part of another modality.
     closed_parts: set[Modality] = field(default_factory=set)
 
-    def add(self, chunk: InputChunk, size: int, *, bytes_per_ms: float) -> None:
-        """Count a chunk of ``size`` bytes."""
+    def add(self, chunk: InputChunk, bytes_per_ms: float) -> None:
+        """Count a chunk with content."""
+        size = len(chunk.payload)
         self.chunks += 1
         self.bytes += size
         modality = chunk.modality
@@ -182,12 +183,11 @@ class InputAccumulator:
 
     def append(self, chunk: InputChunk, *, keep: bool = True) -> None:
         """Add ``chunk`` to the summary and, with ``keep``, to the buffer; a chunk without content is ignored."""
-        size = len(chunk.payload)
-        if not size and not chunk.has_content:
+        if not chunk.payload and not chunk.has_content:
             return
         if keep:
             self._chunks.append(chunk)
-        self.summary.add(chunk, size, bytes_per_ms=self._bytes_per_ms)
+        self.summary.add(chunk, self._bytes_per_ms)
 
     def take(self) -> tuple[InputChunk, ...]:
         """Return the buffered chunks in the order of the alignment, and empty the buffer. The summary stays."""
