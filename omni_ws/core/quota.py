@@ -304,6 +304,11 @@ class DailyUse:
         """How many requests of the key have begun and not ended."""
         return self.running[key_name]
 
+    def replace(self, day: int, used: Mapping[str, UsedToday]) -> None:
+        """Take over what others have counted."""
+        self.day, self.used = day, dict(used)
+        self.changed()
+
     def _turn(self, now: float) -> None:
         today = int(now // DAY_SEC)
         if today > self.day:

@@ -138,9 +138,8 @@ class WorkerRow:
         """Whether the worker does not answer the supervisor."""
         return self._cells[_Cell.HUNG] == 1
 
-    @hung.setter
-    def hung(self, value: bool) -> None:
-        self._cells[_Cell.HUNG] = value
+    def note_hung(self, hung: bool) -> None:
+        self._cells[_Cell.HUNG] = hung
 
     def use(self, serial: int) -> None:
         """Give the row to a worker."""
@@ -189,8 +188,8 @@ class SharedCounts:
         floats: memoryview[float] = view.cast("d")
         self._server = cells[:_SERVER_CELLS]
         starts = range(_SERVER_CELLS, first_key, row_cells)
-        rows = [slice(start, start + row_cells) for start in starts]
-        self.rows = [WorkerRow(cells[row], floats[row], index, keys) for index, row in enumerate(rows)]
+        places_of_rows = [slice(start, start + row_cells) for start in starts]
+        self.rows = [WorkerRow(cells[row], floats[row], index, keys) for index, row in enumerate(places_of_rows)]
         starts = range(first_key, size // _CELL, _KEY_CELLS)
         places = {name: slice(start, start + _KEY_CELLS) for name, start in zip(keys, starts, strict=True)}
         self._keys = {name: cells[place] for name, place in places.items()}
@@ -201,9 +200,8 @@ class SharedCounts:
         """Whether all workers have been ready once."""
         return self._server[0] == 1
 
-    @started.setter
-    def started(self, value: bool) -> None:
-        self._server[0] = value
+    def note_started(self) -> None:
+        self._server[0] = 1
 
     def take_row(self, serial: int) -> WorkerRow:
         """A free row, for a new worker. Raises RuntimeError where there is none."""
