@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,34 @@ class OmniError(Exception):
     def code(self) -> str:
         """Error code on the wire."""
         return self.wire.code
+
+    def about(
+        self,
+        *,
+        param: str | None = None,
+        sequence_id: int | None = None,
+        request_id: str | None = None,
+        ref: str | None = None,
+        retry_after_ms: int | None = None,
+    ) -> Self:
+        """Set what is known by now of where the error belongs. Returns the error; None leaves what is set."""
+        self.param = self.param if param is None else param
+        self.sequence_id = self.sequence_id if sequence_id is None else sequence_id
+        self.request_id = self.request_id if request_id is None else request_id
+        self.ref = self.ref if ref is None else ref
+        self.retry_after_ms = self.retry_after_ms if retry_after_ms is None else retry_after_ms
+        return self
+
+    def reword(self, message: str) -> Self:
+        """Say more. Returns the error."""
+        self.message = message
+        return self
+
+    def without_traceback(self) -> Self:
+        """The same error to be kept: a traceback or a cause keeps the variables of all its frames alive."""
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 class InvalidRequest(OmniError):
@@ -271,8 +299,12 @@ class PayloadTooLarge(SessionError):
         "payload_too_large", 1009, 413, "RESOURCE_EXHAUSTED", note="session closed; a request over its total ends alone"
     )
 
-    #: Whether it is all input of one request that is too much: on a WebSocket that request ends alone.
-    of_request: bool = False
+    def __init__(
+        self, message: str, *, param: str | None = None, sequence_id: int | None = None, of_request: bool = False
+    ) -> None:
+        super().__init__(message, param=param, sequence_id=sequence_id)
+        #: Whether it is all input of one request that is too much: on a WebSocket that request ends alone.
+        self.of_request = of_request
 
 
 class SequenceGap(SessionError):

@@ -1,10 +1,12 @@
-"""Commands that messages suggest, valid in the environment of the running server."""
+"""Commands that messages suggest, valid in the environment of the running server; and what packages must have."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -37,3 +39,21 @@ def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:
 
 #: vLLM is installed into a separate environment.
 INSTALL_VLLM = "'make serve ENGINE=vllm MODEL=…' in the project's folder installs it"
+
+
+def check_private_names(package: str, used: Mapping[type, Sequence[str]]) -> None:
+    """Raise ImportError where classes of ``package`` lack names that are used here, although they are private.
+
+    A class has the names that it defines, and those that its constructor sets.
+    """
+    gone = [
+        f"{kind.__name__}.{name}"
+        for kind, names in used.items()
+        for name in names
+        if not hasattr(kind, name) and name not in kind.__dict__["__init__"].__code__.co_names
+    ]
+    if gone:
+        raise ImportError(
+            f"{package} {version(package)} has no {', '.join(gone)}, which omni_ws relies on: "
+            f"install a version that pyproject.toml allows"
+        )

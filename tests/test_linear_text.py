@@ -19,7 +19,8 @@ from support.word_prompts import form
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, ToolCall, ToolCallFragment, Word
 from omni_ws.core.history import Message, in_order
-from omni_ws.core.ledger import MAX_KEPT_TEXT, Ledger
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import MAX_KEPT_TEXT
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.clauses import ClauseSplitter, pieces_of

@@ -20,7 +20,8 @@ from benchmarks.soak_microphones import Findings, OpenMicrophone, scene
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import KEY, SoakedServer
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.ledger import Ledger, LedgerEntry
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.engine.base import Engine, PartFailed
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed

@@ -9,10 +9,10 @@ What counts, so that two trees can be compared:
 - An *importer* of a module is another module with a statement that names it: ``import a.b``, ``from a import b``, and
   ``from a.b import name``. A package's ``__init__`` is imported by those alone that take a name of its own.
 - *Classes* are class statements at any depth.
-- A *Protocol* is a class with the base ``Protocol``. A class implements it if it inherits from it, directly or not, or
-  if it has every member of it: methods, class attributes, and attributes that its methods set on ``self``. Members
-  inherited from classes of the package count. A Protocol whose only member is ``__call__`` counts as one with two
-  implementers: functions implement it.
+- A *Protocol* is a class with the base ``Protocol``, which ``asyncio.Protocol`` is not. A class implements it if it
+  inherits from it, directly or not, or if it has every member of it: methods, class attributes, and attributes that its
+  methods set on ``self``. Members inherited from classes of the package count. A Protocol whose only member is
+  ``__call__`` counts as one with two implementers: functions implement it.
 - A *write into another object* is an assignment, of any kind, whose target is an attribute of anything but a plain
   ``self`` or ``cls``: ``request.state = x``, ``self.stream.limits = x``, ``a.b += 1``; each target of ``a.b, c.d = …``
   counts. ``self.x[0] = y`` and ``setattr`` do not.
@@ -239,7 +239,8 @@ def _classes(modules: Iterable[Module]) -> list[_Class]:
     for module in modules:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
-                bases = tuple(ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases)
+                names = [ast.unparse(base).partition("[")[0] for base in node.bases]
+                bases = tuple(name.rpartition(".")[2] for name in names if name != "asyncio.Protocol")
                 found.append(_Class(module.name, node, bases, set(_members(node))))
     return found
 

@@ -126,9 +126,8 @@ class AudioDecoder:
 
     def take_stray(self) -> UnsupportedFormat | None:
         """Return, once, the error to tell of bytes that were dropped: neither a file, nor padding, nor a tag."""
-        if self._files is None or not self._files.stray:
+        if self._files is None or not self._files.take_stray():
             return None
-        self._files.stray = False
         return UnsupportedFormat(
             f"{self.source.encoding}: bytes behind the end of a file are no audio, and were dropped", param="payload"
         )
@@ -258,12 +257,16 @@ class _FileStream:
         self._room = room
         self._cutter = FileCutter(_KINDS[encoding])
         self._file: _SourceDecoder | None = None
-        #: Whether bytes were dropped.
-        self.stray = False
+        self._stray = False
 
     @property
     def unpacks(self) -> bool:
         return self._file is not None and not isinstance(self._file, _WavDecoder)
+
+    def take_stray(self) -> bool:
+        """Whether bytes were dropped since this was last asked."""
+        stray, self._stray = self._stray, False
+        return stray
 
     def decode(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[SourceBlock]:
         return self._decoded(self._cutter.feed(data, begins_chunk=begins_chunk))
@@ -291,7 +294,7 @@ class _FileStream:
                     finally:
                         ended.close()
                 case StrayBytes():
-                    self.stray = True
+                    self._stray = True
 
 
 def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None) -> _SourceDecoder:
@@ -321,7 +324,7 @@ class _WavDecoder:
             header = self._reader.header
             if header is None:
                 return
-            data, self._reader.rest = self._reader.rest, b""
+            data = self._reader.take_rest()
             self._raw = _RawDecoder(header.layout, header.sample_rate, header.channels)
             self._remaining = header.data_bytes
         if self._remaining is not None:

@@ -267,6 +267,11 @@ class WavHeaderReader:
         elif len(body) >= 16:
             self._data_bytes_64 = struct.unpack_from("<Q", body, 8)[0]
 
+    def take_rest(self) -> bytes:
+        """Remove and return the bytes behind the header."""
+        rest, self.rest = self.rest, b""
+        return rest
+
     def _begin_data(self, size: int) -> None:
         if self._format is None:
             raise UnsupportedFormat("invalid wav header: the data chunk precedes the fmt chunk")

@@ -65,6 +65,10 @@ class SpeechDetector:
         #: The samples after the last window, behind its last ``_CONTEXT_SAMPLES``.
         self._rest = np.zeros(_CONTEXT_SAMPLES, np.float32)
 
+    def go_on(self, state: Samples, rest: Samples) -> None:
+        """The network has judged all windows but this ``rest`` of the samples."""
+        self._state, self._rest = state, rest
+
 
 def process_together(streams: Sequence[tuple[SpeechDetector, Samples]]) -> list[list[float]]:
     """Return what ``process`` would for each detector and its samples.
@@ -93,7 +97,7 @@ def process_together(streams: Sequence[tuple[SpeechDetector, Samples]]) -> list[
         network.give_back(batch)
         begin = end
     for (detector, _), state, samples, count in zip(streams, states, audio, windows, strict=True):
-        detector._state, detector._rest = state, samples[count * WINDOW_SAMPLES :].copy()
+        detector.go_on(state, samples[count * WINDOW_SAMPLES :].copy())
     return probabilities
 
 

@@ -352,12 +352,13 @@ def is_retryable(error: OmniError) -> bool:
 def error_from_fields(fields: ErrorFields) -> OmniError:
     """Converts the content of an ``error`` frame to an exception."""
     error = _build(_BY_CODE.get(fields.code), fields.code, fields.message, retryable=fields.retryable)
-    error.param = fields.param
-    error.sequence_id = fields.sequence_id
-    error.request_id = fields.request_id
-    error.ref = None if isinstance(fields.ref, UnsetType) else fields.ref
-    error.retry_after_ms = fields.retry_after_ms
-    return error
+    return error.about(
+        param=fields.param,
+        sequence_id=fields.sequence_id,
+        request_id=fields.request_id,
+        ref=None if isinstance(fields.ref, UnsetType) else fields.ref,
+        retry_after_ms=fields.retry_after_ms,
+    )
 
 
 def error_from_response(status: int, body: bytes) -> OmniError:

@@ -57,7 +57,15 @@ class PendingTruncation:
     resent: bool = False
     refusal: OmniError | None = None
 
-    def refuse(self, error: Exception) -> None:
+    def note_resent(self) -> None:
+        self.resent = True
+
+    def note_refusal(self, error: OmniError) -> bool:
+        """It was refused. Returns whether that is the last word."""
+        self.refusal = error
+        return not self.resent
+
+    def fail(self, error: Exception) -> None:
         if not self.reply.done():
             self.reply.set_exception(error)
 
@@ -120,7 +128,7 @@ class IncomingFrames:
         A refusal of one counts only when both are answered: see ``settle_truncations``.
         """
         for pending in self._truncations:
-            pending.resent = True
+            pending.note_resent()
         return bool(self._truncations)
 
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
@@ -139,7 +147,7 @@ class IncomingFrames:
         """Fails every pending call: the session is over."""
         self.fail_pings(error)
         for pending in self._truncations:
-            pending.refuse(error)
+            pending.fail(error)
         self._truncations.clear()
         waiting = [*self._configurations]
         self._configurations.clear()
@@ -255,7 +263,7 @@ class IncomingFrames:
 
     def _configured(self, updated: SessionUpdatedFrame) -> None:
         self.config = updated
-        self._outgoing.open_microphone = updated.turn_detection is not None
+        self._outgoing.configured(updated.turn_detection)
         reply = self._configurations.popleft() if self._configurations else None
         if reply is not None and not reply.done():
             reply.set_result(updated)
@@ -273,19 +281,18 @@ class IncomingFrames:
         pending = next((one for one in self._truncations if one.refusal is None), None)
         if pending is None:
             return
-        pending.refusal = error
-        if not pending.resent:
+        if pending.note_refusal(error):
             self._truncations.remove(pending)
-            pending.refuse(error)
+            pending.fail(error)
 
     def settle_truncations(self, answered: asyncio.Future[None]) -> None:
         """Everything sent before a ping is answered: a refusal is the last word about a truncation that was resent."""
         if answered.cancelled() or answered.exception() is not None:
             return
-        for pending in [one for one in self._truncations if one.refusal is not None]:
-            self._truncations.remove(pending)
-            assert pending.refusal is not None
-            pending.refuse(pending.refusal)
+        for pending in [*self._truncations]:
+            if pending.refusal is not None:
+                self._truncations.remove(pending)
+                pending.fail(pending.refusal)
 
     def _error(self, fields: ErrorFields) -> Event | None:
         """Routes an error to the ``session_config`` or ``history_truncate`` that it refuses, or returns it as an event.
@@ -294,7 +301,8 @@ class IncomingFrames:
         oldest. That of a truncation names the field ``request_id``, and no request.
         """
         error = error_from_fields(fields)
-        error.ref = error.ref or self._outgoing.ref_of(error.sequence_id)
+        if not error.ref:
+            error.about(ref=self._outgoing.ref_of(error.sequence_id))
         belongs_to_nothing = error.sequence_id is None and error.request_id is None
         if self._truncations and belongs_to_nothing and error.param == "request_id":
             self._truncation_refused(error)

@@ -38,6 +38,7 @@ from omni_ws.errors import (
     ShuttingDown,
 )
 from omni_ws.wire.frames import CancelFrame, FinishFrame, OutputAckFrame, PingFrame
+from omni_ws.wire.session_config import merge
 
 _REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
 #: Close codes after which reconnecting may help: the fault is not the client's.
@@ -149,7 +150,7 @@ class Link:
         self._acknowledged_output = -1
         self._sent.clear()
         self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
-        self.outgoing.open_microphone = opened.updated is not None and opened.updated.turn_detection is not None
+        self.outgoing.configured(None if opened.updated is None else opened.updated.turn_detection)
 
     # sending
 
@@ -212,6 +213,10 @@ class Link:
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
 
+    def want(self, fields: Mapping[str, Any]) -> None:
+        """A fresh session is to have these fields, too: the server has accepted them."""
+        self.wanted = merge(self.wanted, fields)
+
     def cancel(self, request_id: str | None) -> None:
         """Sends a ``cancel``."""
         kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
@@ -224,13 +229,13 @@ class Link:
         if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):
             self.cancel(request.request_id)
             return
-        request.cancel_when_named = True
+        request.cancel_later()
         if is_open:
             self.send_control(SentKind.FINISH, msgspec.json.encode(FinishFrame()))
 
     def abandon(self, request: OutgoingRequest) -> None:
         """Drops the events of a request, those queued and those still to arrive. Does not cancel it."""
-        request.muted = True
+        request.mute()
         request_id = request.request_id
         if request_id is not None:
             self.events.discard(lambda event: getattr(event, "request_id", None) == request_id)

@@ -49,6 +49,67 @@ class OutgoingRequest:
     kept: dict[int, InputChunk] | None = field(default_factory=dict)
     kept_bytes: int = 0
 
+    def add(self, number: int, chunk: InputChunk) -> None:
+        """A chunk is sent under this number."""
+        self.live_chunks += 1
+        self.has_results = self.has_results or chunk.tool_call_id is not None
+        self.last_sequence_id = number
+        self.end_sequence_id = number if chunk.end_of_input else None
+        if not self.finished and self.kept is not None:
+            self.kept[number] = chunk
+            self.kept_bytes += len(chunk.payload)
+
+    def take_back(self, number: int) -> None:
+        """A chunk was refused."""
+        self.live_chunks -= 1
+        if self.kept is not None and (gone := self.kept.pop(number, None)) is not None:
+            self.kept_bytes -= len(gone.payload)
+
+    def keep_nothing(self) -> None:
+        self.kept, self.kept_bytes = None, 0
+
+    def end_input(self) -> None:
+        self.input_open = False
+
+    def reopen_input(self) -> None:
+        """The chunk that carried the end was refused."""
+        self.input_open = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.input_open = False
+
+    def cancel_later(self) -> None:
+        """Cancel it by its id, once the server has told it."""
+        self.cancel_when_named = True
+
+    def assign(self, request_id: str) -> bool:
+        """The server tells its id. Returns whether it is to be cancelled now."""
+        self.request_id = request_id
+        cancels, self.cancel_when_named = self.cancel_when_named, False
+        return cancels
+
+    def mute(self) -> None:
+        """Its events are dropped from now on."""
+        self.muted = True
+
+    def finish(self, request_id: str) -> None:
+        """Its Final has arrived."""
+        self.request_id = request_id
+        self.finished = True
+        self.keep_nothing()
+
+    def orphan(self) -> None:
+        """It has ended on a connection that is gone."""
+        self.orphaned = True
+
+    def begin_again(self, first_sequence_id: int) -> list[InputChunk]:
+        """It is sent to a fresh session. Returns its input so far."""
+        chunks = list((self.kept or {}).values())
+        self.kept, self.kept_bytes, self.live_chunks = {}, 0, 0
+        self.first_sequence_id, self.request_id = first_sequence_id, None
+        return chunks
+
 
 class OutgoingInput:
     """Numbers chunks, groups them into requests, and counts unacknowledged bytes against window and credit.
@@ -87,6 +148,10 @@ class OutgoingInput:
         #: Numbers of chunks that an earlier session had acknowledged.
         self._known: set[int] = set()
 
+    def configured(self, turn_detection: object | None) -> None:
+        """The session has this turn detection from now on."""
+        self.open_microphone = turn_detection is not None
+
     # flow control
 
     def has_room(self, size: int) -> bool:
@@ -122,7 +187,7 @@ class OutgoingInput:
             self.requests.append(request)
         self.last_ref = request.ref
         if chunk.end_of_input:
-            request.input_open = False
+            request.end_input()
             self.receiving = None
         if request.orphaned:
             return None
@@ -132,16 +197,8 @@ class OutgoingInput:
         return numbered
 
     def _place(self, request: OutgoingRequest, chunk: InputChunk) -> None:
-        size = len(chunk.payload)
-        number = self._count(size)
-        request.live_chunks += 1
-        request.has_results = request.has_results or chunk.tool_call_id is not None
-        request.last_sequence_id = number
-        request.end_sequence_id = number if chunk.end_of_input else None
-        if not request.finished and request.kept is not None:
-            request.kept[number] = chunk
-            request.kept_bytes += size
-            self._limit_kept()
+        request.add(self._count(len(chunk.payload)), chunk)
+        self._limit_kept()
 
     def _count(self, size: int) -> int:
         """Allocates the number of a chunk, and counts its bytes as unacknowledged."""
@@ -154,8 +211,7 @@ class OutgoingInput:
     def _limit_kept(self) -> None:
         """Forgets the input of the largest requests until the rest fits ``keep_bytes``."""
         while sum(request.kept_bytes for request in self.requests) > self.keep_bytes:
-            longest = max(self.requests, key=lambda request: request.kept_bytes)
-            longest.kept, longest.kept_bytes = None, 0
+            max(self.requests, key=lambda request: request.kept_bytes).keep_nothing()
 
     def finish(self) -> bool:
         """Ends the open input without another chunk; returns whether the server has to be notified.
@@ -165,7 +221,7 @@ class OutgoingInput:
         request, self.receiving = self.receiving, None
         if request is None:
             return self.open_microphone
-        request.input_open = False
+        request.end_input()
         if request in self.requests and request.live_chunks == 0:
             self.requests.remove(request)
             raise EmptyInput("every chunk of this input was refused")
@@ -190,9 +246,8 @@ class OutgoingInput:
 
     def stop(self, target: OutgoingRequest) -> None:
         """Marks a request as cancelled."""
-        target.cancelled = True
+        target.cancel()
         self.greeted = self.greeted or target.is_greeting
-        target.input_open = False
         if target.live_chunks == 0 and target in self.requests:
             self.requests.remove(target)  # the server knows no such request, and sends no Final
         if target is self.receiving:
@@ -237,10 +292,8 @@ class OutgoingInput:
         return self.find(request_id) or (None if ref is None else next(unnamed, None))
 
     def _assign(self, request: OutgoingRequest, request_id: str) -> None:
-        request.request_id = request_id
         self._opened_by_server.discard(request_id)
-        if request.cancel_when_named:
-            request.cancel_when_named = False
+        if request.assign(request_id):
             self.to_cancel.append(request_id)
 
     def speech_ended(self, request_id: str | None) -> None:
@@ -249,7 +302,7 @@ class OutgoingInput:
             self._input_ended(self.receiving)
 
     def _input_ended(self, request: OutgoingRequest) -> None:
-        request.input_open = False
+        request.end_input()
         self.receiving = None
 
     def greeting_started(self, request_id: str, output_audio: OutputAudioConfig) -> None:
@@ -286,11 +339,9 @@ class OutgoingInput:
         elif request is None and not self._names:
             request = next((request for request in self.requests if request.request_id is None), None)
         if request is not None:
-            request.request_id = request_id
             if request is self.receiving and (turn_id is not None or request.has_results):
                 self._input_ended(request)  # by the end of speech, or by the last result of a tool
-            request.finished = True
-            request.kept, request.kept_bytes = None, 0
+            request.finish(request_id)
             self.greeted = self.greeted or request.is_greeting
             self.requests.remove(request)
         return request
@@ -302,9 +353,7 @@ class OutgoingInput:
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
-        request.live_chunks -= 1
-        if request.kept is not None and (gone := request.kept.pop(sequence_id, None)) is not None:
-            request.kept_bytes -= len(gone.payload)
+        request.take_back(sequence_id)
         if request.input_open:
             return False
         if request.live_chunks == 0:
@@ -314,7 +363,7 @@ class OutgoingInput:
             return False
         if self.receiving is None:
             # The refused chunk carried the end: the server still has this input open.
-            request.input_open = True
+            request.reopen_input()
             self.receiving = request
         return True
 
@@ -338,7 +387,7 @@ class OutgoingInput:
         self._unacknowledged.clear()
         self._opened_by_server.clear()
         if self.receiving is not None and self.receiving.finished:
-            self.receiving.orphaned = True
+            self.receiving.orphan()
         over = [request for request in self.requests if request.cancelled or request.has_results]
         again = [request for request in self.requests if request not in over and not request.is_greeting]
         if self.receiving in over:
@@ -346,10 +395,7 @@ class OutgoingInput:
         self.requests = deque(again)
         chunks: list[InputChunk] = []
         for request in again:
-            kept = list((request.kept or {}).values())
-            request.kept, request.kept_bytes, request.live_chunks = {}, 0, 0
-            request.first_sequence_id, request.request_id = self.next_sequence_id, None
-            for chunk in kept:
+            for chunk in request.begin_again(self.next_sequence_id):
                 number = chunk.sequence_id
                 was_known = number is not None and (number < acknowledged or number in known_before)
                 for piece in pieces_of(chunk, max_chunk_bytes):

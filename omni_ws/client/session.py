@@ -143,7 +143,7 @@ class ClientSession:
         reply = self._link.incoming.expect_configuration()
         self._link.send_control(SentKind.CONFIG, frame)
         updated = await reply
-        self._link.wanted = merge(self._link.wanted, fields)
+        self._link.want(fields)
         return updated
 
     async def send_audio(

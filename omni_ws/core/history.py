@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, groupby
@@ -275,6 +275,34 @@ class _Window(msgspec.Struct):
     asked: bool = False
     said: bool = False
 
+    def grow(self, item: HistoryItem) -> None:
+        """An item has come behind the others."""
+        self.tokens += item.tokens
+        self.speech_bytes += item.speech_bytes
+
+    def shrink(self, items: Sequence[HistoryItem], max_tokens: int, *, max_speech_bytes: int) -> None:
+        """Leave the oldest of ``items`` behind until the others fit.
+
+        A question goes with its answer: chat templates want turns that alternate.
+        """
+        while self.first < len(items):
+            item = items[self.first]
+            fits = self.tokens <= max_tokens and self.speech_bytes <= max_speech_bytes
+            whole = self.said and item.role == "user" and item.request_id is not None
+            if fits and not whole and not (self.asked and item.role != "user"):
+                break
+            self.asked = self.asked or item.role == "user"
+            self.said = item.role == "user"
+            self.tokens -= item.tokens
+            self.speech_bytes -= item.speech_bytes
+            self.first += 1
+
+    def renumber(self, dropped: int) -> None:
+        """The oldest items, all of them before ``first``, are not kept any more."""
+        self.first -= dropped
+        self.asked = self.asked and self.first > 0
+        self.said = self.said and self.first > 0
+
 
 class HistoryState(msgspec.Struct, kw_only=True):
     """A history in a form that can be written to bytes."""
@@ -422,8 +450,7 @@ class HistoryItems:
             if message.says_something or (request_id is None and message.text):
                 item = self._new_item(message, request_id, place)
                 self._items.append(item)
-                self._seen.tokens += item.tokens
-                self._seen.speech_bytes += item.speech_bytes
+                self._seen.grow(item)
         if not behind_all:  # it was cancelled while it waited for the one before it
             self._items.sort(key=lambda item: item.place)
             self._seek()
@@ -520,15 +547,18 @@ class HistoryItems:
     def restored(cls, state: HistoryState, budget: ByteBudget) -> HistoryItems:
         """The items of ``state``, whose speech is charged to ``budget``."""
         new = cls(state.max_tokens, budget)
-        for item in state.items:
-            new._insert(len(new._items), item)
-            if item.message.speech is not None:
-                budget.charge(item.speech_bytes)
-        new._left_behind, new._made, new._seen = state.left_behind, state.made, state.seen
-        new._places, new._opened = state.places, state.opened
-        new._refs = state.refs
-        new._truncated, new._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
+        new._restore(state)
         return new
+
+    def _restore(self, state: HistoryState) -> None:
+        for item in state.items:
+            self._insert(len(self._items), item)
+            if item.message.speech is not None:
+                self.budget.charge(item.speech_bytes)
+        self._left_behind, self._made, self._seen = state.left_behind, state.made, state.seen
+        self._places, self._opened = state.places, state.opened
+        self._refs = state.refs
+        self._truncated, self._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
 
     def _range(self, place: int) -> tuple[int, int]:
         """The indices of the items of this place: the first, and that behind the last."""
@@ -569,24 +599,6 @@ class HistoryItems:
         self._items.insert(index, item)
         self._count(item)
 
-    def _advance(self, window: _Window, max_tokens: int, *, max_speech_bytes: int) -> None:
-        """Shrink the window until it fits.
-
-        A question goes with its answer: chat templates want turns that alternate.
-        """
-        items = self._items
-        while window.first < len(items):
-            item = items[window.first]
-            fits = window.tokens <= max_tokens and window.speech_bytes <= max_speech_bytes
-            whole = window.said and item.role == "user" and item.request_id is not None
-            if fits and not whole and not (window.asked and item.role != "user"):
-                break
-            window.asked = window.asked or item.role == "user"
-            window.said = item.role == "user"
-            window.tokens -= item.tokens
-            window.speech_bytes -= item.speech_bytes
-            window.first += 1
-
     def _seek(self) -> None:
         """Find what a request sees from all that is kept: it may be more than before."""
         self._seen = _Window(self._tokens, self._speech_bytes)
@@ -595,7 +607,7 @@ class HistoryItems:
     def _advance_seen(self) -> None:
         """Move what a request sees on, and drop the speech of the items that it leaves behind."""
         before = self._seen.first
-        self._advance(self._seen, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
+        self._seen.shrink(self._items, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
         for index in range(before, self._seen.first):
             item = self._items[index]
             if item.message.speech is not None:
@@ -615,7 +627,7 @@ class HistoryItems:
     def _make_room(self) -> None:
         """Drop the oldest items beyond what is kept. A request sees none of them."""
         kept = _Window(self._tokens, self._speech_bytes)
-        self._advance(kept, KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
+        kept.shrink(self._items, KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
         if kept.first:
             place = self._items[kept.first - 1].place
             self._left_behind += self._tokens - kept.tokens
@@ -623,9 +635,7 @@ class HistoryItems:
             while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
                 del self._places[oldest[0]]
                 self._refs.pop(oldest[0], None)
-            self._seen.first -= kept.first
-            self._seen.asked = self._seen.asked and self._seen.first > 0
-            self._seen.said = self._seen.said and self._seen.first > 0
+            self._seen.renumber(kept.first)
 
     def _drop(self, start: int, end: int) -> None:
         self._let_go(self._items[start:end])

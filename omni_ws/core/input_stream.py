@@ -95,14 +95,13 @@ class InputBytes:
         self._release(size)
         self.waiting_bytes -= size
 
-    def excess(self, total: int) -> PayloadTooLarge | None:
+    def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
         """The error for an input of so many bytes in all, if that is too much."""
         most = self.limits.max_total_bytes
         if most is None or total <= most:
             return None
-        error = PayloadTooLarge(f"the input exceeds {most} bytes in total", param="payload")
-        error.of_request = not self.single_request
-        return error
+        message = f"the input exceeds {most} bytes in total"
+        return PayloadTooLarge(message, param="payload", sequence_id=sequence_id, of_request=not self.single_request)
 
     def _check_total(self, size: int) -> None:
         if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
@@ -190,6 +189,7 @@ class InputStream(InputBytes):
         #: Whether any chunk has opened a request.
         self.had_request = False
         self._last_activity = now
+        self._gap_timeout = limits.reorder_timeout
         #: The client's name for the request that opens next.
         self._next_ref: str | None = None
         #: Since when a chunk is missing before others that have arrived; None without a gap.
@@ -225,7 +225,7 @@ class InputStream(InputBytes):
         if sequence_id == reorder.next_sequence_id and self.gap_since is None:
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
-            reorder.next_sequence_id = sequence_id + 1
+            reorder.pass_over()
             return events
         return self._place(sequence_id, chunk, size, now)
 
@@ -318,12 +318,11 @@ class InputStream(InputBytes):
         held, self._held_since = self._held_since, None
         if held is None:
             return
-        limits = self.limits
         self._last_activity += now - max(held, self._last_activity)
-        self._last_activity = max(self._last_activity, now + READ_SEC - limits.session_timeout)
+        self._last_activity = max(self._last_activity, now + READ_SEC - self.limits.session_timeout)
         if self.gap_since is not None:
             self.gap_since += now - max(held, self.gap_since)
-            self.gap_since = max(self.gap_since, now + READ_SEC - limits.reorder_timeout)
+            self.gap_since = max(self.gap_since, now + READ_SEC - self._gap_timeout)
 
     def unheard(self, *, now: float) -> None:
         """Begin the times of silence and gap anew: until now the client was not connected."""
@@ -334,21 +333,11 @@ class InputStream(InputBytes):
 
     def taken(self, request_input: RequestInput, byte_count: int) -> None:
         """Release ``byte_count`` bytes of a request, which the engine has taken over; after ``forget``, none."""
-        byte_count = min(byte_count, request_input.held_bytes)
-        request_input.held_bytes -= byte_count
-        self._release(byte_count)
+        self._release(request_input.release(byte_count))
 
     def forget(self, request_input: RequestInput) -> None:
         """Release all that is held of a request, which is over."""
         self.taken(request_input, request_input.held_bytes)
-
-    # for the OffsetBuffer
-
-    def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Accept the next chunk in order, which has no number."""
-        events = self._deliver_counted(chunk)
-        self.reorder.next_sequence_id += 1
-        return events
 
     @property
     def buffered_chunks(self) -> int:
@@ -361,20 +350,24 @@ class InputStream(InputBytes):
 
     # time
 
+    def leave_gaps(self) -> None:
+        """Raise no SequenceGap: whoever calls this watches ``gap_since``, and raises ``gap_error``."""
+        self._gap_timeout = math.inf
+
     def get_timer(self) -> float | None:
         """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""
         if self._held_since is not None:
             return None
         when = math.inf if self.answering or self.suspended else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
-            when = min(when, self.gap_since + self.limits.reorder_timeout)
+            when = min(when, self.gap_since + self._gap_timeout)
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
         """Raise SequenceGap or SessionTimeout if it is due."""
         if self._held_since is not None:
             return
-        if self.gap_since is not None and now >= self.gap_since + self.limits.reorder_timeout:
+        if self.gap_since is not None and now >= self.gap_since + self._gap_timeout:
             raise self.gap_error()
         if not (self.answering or self.suspended) and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
@@ -424,7 +417,7 @@ class InputStream(InputBytes):
             return self.finish(now=now)
         before = self.offsets.missing
         try:
-            events = self.offsets.receive(chunk, self)
+            events = self._receive_piece(self.offsets, chunk)
         except OmniError:
             if not self.opened and not self.offsets and self.offsets.end is None:
                 self.offsets = None  # nothing was accepted: the next chunk may have a number, or neither
@@ -433,6 +426,15 @@ class InputStream(InputBytes):
             if self.offsets is not None:
                 self._watch_gap(self.offsets, before, now)
         return [*events, *self._finish()] if self.offsets.complete else events
+
+    def _receive_piece(self, offsets: OffsetBuffer, chunk: InputChunk) -> list[StreamEvent]:
+        self.duplicates += offsets.receive(chunk, in_order=self.reject_out_of_order, hold=self.hold_waiting)
+        events: list[StreamEvent] = []
+        for one in offsets.pass_on():
+            self.release_waiting(len(one.payload))  # it is counted anew
+            events += self._deliver_counted(one)
+            self.reorder.pass_over()
+        return events
 
     def _watch_gap(self, offsets: OffsetBuffer, before: range | None, now: float) -> None:
         gap = offsets.missing
@@ -552,8 +554,8 @@ class InputStream(InputBytes):
             if self.had_request and chunk.is_bare_end:
                 return []
             self.had_request = True
-            request_input = self.current = RequestInput(self._settings())
-            request_input.ref, self._next_ref = self._next_ref, None
+            request_input = self.current = RequestInput(self._settings(), ref=self._next_ref)
+            self._next_ref = None
             return [RequestOpened(request_input, by_speech), *self._assign(chunk)]
         if chunk.ref is not None:
             request_input.name(chunk)
@@ -562,9 +564,8 @@ class InputStream(InputBytes):
         size = len(chunk.payload)
         refused: list[StreamEvent] = []
         if self._limits_requests and request_input.input_open:
-            excess = self.excess(request_input.received.bytes + size)
+            excess = self.excess(request_input.received.bytes + size, chunk.sequence_id)
             if excess is not None:
-                excess.sequence_id = chunk.sequence_id
                 refused.append(InputRefused(excess))
                 self._release(size if request_input.keeps_input else 0)
                 request_input.fail()
@@ -572,9 +573,7 @@ class InputStream(InputBytes):
             if chunk.tool_call_id is not None:
                 self.completes(chunk, request_input)  # it is lost with the input, and may come again
             return refused
-        if request_input.keeps_input:
-            request_input.held_bytes += size
-        events = request_input.receive_chunk(chunk)
+        events = request_input.receive_chunk(chunk, held=size if request_input.keeps_input else 0)
         if chunk.tool_call_id is not None and self.completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
         return events

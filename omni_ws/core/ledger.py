@@ -22,237 +22,26 @@ Times are seconds on the caller's clock. ``to_bytes`` writes all of it, and ``fr
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
-from sys import getsizeof
 from typing import Final
 
 import msgspec
 
-from omni_ws.core.chunks import SAMPLE_BYTES, OutputChunk, OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.chunks import OutputChunk
 from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_of_words, read_all
 from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItem, HistoryItems, HistoryState, Message, Speech
+from omni_ws.core.ledger_entry import LedgerEntry, SentAudio, Unheard
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
 
-#: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
-MAX_KEPT_TEXT: Final = 1 << 18
-#: Words, and clauses, of an answer with their times: an hour of speech.
-MAX_MARKS: Final = 1 << 14
 #: Entries that are over and played, of which more is known than the history has.
 MAX_ENTRIES: Final = 16
 #: What entries that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
 MAX_DETAIL: Final = 1 << 20
-MARK_SIZE: Final = 16
-#: What an entry takes in memory, and what each word, clause and fragment of a call.
-ENTRY_BYTES: Final = 1024
-MARK_BYTES: Final = 160
-#: Pieces in which the text of an answer is kept.
-MAX_PIECES: Final = 256
 #: Audio of one answer that is kept to be sent again: five seconds at 24 kHz.
 MAX_UNHEARD_BYTES: Final = 256 * 1024
 #: The least sound from which a voice's pace is measured, and the sound beyond which older sound counts half.
 _LEAST_PACE_MS: Final = 1000
 _MOST_PACE_MS: Final = 600_000
 _PLAYED_KEPT: Final = 8
-
-
-class BoundedText(msgspec.Struct):
-    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is counted, and dropped."""
-
-    pieces: list[str] = []
-    length: int = 0
-
-    def append(self, piece: str) -> None:
-        self.length += len(piece)
-        if self.length > MAX_KEPT_TEXT:
-            piece = piece[: max(0, MAX_KEPT_TEXT - self.length + len(piece))]
-        if piece:
-            self.pieces.append(piece)
-
-    def joined(self, separator: str = "") -> str:
-        return separator.join(self.pieces)
-
-
-class SentCall(msgspec.Struct):
-    """What was sent of a tool call, and in how many fragments."""
-
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = []
-    length: int = 0
-
-    def append(self, fragment: ToolCallFragment) -> None:
-        self.id, self.name = fragment.id or self.id, fragment.name or self.name
-        self.arguments.append(fragment.arguments[: max(0, MAX_KEPT_TEXT - self.length)])
-        self.length += len(fragment.arguments)
-
-
-class SentAudio(msgspec.Struct, frozen=True):
-    """Audio that was sent, its place on the answer's time line, and what it is charged with."""
-
-    chunk: OutputChunk
-    start_ms: float
-    end_ms: float
-    cost: int
-
-
-class Unheard(msgspec.Struct):
-    """What the client has not heard of an answer, to be sent again where its playback goes on.
-
-    The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
-    the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
-    what it may.
-    """
-
-    kept: list[SentAudio] = []
-    charged: int = 0
-    #: The end of the newest audio that was dropped unheard.
-    missing_ms: float = 0
-    aside: list[OutputChunk] = []
-    aside_cost: int = 0
-
-
-class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
-    """One request and its answer. Changed by its own methods and by those of the ledger only."""
-
-    request_id: str
-    #: Whether the answer is to be spoken, and whether its text is sent.
-    speaks: bool = False
-    writes: bool = True
-    #: Text of the input, and the results of tools by the id of the call; bytes of both that may still be kept.
-    typed: bytearray = msgspec.field(default_factory=bytearray)
-    results: dict[str, bytearray] = {}
-    input_room: int = MAX_KEPT_TEXT
-    #: Settled transcripts of the input.
-    heard: BoundedText = msgspec.field(default_factory=BoundedText)
-    #: The answer as the engine said it, and how many characters of it were sent as text.
-    said: BoundedText = msgspec.field(default_factory=BoundedText)
-    shown: int = 0
-    calls: dict[int, SentCall] = {}
-    #: The words of the audio, or the clauses where it has none; up to ``base_ms``, where the text is heard up to
-    #: ``base_end``, they are summed up.
-    words: list[Word] = []
-    clauses: list[Clause] = []
-    base_ms: float = 0
-    base_end: int = 0
-    #: The number of the first audio, and when it was sent; None before.
-    first_number: int | None = None
-    first_sent: float = 0
-    #: The end of the audio that was made, and of that which was sent.
-    made_ms: float = 0
-    sent_ms: float = 0
-    #: The latest report of the client; None without any.
-    reported_ms: float | None = None
-    #: Where the client stopped to play; None while it has not.
-    cut_ms: float | None = None
-    #: Whether the speaker went on before there was anything to hear of the answer.
-    unheard: bool = False
-    #: Whether a request has read the history since the cut.
-    read: bool = False
-    #: Where the answer stands while it is held, and what had been sent by then; None while it is not.
-    held_ms: float | None = None
-    sent_before_hold_ms: float = 0
-    kept: Unheard | None = None
-    #: Whether its final is out; whether the engine came to its own end; whether it was cancelled.
-    finished: bool = False
-    whole: bool = False
-    cancelled: bool = False
-    #: What the history keeps of it.
-    input_kept: bool = True
-    answer_kept: bool = True
-    speech: Speech | None = None
-    words_unknown: bool = False
-    #: How often a client that reports had played everything before more was sent, and for how long together.
-    underruns: int = 0
-    underrun_sec: float = 0
-    #: The smallest lead at any report: audio that was sent and not played. None without reports.
-    least_lead_ms: float | None = None
-
-    # what was said
-
-    def take_text(self, payload: bytes, call_id: str | None = None) -> None:
-        """Text of the input, or of the result of a tool."""
-        kept = self.typed if call_id is None else self.results.setdefault(call_id, bytearray())
-        piece = payload[: self.input_room]
-        kept += piece
-        self.input_room -= len(piece)
-
-    def hear(self, transcript: str) -> None:
-        """A settled transcript of the input."""
-        self.heard.append(transcript)
-
-    def say(self, text: str) -> None:
-        """Text of the answer, which is sent where its text is."""
-        self.said.append(text)
-        if len(self.said.pieces) > MAX_PIECES:  # small ones take more than what they say
-            self.said.pieces = [self.said.joined()]
-        if self.writes:
-            self.shown = self.said.length
-
-    def call(self, fragment: ToolCallFragment) -> None:
-        """A fragment of a tool call is sent."""
-        self.calls.setdefault(fragment.index, SentCall()).append(fragment)
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that were sent, in the order in which they began. One that was cut off is not whole."""
-        return tuple(ToolCall(one.id, one.name, "".join(one.arguments)) for one in self.calls.values())
-
-    @property
-    def user_text(self) -> str:
-        """The words of the user, typed and spoken."""
-        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
-
-    @property
-    def answer_text(self) -> str:
-        """The text of the answer as far as it was sent; what was only spoken, as far as it was made."""
-        text = self.said.joined()
-        return text[: self.shown] if self.writes else text
-
-    def pronounce(self, words: Sequence[Word]) -> None:
-        """The audio has these words, with their times."""
-        self.words += words
-        if len(self.words) > MAX_MARKS:
-            self._sum_up()
-
-    def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
-        """This audio belongs to the clause that ends at ``text_end``, and begins where the one before ends."""
-        last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)
-        if self.clauses and text_end <= last.end:
-            self.clauses[-1] = last._replace(end_ms=end_ms)
-        else:
-            self.clauses.append(Clause(start_ms, end_ms, last.end, text_end))
-        if len(self.clauses) > MAX_MARKS:
-            self._sum_up()
-
-    def _sum_up(self) -> None:
-        """Keep the newer half of the words and clauses."""
-        old = self.words[: MAX_MARKS // 2]
-        if old and len(self.words) > MAX_MARKS:
-            self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)
-            self.base_ms = old[-1].start_ms
-            del self.words[: MAX_MARKS // 2]
-        else:
-            last = self.clauses[MAX_MARKS // 2 - 1]
-            self.base_ms, self.base_end = last.end_ms, last.end
-            del self.clauses[: MAX_MARKS // 2]
-
-    @property
-    def size(self) -> int:
-        """What is kept of it, in characters."""
-        return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
-
-    @property
-    def memory(self) -> int:
-        """The bytes that it takes, without speech and audio, which are charged as they come."""
-        texts = sum(map(getsizeof, (*self.said.pieces, *self.heard.pieces)))
-        calls = sum(MARK_BYTES * len(one.arguments) + one.length for one in self.calls.values())
-        marks = len(self.words) + len(self.clauses) + len(self.results)
-        return ENTRY_BYTES + MAX_KEPT_TEXT - self.input_room + texts + calls + MARK_BYTES * marks
-
-    def forget(self) -> None:
-        """The history has all that is still known of it."""
-        self.said, self.heard = BoundedText(), BoundedText()
-        self.typed, self.results, self.calls, self.speech = bytearray(), {}, {}, None
-        self.words, self.clauses = [], []
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -351,13 +140,12 @@ class Ledger:
         ``whole``: the engine came to its own end. ``speech`` is what was said where its words are not known, charged to
         the budget, and ``words_unknown`` says that it could not be kept.
         """
-        entry.finished, entry.whole, entry.cancelled = True, whole, cancelled
-        entry.speech, entry.words_unknown = speech, words_unknown
-        self._release(entry)
+        entry.end(whole=whole, cancelled=cancelled, speech=speech, words_unknown=words_unknown)
+        self._budget.give(entry.keep_no_audio())
         if remembered:
             self.history.add(self._messages(entry), request_id=entry.request_id)
         else:
-            entry.input_kept = entry.answer_kept = False
+            entry.leave_out(ALL_ROLES)
         if whole and entry.made_ms >= _LEAST_PACE_MS:
             self._measure(entry)
         self._drop_details()
@@ -367,8 +155,7 @@ class Ledger:
         entry = self._entries.get(request_id)
         if entry is None or not entry.finished or not entry.input_kept:
             return False
-        entry.hear(text)
-        entry.speech, entry.words_unknown = None, False
+        entry.hear_late(text)
         return self.history.revise(request_id, self.question(entry))
 
     def _messages(self, entry: LedgerEntry) -> Iterator[Message]:
@@ -454,20 +241,16 @@ class Ledger:
         if self._at + 1 < len(self._line):
             self._advance(now)
         if entry.first_number is None:
-            entry.first_number, entry.first_sent = number, now
+            entry.begin_to_play(number, now)
             self._line.append(entry)
             if len(self._line) == 1:
                 self._at, self._origin = 0, now
             self._advance(now)
-        entry.sent_ms = end_ms
-        if end_ms > entry.made_ms:
-            entry.made_ms = end_ms
+        entry.send_to(end_ms)
         if self._line[self._at] is entry:
             late_sec = now - self._origin - start_ms / 1000
             if late_sec > 0:
-                if entry.reported_ms is not None:
-                    entry.underruns += 1
-                    entry.underrun_sec += late_sec
+                entry.run_dry(late_sec)
                 self._origin = now - start_ms / 1000
 
     def position_ms(self, entry: LedgerEntry, now: float) -> float:
@@ -527,16 +310,15 @@ class Ledger:
             return
         self.reporting = True
         for earlier in self._line[:index]:
-            if earlier.reported_ms is not None and earlier.cut_ms is None:
-                earlier.reported_ms = earlier.sent_ms
+            earlier.report_whole()
         if entry.cut_ms is not None:
-            self._say_where_cut(entry, played_ms)
+            if not entry.read:
+                entry.report_cut(played_ms)
+                self._revise(entry)
             self._at, self._origin = index, now  # what is behind it begins now
             self._advance(now)
             return
-        entry.reported_ms = played_ms
-        lead_ms = entry.sent_ms - played_ms
-        entry.least_lead_ms = lead_ms if entry.least_lead_ms is None else min(lead_ms, entry.least_lead_ms)
+        entry.report(played_ms)
         if entry.held_ms is None:
             self._at, self._origin = index, now - played_ms / 1000
 
@@ -550,11 +332,6 @@ class Ledger:
                 return index
         return None
 
-    def _say_where_cut(self, entry: LedgerEntry, played_ms: float) -> None:
-        if not entry.read:
-            entry.reported_ms = entry.cut_ms = played_ms
-            self._revise(entry)
-
     def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
         """The client plays nothing more of this answer; ``at_ms`` says where it stopped, where that is known.
 
@@ -564,14 +341,10 @@ class Ledger:
         self._advance(now)
         if entry.cut_ms is not None:
             if at_ms is not None:
-                entry.cut_ms = min(at_ms, entry.sent_ms)
+                entry.cut(at_ms)
                 self._revise(entry)
             return
-        where = self._heard_ms(entry, now) if at_ms is None else at_ms
-        unheard = unheard or entry.held_ms is not None  # speech holds answers
-        entry.held_ms = None
-        entry.cut_ms = min(where, entry.sent_ms)
-        entry.unheard = unheard and entry.speaks and not entry.sent_ms
+        entry.cut_first(self._heard_ms(entry, now) if at_ms is None else at_ms, unheard=unheard)
         if entry.first_number is not None and self._line[self._at] is entry:
             self._origin = now  # when the next one begins
             self._advance(now)
@@ -623,18 +396,6 @@ class Ledger:
 
     # withdrawn, held
 
-    def withdraw(self, entry: LedgerEntry, chunks: Sequence[OutputChunk]) -> None:
-        """These outputs, the latest of the answer, were taken back before they were sent."""
-        for chunk in reversed(chunks):
-            if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
-                entry.sent_ms = min(entry.sent_ms, chunk.start_ms)
-            elif chunk.modality is OutputModality.TEXT:
-                entry.shown -= len(chunk.text)
-            elif chunk.tool_call is not None:
-                _take_back(entry.calls, chunk.tool_call)
-        if entry.cut_ms is not None:
-            entry.cut_ms = min(entry.cut_ms, entry.sent_ms)
-
     def keep_unheard(self, entry: LedgerEntry, audio: SentAudio, now: float) -> None:
         """Keep audio that is sent now, to be sent again where speech without words interrupts the answer."""
         unheard = entry.kept
@@ -642,14 +403,12 @@ class Ledger:
             return
         heard_ms = self.resume_ms(entry, now)
         while unheard.kept and unheard.kept[0].end_ms <= heard_ms:
-            self._drop_unheard(unheard)
-        unheard.kept.append(audio)
-        unheard.charged += audio.cost
+            self._budget.give(unheard.drop_oldest())
+        unheard.keep(audio)
         self._budget.charge(audio.cost)
         scarce = self._budget.over_half()
         while unheard.kept and (scarce or unheard.charged > MAX_UNHEARD_BYTES):
-            unheard.missing_ms = unheard.kept[0].end_ms
-            self._drop_unheard(unheard)
+            self._budget.give(unheard.drop_oldest(missing=True))
 
     def can_resume(self, entry: LedgerEntry, now: float) -> bool:
         """Whether all that was sent and not heard is kept."""
@@ -661,24 +420,18 @@ class Ledger:
         ``withdrawn`` are outputs of it that were taken back; they are charged with ``cost``.
         """
         self.silence(now, spared=entry)
-        entry.kept = entry.kept or Unheard()
-        entry.held_ms, entry.sent_before_hold_ms = self.position_ms(entry, now), entry.sent_ms
-        self.withdraw(entry, withdrawn)
-        entry.kept.aside, entry.kept.aside_cost = list(withdrawn), cost
+        unheard = entry.hold(self.position_ms(entry, now))
+        entry.withdraw(withdrawn)
+        unheard.set_aside(withdrawn, cost)
         self._budget.charge(cost)
 
     def go_on(self, entry: LedgerEntry, now: float) -> list[OutputChunk]:
         """The speech had no words. Returns what has to be sent first, numbered as it was."""
-        entry.kept = entry.kept or Unheard()
+        unheard = entry.resumable()
         resume_ms = self.resume_ms(entry, now)
-        outputs = _unheard_from(entry.kept, resume_ms)
-        self._drop_aside(entry.kept)
-        for chunk in outputs:
-            if chunk.modality is OutputModality.TEXT:
-                entry.shown += len(chunk.text)
-            elif chunk.tool_call is not None:
-                entry.call(chunk.tool_call)
-        entry.held_ms, entry.sent_ms = None, entry.sent_before_hold_ms
+        outputs = unheard.behind(resume_ms)
+        self._budget.give(unheard.set_aside())
+        entry.go_on(outputs)
         if entry.first_number is not None:
             self._at = self._line.index(entry)
             self._origin = now - resume_ms / 1000
@@ -695,22 +448,6 @@ class Ledger:
         answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)
         return bool(entry.results) or answer.says_something
 
-    def _drop_unheard(self, unheard: Unheard) -> None:
-        cost = unheard.kept.pop(0).cost
-        unheard.charged -= cost
-        self._budget.give(cost)
-
-    def _drop_aside(self, unheard: Unheard) -> None:
-        self._budget.give(unheard.aside_cost)
-        unheard.aside, unheard.aside_cost = [], 0
-
-    def _release(self, entry: LedgerEntry) -> None:
-        if entry.kept is not None:
-            self._drop_aside(entry.kept)
-            while entry.kept.kept:
-                self._drop_unheard(entry.kept)
-            entry.kept = None
-
     # the history
 
     def messages(
@@ -721,7 +458,7 @@ class Ledger:
         Of the answer that is ``held`` it sees what was heard. Where an answer was cut is settled from here on.
         """
         for entry in self._entries.values():
-            entry.read = entry.read or entry.cut_ms is not None
+            entry.settle_cut()
         more = () if held is None else (*_results(held), self.question(held), self.answer_if_cut(held, now))
         return self.history.messages(answering, more=more)
 
@@ -765,8 +502,7 @@ class Ledger:
         """Drop from the history what requests, or items of the client's, have left in these roles."""
         self.history.remove(*request_ids, roles=roles)
         for entry in filter(None, map(self._entries.get, request_ids)):
-            entry.input_kept = entry.input_kept and "user" not in roles
-            entry.answer_kept = entry.answer_kept and "assistant" not in roles
+            entry.leave_out(roles)
 
     def truncate(self, request_id: str) -> int:
         """Drop a request and all later ones from the history: see HistoryItems."""
@@ -787,7 +523,7 @@ class Ledger:
         self._budget.give(self._weighed)
         self._weighed, self._closed = 0, True
         for entry in self._entries.values():
-            self._release(entry)
+            self._budget.give(entry.keep_no_audio())
         self._entries.clear()
         self._line.clear()
         self._at = 0
@@ -832,52 +568,22 @@ class Ledger:
         """The ledger that ``to_bytes`` wrote, which charges ``budget`` from now on."""
         state = _STATE.decode(data)
         new = cls(state.history.max_tokens, budget, read=read)
-        new.history = HistoryItems.restored(state.history, budget)
-        by_id = {entry.request_id: entry for entry in state.entries}
-        new._entries = {one.request_id: one for one in state.entries[: state.known]}
-        new._line = [by_id[request_id] for request_id in state.line]
-        new._at, new._origin = state.at, state.origin
-        new.clocked, new.reporting = state.clocked, state.reporting
-        new._pace_characters, new._pace_ms = state.pace_characters, state.pace_ms
+        new._restore(state)
         for entry in state.entries:
             if entry.kept is not None:
                 budget.charge(entry.kept.charged + entry.kept.aside_cost)
         return new
 
+    def _restore(self, state: _State) -> None:
+        self.history = HistoryItems.restored(state.history, self._budget)
+        by_id = {entry.request_id: entry for entry in state.entries}
+        self._entries = {one.request_id: one for one in state.entries[: state.known]}
+        self._line = [by_id[request_id] for request_id in state.line]
+        self._at, self._origin = state.at, state.origin
+        self.clocked, self.reporting = state.clocked, state.reporting
+        self._pace_characters, self._pace_ms = state.pace_characters, state.pace_ms
+
 
 def _results(entry: LedgerEntry) -> Iterator[Message]:
     for call, text in entry.results.items():
         yield Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
-
-
-def _take_back(calls: dict[int, SentCall], fragment: ToolCallFragment) -> None:
-    """The latest fragment of its call was taken back. A call of which nothing was sent is none."""
-    call = calls.get(fragment.index)
-    if call is None:
-        return
-    call.arguments.pop()
-    call.length -= len(fragment.arguments)
-    if not call.arguments:
-        del calls[fragment.index]
-
-
-def _unheard_from(unheard: Unheard, position_ms: float) -> list[OutputChunk]:
-    """The audio behind this position, the first chunk of raw samples cut there, and what was set aside."""
-    # What was withdrawn was never sent, wherever the clock says that playback was, and is kept, too.
-    unsent_ms = min((one.start_ms for one in unheard.aside if one.start_ms is not None), default=float("inf"))
-    sent = [one for one in unheard.kept if one.end_ms > position_ms]
-    sent = [one for one in sent if round(max(one.start_ms, position_ms)) < unsent_ms]
-    return [*(_behind(one, position_ms) for one in sent), *unheard.aside]
-
-
-def _behind(sent: SentAudio, position_ms: float) -> OutputChunk:
-    chunk, audio = sent.chunk, sent.chunk.format
-    if position_ms <= sent.start_ms or audio is None or not audio.is_raw:
-        return chunk
-    samples = int((position_ms - sent.start_ms) * audio.sample_rate / 1000)
-    return msgspec.structs.replace(
-        chunk,
-        payload=chunk.payload[samples * SAMPLE_BYTES[audio.encoding] :],
-        start_ms=round(sent.start_ms + samples * 1000 / audio.sample_rate),
-        words=tuple(word for word in chunk.words if word.end_ms > position_ms),
-    )

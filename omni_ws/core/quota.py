@@ -233,6 +233,10 @@ class UsedToday:
     tokens: int = 0
     audio_ms: int = 0
 
+    def add(self, tokens: int, audio_ms: int) -> None:
+        self.tokens += tokens
+        self.audio_ms += audio_ms
+
 
 #: What can be kept: the number of the day since 1970, and the use of each key in it.
 DailyCounts: TypeAlias = tuple[int, Mapping[str, UsedToday]]
@@ -270,9 +274,7 @@ class DailyUse:
         self._turn(now)
         if reserved:
             self.running[key_name] -= 1
-        used = self.used.setdefault(key_name, UsedToday())
-        used.tokens += tokens
-        used.audio_ms += audio_ms
+        self.used.setdefault(key_name, UsedToday()).add(tokens, audio_ms)
         self.changed()
 
     def refusal(self, key_name: str, now: float, *, beside: int = 0) -> RateLimited | None:
@@ -301,6 +303,11 @@ class DailyUse:
     def running_of(self, key_name: str) -> int:
         """How many requests of the key have begun and not ended."""
         return self.running[key_name]
+
+    def replace(self, day: int, used: Mapping[str, UsedToday]) -> None:
+        """Take over what others have counted."""
+        self.day, self.used = day, dict(used)
+        self.changed()
 
     def _turn(self, now: float) -> None:
         today = int(now // DAY_SEC)

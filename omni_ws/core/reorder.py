@@ -7,10 +7,10 @@ what is missing, and lose nothing. ``JitterBuffer`` waits for a short time only,
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -124,8 +124,7 @@ class ReorderBuffer(Generic[T]):
 
     def __init__(self, window: int) -> None:
         self.window = window
-        #: The lowest number that has not been released. The owner may advance it while nothing waits, in place of a
-        #: call of ``release``.
+        #: The lowest number that has not been released.
         self.next_sequence_id = 0
         self.statistics = NONE_REORDERED
         #: The items that wait, with their times of arrival.
@@ -187,6 +186,10 @@ class ReorderBuffer(Generic[T]):
             self._gap_since = now
         return run
 
+    def pass_over(self) -> None:
+        """Count the item that is NEXT as released, in place of ``release``, while nothing waits."""
+        self.next_sequence_id += 1
+
     def discard(self) -> list[T]:
         """Remove and return the waiting items, in order; the next number is the one after the highest of them."""
         if not self._ahead:
@@ -221,28 +224,6 @@ class Piece:
         content = self.content
         payload = content.encode() if isinstance(content, str) else content
         return replace(self.chunk, payload=payload, offset=None, end_of_input=False)
-
-
-class Downstream(Protocol):
-    """The receiver of reassembled input, which also accounts for what waits; InputStream implements it."""
-
-    reject_out_of_order: bool
-    duplicates: int
-
-    def hold_waiting(self, size: int) -> None:
-        """Account for ``size`` more bytes that wait.
-
-        Raises PayloadTooLarge or EngineOverloaded when they exceed a limit.
-        """
-        ...
-
-    def release_waiting(self, size: int) -> None:
-        """Account for ``size`` bytes that wait no longer."""
-        ...
-
-    def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Process the next chunk in order; its bytes are no longer accounted for as waiting."""
-        ...
 
 
 class OffsetBuffer:
@@ -294,31 +275,42 @@ class OffsetBuffer:
         assert gap is not None
         return SequenceGap(f"{len(gap)} {self.unit}s from offset {gap.start} did not arrive", param="offset")
 
-    def receive(self, chunk: InputChunk, downstream: Downstream) -> list[StreamEvent]:
-        """Take a chunk as it arrived; returns the events of all chunks that are in order now.
+    def receive(self, chunk: InputChunk, *, in_order: bool, hold: Callable[[int], None]) -> bool:
+        """Take a chunk as it arrived, to be passed on by ``pass_on``. Returns whether all of it had arrived before.
+
+        ``in_order``: no chunk may wait for another. ``hold`` is called with the bytes that are kept of it.
 
         Raises InvalidValue for another modality or unit than before, SessionConflict for input beyond the end,
-        OutOfOrder, ReorderWindowExceeded, and whatever ``downstream`` raises. The buffer is unchanged then: the client
-        may send the chunk again.
+        OutOfOrder, ReorderWindowExceeded, and whatever ``hold`` raises. The buffer is unchanged then: the client may
+        send the chunk again.
         """
         kind_before = self._kind
         try:
             piece = self._read(chunk)
             fresh = self._fresh(piece)
             if fresh and fresh[0].start > self.next_offset:
-                self._check_window(fresh, downstream)
+                self._check_window(fresh, in_order=in_order)
             # Account for every piece before passing on any: a chunk is accepted whole or refused whole.
-            downstream.hold_waiting(sum(len(one.to_chunk().payload) for one in fresh))
+            hold(sum(len(one.to_chunk().payload) for one in fresh))
         except OmniError:
             self._kind = kind_before  # a refused chunk does not determine what the others may be
             raise
-        if piece.content and not fresh:
-            downstream.duplicates += 1
         for one in fresh:
             insort(self._waiting, one, key=_start)
         if chunk.end_of_input:
             self.end_at(piece.end)
-        return self._pass_on(downstream)
+        return bool(piece.content) and not fresh
+
+    def pass_on(self) -> Iterator[InputChunk]:
+        """The waiting pieces that have no gap before them. One counts as passed on when the next is asked for."""
+        passed = 0
+        for piece in self._waiting:
+            if piece.start > self.next_offset:
+                break
+            yield piece.to_chunk()
+            self.next_offset = piece.end
+            passed += 1
+        del self._waiting[:passed]
 
     def end_at(self, end: int) -> None:
         """Set the length of the input; the first call wins. Input before it may still be missing."""
@@ -361,30 +353,15 @@ class OffsetBuffer:
             raise SessionConflict(f"the input has already ended, at {self.end}", param="offset")
         return parts
 
-    def _check_window(self, pieces: Sequence[Piece], downstream: Downstream) -> None:
+    def _check_window(self, pieces: Sequence[Piece], *, in_order: bool) -> None:
         """Check that ``pieces`` may wait. Raises OutOfOrder or ReorderWindowExceeded."""
-        if downstream.reject_out_of_order:
+        if in_order:
             raise OutOfOrder(f"expected {self.unit} {self.next_offset}", param="offset")
         if len(self._waiting) + len(pieces) > self.window:
             raise ReorderWindowExceeded(
                 f"{self.unit} {self.next_offset} is missing; at most {self.window} later chunks can wait for it",
                 param="offset",
             )
-
-    def _pass_on(self, downstream: Downstream) -> list[StreamEvent]:
-        """Pass on the waiting pieces that have no gap before them."""
-        events: list[StreamEvent] = []
-        passed = 0
-        for piece in self._waiting:
-            if piece.start > self.next_offset:
-                break
-            chunk = piece.to_chunk()
-            downstream.release_waiting(len(chunk.payload))  # pass_on accounts for it anew
-            events += downstream.pass_on(chunk)
-            self.next_offset = piece.end
-            passed += 1
-        del self._waiting[:passed]
-        return events
 
     def _uncovered(self, piece: Piece) -> Iterator[Piece]:
         """Yield the ranges of ``piece`` between those already received; some may be empty."""

@@ -100,7 +100,7 @@ class RequestInput:
     and cause no event.
     """
 
-    def __init__(self, settings: InputSettings) -> None:
+    def __init__(self, settings: InputSettings, *, ref: str | None = None) -> None:
         self.settings = settings
         self.state = SessionState.OPEN
         #: Whether the state is OPEN or STARTED.
@@ -109,8 +109,8 @@ class RequestInput:
         self.keeps_input = True
         self.bytes_after_start = 0
         #: The client's name for the request: the first that one of its chunks carried.
-        self.ref: str | None = None
-        #: Bytes of this request that the engine has not consumed; updated by the InputStream that it belongs to.
+        self.ref = ref
+        #: Bytes of this request that the engine has not consumed, as the InputStream that it belongs to counts them.
         self.held_bytes = 0
         #: The names that later chunks carried, by their numbers, where they are others.
         self._other_refs: dict[int | None, str] = {}
@@ -124,10 +124,11 @@ class RequestInput:
         received = self.received
         return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
 
-    def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
-        """Take the next chunk in order. Raises SessionConflict when the input has ended."""
+    def receive_chunk(self, chunk: InputChunk, *, held: int = 0) -> list[InputEvent]:
+        """Take the next chunk in order, with ``held`` bytes. Raises SessionConflict when the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
+        self.held_bytes += held
         events: list[InputEvent] = []
         has_content = chunk.payload or chunk.has_content
         if self.state is _OPEN:
@@ -144,6 +145,12 @@ class RequestInput:
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
+
+    def release(self, size: int) -> int:
+        """Count ``size`` bytes less, as far as there are any. Returns how many."""
+        released = min(size, self.held_bytes)
+        self.held_bytes -= released
+        return released
 
     def name(self, chunk: InputChunk) -> None:
         """Take the name that a chunk carries for the request: the first counts."""

@@ -16,6 +16,11 @@ from typing import ClassVar, Final, Protocol
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 
+#: Nearly all chunks are audio; a module global is faster to look up than an enum member.
+_AUDIO: Final = Modality.AUDIO
+#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
+_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
+
 
 @dataclass(slots=True)
 class InputSummary:
@@ -41,6 +46,31 @@ class InputSummary:
     def has_audio(self) -> bool:
         """Whether audio is in it, however short."""
         return self.open_part is Modality.AUDIO or Modality.AUDIO in self.closed_parts
+
+    def add(self, chunk: InputChunk, bytes_per_ms: float) -> None:
+        """Count a chunk with content."""
+        size = len(chunk.payload)
+        self.chunks += 1
+        self.bytes += size
+        modality = chunk.modality
+        if modality is not self.open_part:
+            if self.open_part is not None:
+                self.closed_parts.add(self.open_part)
+            self.open_part = modality
+            self.open_part_audio_ms = 0
+        if modality is _AUDIO:
+            duration = size / bytes_per_ms
+            self.audio_ms += duration
+            self.open_part_audio_ms += duration
+            return
+        match modality:
+            case Modality.TEXT:
+                self.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
+                self.tool_results += chunk.tool_call_id is not None
+            case Modality.IMAGE:
+                self.images += 1
+            case Modality.VIDEO:  # pragma: no branch
+                self.video_chunks += 1
 
 
 class StartPolicy(Protocol):
@@ -143,12 +173,6 @@ class Alignment(StrEnum):
     TIMESTAMP = "timestamp"
 
 
-#: Nearly all chunks are audio; a module global is faster to look up than an enum member.
-_AUDIO: Final = Modality.AUDIO
-#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
-_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
-
-
 class InputAccumulator:
     """Buffers the chunks of one request in sequence order and keeps their totals in ``summary``.
 
@@ -164,30 +188,11 @@ class InputAccumulator:
 
     def append(self, chunk: InputChunk, *, keep: bool = True) -> None:
         """Add ``chunk`` to the summary and, with ``keep``, to the buffer; a chunk without content is ignored."""
-        size = len(chunk.payload)
-        if not size and not chunk.has_content:
+        if not chunk.payload and not chunk.has_content:
             return
-        summary = self.summary
-        summary.chunks += 1
-        summary.bytes += size
         if keep:
             self._chunks.append(chunk)
-        modality = chunk.modality
-        if modality is not summary.open_part:
-            self._open_part(modality)
-        if modality is _AUDIO:
-            duration = size / self._bytes_per_ms
-            summary.audio_ms += duration
-            summary.open_part_audio_ms += duration
-            return
-        match modality:
-            case Modality.TEXT:
-                summary.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
-                summary.tool_results += chunk.tool_call_id is not None
-            case Modality.IMAGE:
-                summary.images += 1
-            case Modality.VIDEO:  # pragma: no branch
-                summary.video_chunks += 1
+        self.summary.add(chunk, self._bytes_per_ms)
 
     def take(self) -> tuple[InputChunk, ...]:
         """Return the buffered chunks in the order of the alignment, and empty the buffer. The summary stays."""
@@ -195,12 +200,6 @@ class InputAccumulator:
         if self._alignment is Alignment.TIMESTAMP:
             return by_timestamp(chunks)
         return tuple(chunks)
-
-    def _open_part(self, modality: Modality) -> None:
-        if self.summary.open_part is not None:
-            self.summary.closed_parts.add(self.summary.open_part)
-        self.summary.open_part = modality
-        self.summary.open_part_audio_ms = 0
 
 
 def by_timestamp(chunks: list[InputChunk]) -> tuple[InputChunk, ...]:
@@ -225,6 +224,12 @@ class _Waiting:
     arrival: int
     due: float = field(compare=False)
     chunk: InputChunk | None = field(compare=False)
+
+    def take(self) -> InputChunk:
+        """The chunk, which has passed now."""
+        chunk, self.chunk = self.chunk, None
+        assert chunk is not None
+        return chunk
 
 
 class TimestampOrder:
@@ -302,8 +307,6 @@ class TimestampOrder:
         return all(reached >= least for modality, reached in self._reached.items() if modality is not own)
 
     def _take(self) -> InputChunk:
-        waiting = heapq.heappop(self._by_time)
-        chunk, waiting.chunk = waiting.chunk, None
-        assert chunk is not None
+        chunk = heapq.heappop(self._by_time).take()
         self.held_bytes -= len(chunk.payload)
         return chunk

@@ -50,13 +50,21 @@ class TokenSession:
     without images.
     """
 
-    def __init__(self, *, max_length: int, vocabulary: int, vision: VisionTokens | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_length: int,
+        vocabulary: int,
+        vision: VisionTokens | None = None,
+        tokens: array[int] | None = None,
+        images: tuple[TokenImage, ...] = (),
+    ) -> None:
         self.max_length = max_length
         self.vocabulary = vocabulary
         self.vision = vision
-        self.tokens = array("I")
+        self.tokens = array("I") if tokens is None else tokens
         #: Sorted by position.
-        self.images: tuple[TokenImage, ...] = ()
+        self.images = images
         self._append: TokenAppend | None = None
 
     def __len__(self) -> int:
@@ -112,10 +120,23 @@ class TokenSession:
             raise InvalidValue(
                 f"position {at} is after the end of the session, {len(self.tokens)}", param="at_position"
             )
-        child = TokenSession(max_length=self.max_length, vocabulary=self.vocabulary, vision=self.vision)
-        child.images = self._images_before(at)
-        child.tokens = self.tokens[:at]
-        return child
+        return TokenSession(
+            max_length=self.max_length,
+            vocabulary=self.vocabulary,
+            vision=self.vision,
+            tokens=self.tokens[:at],
+            images=self._images_before(at),
+        )
+
+    def settle(self, append: TokenAppend, *, undo: bool) -> None:
+        """The append is pending no longer, where it was: final, or undone."""
+        if self._append is not append:
+            return
+        self._append = None
+        if undo:
+            del self.tokens[append.offset :]
+            self.tokens += append.cut
+            self.images = append.images_before
 
     def _check_offset(self, offset: int, truncating: bool) -> tuple[TokenImage, ...]:
         """Check ``offset`` and return the images before it."""
@@ -175,17 +196,11 @@ class TokenAppend:
 
     def commit(self) -> None:
         """Make the append final."""
-        if self.pending:
-            self.session._append = None
+        self.session.settle(self, undo=False)
 
     def rollback(self) -> None:
         """Undo the append."""
-        if self.pending:
-            session = self.session
-            del session.tokens[self.offset :]
-            session.tokens += self.cut
-            session.images = self.images_before
-            session._append = None
+        self.session.settle(self, undo=True)
 
 
 class TokenRanges:

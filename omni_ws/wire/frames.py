@@ -263,8 +263,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
         try:
             return to_chunk(frame, frame.sequence_id, ref=frame.ref)
         except InvalidRequest as refusal:
-            refusal.ref = frame.ref
-            return RefusedChunk(frame.sequence_id, refusal)
+            return RefusedChunk(frame.sequence_id, refusal.about(ref=frame.ref))
     if isinstance(frame, SessionConfigFrame):
         fields = loads_object(data)  # the typed decoder skips fields that may be invalid, such as 1e999
         if nested_deeper(fields, MAX_DEPTH):
@@ -384,8 +383,7 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
     if kind == "input_chunk" and sequence_id is None and parsed.get("offset") is not None:
         raise UnsupportedParameter(_NO_OFFSETS, param="offset")
     if kind == "input_chunk" and type(sequence_id) is int and 0 <= sequence_id <= MAX_SEQUENCE_ID:
-        error.sequence_id, error.ref = sequence_id, _ref(parsed)
-        return RefusedChunk(sequence_id, error)
+        return RefusedChunk(sequence_id, error.about(sequence_id=sequence_id, ref=_ref(parsed)))
     raise error
 
 

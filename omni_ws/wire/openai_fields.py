@@ -271,7 +271,7 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
 def with_format_hint(error: InvalidValue) -> InvalidValue:
     """Append the valid forms to an error that is about ``response_format``."""
     if error.param is not None and error.param.partition(".")[0] == "response_format":
-        error.message = f"{error.message}; {_RESPONSE_FORMATS}"
+        error.reword(f"{error.message}; {_RESPONSE_FORMATS}")
     return error
 
 

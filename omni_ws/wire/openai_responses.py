@@ -378,6 +378,9 @@ class _Piece:
     text: str = ""
     logprobs: dict[str, list[Any]] = field(default_factory=_no_logprobs)
 
+    def append(self, text: str) -> None:
+        self.text += text
+
 
 class _Logprobs:
     """Computes the text offsets of one choice's tokens, in characters; a character may span several tokens."""
@@ -414,7 +417,7 @@ class _Choices:
 
     def _keep(self, chunk: OutputChunk) -> None:
         piece = self._pieces[chunk.choice]
-        piece.text += chunk.text
+        piece.append(chunk.text)
         self._logprobs[chunk.choice].place(chunk.logprobs, piece.logprobs)
 
     def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def converted(fields: Any, kind: type[Fields], *, place: str = "", strict: bool 
     except msgspec.ValidationError as error:
         refusal = invalid_value(error)
         if place:
-            refusal.param = place if refusal.param is None else f"{place}.{refusal.param}"
+            refusal.about(param=place if refusal.param is None else f"{place}.{refusal.param}")
         raise refusal from None
 
 

@@ -266,7 +266,7 @@ def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
 def placed(error: OmniError, place: str) -> OmniError:
     """Prefix an error's message with the place of the item that caused it."""
     if place:
-        error.message = f"{place}: {error.message}"
+        error.reword(f"{place}: {error.message}")
     return error
 
 
@@ -516,8 +516,7 @@ def _read_chunk(value: Any) -> ChunkOrRefusal:
     except InvalidRequest as error:
         if type(number) is not int or not 0 <= number <= MAX_SEQUENCE_ID:
             return error
-        error.sequence_id = number
-        return RefusedChunk(number, error)
+        return RefusedChunk(number, error.about(sequence_id=number))
 
 
 def _converted(value: dict[str, Any]) -> InputChunk:

@@ -73,6 +73,17 @@ class _Waiting:
     #: Whether the descriptor is closed here.
     is_ours: bool
 
+    def advance(self, sent: int) -> bool:
+        """So many bytes are sent, and with the first of them the descriptor. Returns whether any are left."""
+        self.close_descriptor()
+        self.data = self.data[sent:]
+        return bool(self.data)
+
+    def close_descriptor(self) -> None:
+        if self.descriptor is not None and self.is_ours:
+            os.close(self.descriptor)
+        self.descriptor = None
+
 
 class ProcessChannel:
     """One end. ``received`` is called with each message, and ``closed`` once the other end is gone.
@@ -81,7 +92,12 @@ class ProcessChannel:
     """
 
     def __init__(
-        self, end: socket.socket, *, received: Callable[[WorkerMessage], None], closed: Callable[[], None]
+        self,
+        end: socket.socket,
+        *,
+        received: Callable[[WorkerMessage], None],
+        closed: Callable[[], None],
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
         end.setblocking(False)
         self._socket = end
@@ -93,7 +109,7 @@ class ProcessChannel:
         self._descriptors: deque[int | None] = deque()
         self._output: deque[_Waiting] = deque()
         self._open = True
-        self.on_room: Callable[[], None] = lambda: None
+        self._on_room = on_room
         self._loop.add_reader(end.fileno(), self._read)
 
     @property
@@ -114,11 +130,11 @@ class ProcessChannel:
         ``descriptor`` is closed here once it is sent, or when it cannot be. One that is ``lent`` is not; it has to stay
         open until the other end has it.
         """
-        message = _Waiting(memoryview(b""), descriptor, not lent)
+        head = _HEAD.pack(kind, descriptor is not None, number, len(payload))
+        message = _Waiting(memoryview(head + payload), descriptor, not lent)
         if not self._open:
-            _close_descriptor(message)
+            message.close_descriptor()
             return
-        message.data = memoryview(_HEAD.pack(kind, descriptor is not None, number, len(payload)) + payload)
         self._output.append(message)
         if len(self._output) == 1:
             self._write()
@@ -142,7 +158,7 @@ class ProcessChannel:
             if descriptor is not None:
                 os.close(descriptor)
         for message in self._output:
-            _close_descriptor(message)
+            message.close_descriptor()
         self._descriptors.clear()
         self._output.clear()
 
@@ -157,12 +173,10 @@ class ProcessChannel:
             except OSError:
                 self._lose()
                 return
-            _close_descriptor(first)  # it is sent with the first byte
-            first.data = first.data[sent:]
-            if not first.data:
+            if not first.advance(sent):
                 self._output.popleft()
         self._loop.remove_writer(self._socket.fileno())
-        self.on_room()
+        self._on_room()
 
     def _read(self) -> None:
         room = socket.CMSG_SPACE(_READ_DESCRIPTORS * array.array("i").itemsize)
@@ -196,12 +210,6 @@ class ProcessChannel:
     def _lose(self) -> None:
         self.close()
         self._closed()
-
-
-def _close_descriptor(message: _Waiting) -> None:
-    if message.descriptor is not None and message.is_ours:
-        os.close(message.descriptor)
-    message.descriptor = None
 
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:

@@ -110,7 +110,8 @@ class Supervisor:
             await asyncio.gather(*(self._fill(seat, None) for seat in range(self._wanted)))
             self._spawn(self._watch_answers())
             if await unless(self._stop, self._all_ready.wait(), name="start of the workers"):
-                self._started = self._counts.started = True
+                self._started = True
+                self._counts.note_started()
                 logger.info("all %d workers are ready", self._wanted)
                 if self._daily is not None:
                     self._spawn(self._keep_daily_use(self._daily))
@@ -227,7 +228,7 @@ class Supervisor:
     def _receive(self, member: Member, message: WorkerMessage) -> None:
         match message.kind:
             case MessageKind.LISTENING:
-                member.listening = True
+                member.listens()
                 self._questions.tell(member)  # before it gets a connection
                 self._resume_accepting()
             case MessageKind.READY:
@@ -256,8 +257,7 @@ class Supervisor:
         if self._seated.get(seat) is before:
             self._seated[seat] = member
         else:
-            member.leaving = True
-            member.signal(signal.SIGTERM)
+            member.leave(signal.SIGTERM)
 
     async def _start_member(self, seat: int) -> Member:
         """Start a worker. Who starts it says whether it gets the seat."""
@@ -272,19 +272,17 @@ class Supervisor:
             row=row.index,
             port=self.port,
         )
-        member = Member(start, row, self._receive)
+        member = Member(start, row, self._receive, on_room=self._resume_accepting)
         try:
             await member.start(self._file.fileno())
         except BaseException:
             self._counts.free(row)
             raise
-        member.channel.on_room = self._resume_accepting
         self._members.append(member)
         logger.info("started worker w%d (process %d)", serial, member.pid)
         self._spawn(self._watch(member))
         if self._stop.is_set():
-            member.leaving = True
-            member.signal(signal.SIGKILL)
+            member.leave(signal.SIGKILL)
         return member
 
     def _config_of_worker(self) -> ServerConfig:
@@ -347,11 +345,11 @@ class Supervisor:
                 looks = member.silent_looks()
                 if looks < _LOOKS_UNTIL_TOLD:
                     if member.row.hung:
-                        member.row.hung = False
+                        member.row.note_hung(False)
                         logger.warning("worker w%d answers again", member.serial)
                         self._resume_accepting()
                 elif not member.row.hung:
-                    member.row.hung = True
+                    member.row.note_hung(True)
                     logger.error("worker w%d (process %d) does not answer", member.serial, member.pid)
                 elif looks >= _LOOKS:
                     limit = self._config.worker_hang_timeout_sec
@@ -384,8 +382,7 @@ class Supervisor:
                     return
                 before, self._seated[seat] = self._seated.get(seat), successor
                 if before is not None and before.is_alive:
-                    before.leaving = True
-                    before.channel.send(MessageKind.RETIRE)
+                    before.retire()
                     await self._end(before)
                 if self._stop.is_set():
                     return
@@ -409,8 +406,7 @@ class Supervisor:
     async def _end_all(self) -> None:
         for member in self._members:
             if not member.leaving:  # one that is replaced drains already, and a second signal would cut that short
-                member.leaving = True
-                member.signal(signal.SIGTERM)
+                member.leave(signal.SIGTERM)
         ends = _gathered([self._end(member) for member in self._members])
         if not await unless(self._at_once, ends, name="end of the workers"):
             for member in self._members:
@@ -430,8 +426,7 @@ class Supervisor:
     def _note_daily_use(self, file: DailyUseFile) -> None:
         day, used = self._counts.daily()
         if day and (day, used) != (file.use.day, file.use.used):
-            file.use.day, file.use.used = day, dict(used)
-            file.use.changed()
+            file.use.replace(day, used)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -458,9 +453,19 @@ _LAST_MESSAGES_SEC: Final = 5.0
 
 
 class Member:
-    """A worker of the supervisor. ``received`` is called with its messages."""
+    """A worker of the supervisor.
 
-    def __init__(self, start: WorkerStart, row: WorkerRow, received: Callable[[Member, WorkerMessage], None]) -> None:
+    ``received`` is called with its messages, and ``on_room`` when none to it waits any more.
+    """
+
+    def __init__(
+        self,
+        start: WorkerStart,
+        row: WorkerRow,
+        received: Callable[[Member, WorkerMessage], None],
+        *,
+        on_room: Callable[[], None],
+    ) -> None:
         self.serial = start.serial
         #: Its place among the workers that are wanted; its successor has the same.
         self.seat = (start.serial - 1) % start.wanted
@@ -481,6 +486,7 @@ class Member:
         self.counted: list[Family] = []
         self._start = start
         self._received = received
+        self._on_room = on_room
         self._closed = asyncio.Event()
         self._process: asyncio.subprocess.Process
         self.channel: ProcessChannel
@@ -503,7 +509,7 @@ class Member:
             except BaseException:
                 ours.close()
                 raise
-        self.channel = ProcessChannel(ours, received=self._receive, closed=self._closed.set)
+        self.channel = ProcessChannel(ours, received=self._receive, closed=self._closed.set, on_room=self._on_room)
         self.channel.send(MessageKind.START, payload=pickle.dumps(self._start))
 
     def _receive(self, message: WorkerMessage) -> None:
@@ -569,6 +575,24 @@ class Member:
         self._untaken.clear()
         return back
 
+    def listens(self) -> None:
+        """It serves connections from now on."""
+        self.listening = True
+
+    def leave(self, number: int) -> None:
+        """End it by a signal, for good."""
+        self.leaving = True
+        self.signal(number)
+
+    def retire(self) -> None:
+        """Have it finish what is open: another has its place."""
+        self.leaving = True
+        self.channel.send(MessageKind.RETIRE)
+
+    def count(self, families: Iterable[Family]) -> None:
+        """It says what it has counted."""
+        self.counted = growing(families)
+
     def signal(self, number: int) -> None:
         if self._process.returncode is None:
             self._process.send_signal(number)
@@ -630,7 +654,7 @@ class Questions:
         if question in REMEMBERED:
             self._still_true().append((question, argument))
         if question == METRICS:
-            asker.counted = growing(argument)
+            asker.count(argument)
         asks = (self._ask(other, question, payload) for other in others)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         found: list[Any] = [one for one in answers if not isinstance(one, BaseException)]
@@ -658,7 +682,7 @@ class Questions:
             return []
         if answer is None:
             return other.counted
-        other.counted = growing(answer)
+        other.count(answer)
         return answer
 
     def answered(self, number: int, payload: bytes) -> None:
@@ -670,7 +694,7 @@ class Questions:
 
     def counted(self, member: Member, payload: bytes) -> None:
         """A worker that ends says what it has counted."""
-        member.counted = growing(pickle.loads(payload))
+        member.count(pickle.loads(payload))
 
     def ended(self, member: Member) -> None:
         """A worker has ended: what it counted stays counted."""

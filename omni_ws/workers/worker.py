@@ -228,6 +228,6 @@ def join(
     async def metrics(argument: Any) -> Any:
         return as_families(app.sessions.metrics.families())
 
-    connections.changed = worker.changed
+    connections.report_to(worker.changed)
     worker.on(METRICS, metrics)
     worker.serve(make, note)

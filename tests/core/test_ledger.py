@@ -6,16 +6,8 @@ import pytest
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, OutputChunk, OutputModality, ToolCallFragment, Word
 from omni_ws.core.history import WORDS_UNKNOWN, Message
-from omni_ws.core.ledger import (
-    MAX_DETAIL,
-    MAX_ENTRIES,
-    MAX_KEPT_TEXT,
-    MAX_MARKS,
-    MAX_UNHEARD_BYTES,
-    Ledger,
-    LedgerEntry,
-    SentAudio,
-)
+from omni_ws.core.ledger import MAX_DETAIL, MAX_ENTRIES, MAX_UNHEARD_BYTES, Ledger
+from omni_ws.core.ledger_entry import MAX_KEPT_TEXT, MAX_MARKS, LedgerEntry, SentAudio
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue
 
@@ -333,7 +325,7 @@ def test_text_without_sound_is_heard_when_it_is_sent() -> None:
     entry.say("written ")
     entry.say("unsent")
     ledger.cut(entry, 1)
-    ledger.withdraw(entry, [OutputChunk("a", 1, OutputModality.TEXT, "unsent")])
+    entry.withdraw([OutputChunk("a", 1, OutputModality.TEXT, "unsent")])
     ledger.finish(entry, whole=False, cancelled=True)
     assert ledger.messages(now=1) == (Message("assistant", "written"),)
 
@@ -390,10 +382,10 @@ def test_a_withdrawn_call_is_none() -> None:
     for fragment in fragments:
         entry.call(fragment)
     outputs = [OutputChunk("a", n, OutputModality.TOOL_CALL, tool_call=one) for n, one in enumerate(fragments)]
-    ledger.withdraw(entry, outputs[1:])
+    entry.withdraw(outputs[1:])
     assert entry.tool_calls[0].arguments == ""
-    ledger.withdraw(entry, outputs[:1])
-    ledger.withdraw(entry, outputs[:1])
+    entry.withdraw(outputs[:1])
+    entry.withdraw(outputs[:1])
     assert entry.tool_calls == ()
 
 
@@ -404,7 +396,7 @@ def test_withdrawn_audio_was_not_sent() -> None:
     talk.ledger.report(2500, now=1, sequence_id=1)
     talk.ledger.cut(entry, 1)
     chunk = OutputChunk("a", 1, OutputModality.AUDIO, payload=b"x", start_ms=1000)
-    talk.ledger.withdraw(entry, [chunk])
+    entry.withdraw([chunk])
     talk.ledger.finish(entry, whole=False, cancelled=True)
     assert entry.cut_ms == 1000
     assert talk.answers() == ["one"]

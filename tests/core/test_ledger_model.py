@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from omni_ws.core.chunks import OutputChunk, OutputModality, ToolCallFragment, Word
-from omni_ws.core.ledger import Ledger, LedgerEntry, SentAudio
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry, SentAudio
 from omni_ws.core.quota import ByteBudget
 
 WORD_MS = 100

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.reorder import ReceivedInput
-from omni_ws.transport.native.keep_alive import Acknowledgements, Waiting
+from omni_ws.transport.native.keep_alive import Acknowledgements
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ class AcknowledgedStream(InputStream):
         """When one is due if no more frames arrive."""
         return self.acks.due_at
 
-    def wait(self, when: float, waiting: Waiting) -> None:
+    def wait(self, when: float, waiting: Acknowledgements) -> None:
         """As the clock of the acknowledgements."""
         assert waiting.due_at == when
 

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from omni_ws.errors import NotFound
 from omni_ws.transport.http.application import Handler, HttpLimits, Router, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_door import Elsewhere, front_door
+from omni_ws.transport.http.front_door import front_door
 from omni_ws.transport.http.hang_up import Connections
 from omni_ws.transport.http.request import HttpRequest
 
@@ -74,7 +74,7 @@ async def serving(
     on_websocket: Callable[[ServerConnection], Awaitable[None]] = echo,
     port: int = 0,
     max_connections: int | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Any = None,
     ssl: ssl.SSLContext | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:

@@ -21,7 +21,7 @@ from websockets.frames import Opcode
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES
-from omni_ws.core.ledger import MAX_KEPT_TEXT
+from omni_ws.core.ledger_entry import MAX_KEPT_TEXT
 from omni_ws.engine.base import EngineOutput, GenerationRequest
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES

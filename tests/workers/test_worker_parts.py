@@ -70,8 +70,7 @@ async def test_messages_and_connections_arrive_whole_and_in_order() -> None:
         if message.kind is MessageKind.READY:
             complete.set()
 
-    sender = ProcessChannel(ours, received=lambda message: None, closed=lambda: None)
-    sender.on_room = room.set
+    sender = ProcessChannel(ours, received=lambda message: None, closed=lambda: None, on_room=room.set)
     receiver = ProcessChannel(theirs, received=received, closed=gone.set)
     names = []
     for number in range(300):
@@ -179,7 +178,7 @@ class _FailingStarts(Supervisor):
 
 def make_member(row: WorkerRow) -> Member:
     start = WorkerStart(config=ServerConfig(), keys=(), serial=1, wanted=2, row=row.index, port=0)
-    return Member(start, row, lambda member, message: None)
+    return Member(start, row, lambda member, message: None, on_room=lambda: None)
 
 
 @pytest.mark.parametrize(

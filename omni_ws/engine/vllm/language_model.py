@@ -34,6 +34,7 @@ from omni_ws.errors import (
     InvalidValue,
     OmniError,
 )
+from omni_ws.installing import check_private_names
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -76,6 +77,25 @@ def prepare_environment() -> None:
         # By default vLLM leaves its sockets in the common folder for temporary files.
         os.environ[_SOCKETS] = folder = tempfile.mkdtemp(prefix="omni-ws-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def check_vllm() -> None:
+    """Raise ImportError where this vLLM lacks one of its inner parts that are used here; loads vLLM.
+
+    What workers replace is of the model and of its runner, and fails by name where it is missing.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core_client import BackgroundResources, MPClient
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    collector = ("put", "get", "get_nowait", "close", "aggregate", "request_id")
+    used = {
+        AsyncLLM: ("engine_core", "output_processor", "abort"),
+        MPClient: ("resources",),
+        BackgroundResources: ("engine_dead", "engine_manager"),
+        RequestOutputCollector: collector,
+    }
+    check_private_names("vllm", used)
 
 
 class LanguageModel:
@@ -262,6 +282,7 @@ class LanguageModel:
         Runs in a thread of its own, because the new process inherits the thread's signal mask.
         """
         args = self.engine_args()
+        check_vllm()
         # Ctrl-C and a terminal's closing reach all its processes. The model ignores both: a drain finishes its answers.
         resource_tracker.ensure_running()  # started later, it would unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})

@@ -254,10 +254,10 @@ class Outbox:
                 if self._journal is not None:
                     self._keep(self._journal, message)
                 return
-        if isinstance(message, OmniError | RequestWarning):
-            error = message if isinstance(message, OmniError) else message.error
-            # A traceback keeps the local variables of all its frames alive: the refused payload, for one.
-            error.__traceback__ = error.__context__ = error.__cause__ = None
+        if isinstance(message, OmniError):  # whose traceback may hold the refused payload
+            message = message.without_traceback()
+        elif isinstance(message, RequestWarning):
+            message = RequestWarning(message.error.without_traceback())
         cost = message_cost(message)
         messages.append((message, cost))
         self.queued += cost

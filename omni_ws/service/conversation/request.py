@@ -28,7 +28,8 @@ from omni_ws.core.chunks import (
     WordsKnown,
 )
 from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Message, Speech
-from omni_ws.core.ledger import Ledger, LedgerEntry
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.core.start_policy import Alignment, TimestampOrder

@@ -199,7 +199,7 @@ class RequestQueue:
         answering = request.answering or held is not None
         request.cancel(by=by)
         if answering and held is None:
-            self._ledger.withdraw(request.entry, self._withdraw(request))
+            request.entry.withdraw(self._withdraw(request))
         if answering or by is not None:
             self._cut_off(request, at_once=by is None)
         if held is not None:

@@ -615,7 +615,7 @@ class ChunkIntake:
     def __init__(self, conversation: Conversation, *, now: Callable[[], float]) -> None:
         self._conversation = conversation
         self._stream = conversation.stream
-        self._stream.limits = replace(self._stream.limits, reorder_timeout=math.inf)
+        self._stream.leave_gaps()
         self._now = now
         self._gap_deadline = math.inf
         #: Since when the time of the gap stands still.
@@ -720,7 +720,7 @@ class ChunkIntake:
     def _end_announced(self) -> None:
         if self._stream.gap_since is not None and self._gap_deadline == math.inf:
             begins = self._now() if self._held_since is None else self._held_since
-            self._gap_deadline = begins + self._conversation.limits.stream.reorder_timeout
+            self._gap_deadline = begins + self._stream.limits.reorder_timeout
 
     def _use_up(self, number: int | None) -> None:
         # Without numbers there are no gaps to leave.

@@ -6,8 +6,7 @@ with its row (``free``).
 
 No process ever waits for another, which may be stopped or hang: there is no lock. A count has one writer, its worker,
 and all others add up. So a worker counts first and checks then (``Admission.take``): of two that take the last slot at
-once both may be refused, and never both served. The rates of keys alone have several writers; two that take at once may
-be counted as one.
+once both may be refused, and never both served.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import hashlib
 import mmap
 import re
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import IO, Any, Final
 
@@ -33,14 +31,18 @@ _SERVER_CELLS: Final = 8
 #: Cells of a worker before its slots, and of a key.
 _WORKER_CELLS: Final = 16
 _KEY_CELLS: Final = 8
-#: Cells of a key in the row of a worker: the day, tokens and milliseconds of audio used in it, requests that run.
-_USE_CELLS: Final = 4
+#: Cells of a key in the row of a worker: the day, tokens and milliseconds of audio used in it, requests that run; and
+#: of each rate, as floats, the seconds that were spent and those that were lost.
+_USE_CELLS: Final = 8
 _RUNNING: Final = 3
+_RATE: Final = 4
 #: A slot that counts against no holder.
 _NOBODY: Final = 1
-#: Where a key has its rates, and its amounts of the day.
+#: Where a key has what ended workers have used of its rates, as a worker has, and its amounts of the day.
 _RATES: Final[Mapping[str, int]] = {"requests": 0, "input": 2}
 _DAY: Final = 4
+#: Tokens of a rate by which sums of seconds may be wrong.
+_ROUNDING: Final = 1e-3
 
 
 class WorkerState(IntEnum):
@@ -73,13 +75,17 @@ class _Cell(IntEnum):
 class WorkerRow:
     """What one worker counts. Only it writes it while it runs, and the supervisor before and after that."""
 
-    def __init__(self, cells: memoryview[int], index: int, keys: Sequence[str]) -> None:
+    def __init__(self, cells: memoryview[int], floats: memoryview[float], index: int, keys: Sequence[str]) -> None:
         self._cells = cells
         self.index = index
         first = len(cells) - len(keys) * _USE_CELLS
         starts = range(first, len(cells), _USE_CELLS)
         #: What requests of each key have used and use here.
         self.uses = {name: cells[start : start + _USE_CELLS] for name, start in zip(keys, starts, strict=True)}
+        #: What it has spent of the rates of each key.
+        self.rates = {
+            name: floats[start + _RATE : start + _USE_CELLS] for name, start in zip(keys, starts, strict=True)
+        }
 
     @property
     def serial(self) -> int:
@@ -132,9 +138,8 @@ class WorkerRow:
         """Whether the worker does not answer the supervisor."""
         return self._cells[_Cell.HUNG] == 1
 
-    @hung.setter
-    def hung(self, value: bool) -> None:
-        self._cells[_Cell.HUNG] = value
+    def note_hung(self, hung: bool) -> None:
+        self._cells[_Cell.HUNG] = hung
 
     def use(self, serial: int) -> None:
         """Give the row to a worker."""
@@ -183,7 +188,8 @@ class SharedCounts:
         floats: memoryview[float] = view.cast("d")
         self._server = cells[:_SERVER_CELLS]
         starts = range(_SERVER_CELLS, first_key, row_cells)
-        self.rows = [WorkerRow(cells[start : start + row_cells], index, keys) for index, start in enumerate(starts)]
+        places_of_rows = [slice(start, start + row_cells) for start in starts]
+        self.rows = [WorkerRow(cells[row], floats[row], index, keys) for index, row in enumerate(places_of_rows)]
         starts = range(first_key, size // _CELL, _KEY_CELLS)
         places = {name: slice(start, start + _KEY_CELLS) for name, start in zip(keys, starts, strict=True)}
         self._keys = {name: cells[place] for name, place in places.items()}
@@ -194,9 +200,8 @@ class SharedCounts:
         """Whether all workers have been ready once."""
         return self._server[0] == 1
 
-    @started.setter
-    def started(self, value: bool) -> None:
-        self._server[0] = value
+    def note_started(self) -> None:
+        self._server[0] = 1
 
     def take_row(self, serial: int) -> WorkerRow:
         """A free row, for a new worker. Raises RuntimeError where there is none."""
@@ -210,11 +215,19 @@ class SharedCounts:
         """Forget a worker that has ended, and its sessions with it. What its requests have used stays counted."""
         for name, cells in row.uses.items():
             _add_use(self._keys[name][_DAY:], cells[0], tokens=cells[1], audio_ms=cells[2])
+            ended, rates = self._rates[name], row.rates[name]
+            for place in _RATES.values():
+                ended[place] += rates[place]
+                ended[place + 1] = max(ended[place + 1], rates[place + 1])
         row.use(0)
 
-    def of_key(self, name: str) -> tuple[memoryview[int], memoryview[float]]:
-        """The cells of a key, as whole numbers and as floats."""
-        return self._keys[name], self._rates[name]
+    def spent(self, key: str, place: int) -> float:
+        """The seconds that all have spent of a rate of the key."""
+        return self._rates[key][place] + sum(row.rates[key][place] for row in self.rows)
+
+    def lost(self, key: str, place: int) -> float:
+        """The seconds that all have let pass beyond what may be saved up."""
+        return max(self._rates[key][place + 1], *(row.rates[key][place + 1] for row in self.rows))
 
     def _uses(self, name: str) -> list[list[int]]:
         """What requests of a key have used: of each worker, and of those that have ended."""
@@ -277,33 +290,47 @@ class SharedSlotCounts:
         self._own.remove(_hash(holder))
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
-        return _SharedBucket(self._counts, _RATES[kind], key, rate=rate, capacity=capacity, now=now)
+        return _SharedBucket(self._counts, self._own, _RATES[kind], key, rate=rate, capacity=capacity, now=now)
 
 
 class _SharedBucket(TokenBucket):
-    """A token bucket whose state is in the file: its tokens, and the time as of which it had them (0: never used)."""
+    """A token bucket of all workers. It counts tokens as the seconds in which they come.
 
-    def __init__(self, counts: SharedCounts, place: int, key: str, *, rate: float, capacity: float, now: float) -> None:
+    What the bucket lacks is all that was spent and all that was lost, less the time. Lost is time that found the bucket
+    full: before it spends anything, each worker notes the time less all that was spent, and the highest note counts. So
+    each cell has one writer, and what one of two takes at once is seen by the other.
+    """
+
+    def __init__(
+        self,
+        counts: SharedCounts,
+        own: WorkerRow,
+        place: int,
+        key: str,
+        *,
+        rate: float,
+        capacity: float,
+        now: float,
+    ) -> None:
         super().__init__(rate=rate, capacity=capacity, now=now)
         self._counts = counts
         self._place = place
-        self._cells = counts.of_key(key)[1]
+        self._key = key
+        self._cells = own.rates[key]
 
     def try_take(self, amount: float = 1, *, now: float) -> float:
-        with self._state():
-            return super().try_take(amount, now=max(now, self._filled_at))
+        wait = self.spend(amount, now=now)  # counted first, and given back where it is too much
+        if wait:
+            self._cells[self._place] -= amount / self.rate
+        return wait
 
     def spend(self, amount: float, *, now: float) -> float:
-        with self._state():
-            return super().spend(amount, now=max(now, self._filled_at))
-
-    @contextmanager
-    def _state(self) -> Iterator[None]:
-        if self._cells[self._place + 1]:
-            self._tokens, self._filled_at = self._cells[self._place : self._place + 2]
-        yield
-        self._cells[self._place] = self._tokens
-        self._cells[self._place + 1] = self._filled_at
+        cells, place = self._cells, self._place
+        cells[place + 1] = max(cells[place + 1], now - self._counts.spent(self._key, place))
+        cells[place] += amount / self.rate
+        lacking = self._counts.lost(self._key, place) + self._counts.spent(self._key, place) - now
+        wait = lacking - self.capacity / self.rate
+        return wait if wait * self.rate > _ROUNDING else 0
 
 
 class SharedDailyUse(DailyUse):
@@ -405,6 +432,14 @@ class WorkerGroup(abc.ABC):
     @abc.abstractmethod
     async def all_metrics(self, own: list[Metric]) -> list[Metric]:
         """The metrics of the server, of which ``own`` are those of this worker."""
+
+    @abc.abstractmethod
+    def destination(self, target: bytes) -> int | None:
+        """Which of the others has to serve a request for ``target``, 0 for any; None where this one does."""
+
+    @abc.abstractmethod
+    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
+        """Give an open connection to one of the others: its file descriptor, and what was read of it."""
 
     def owns_file(self, name: str) -> bool:
         """Whether this worker looks after a recording: that of a worker that it follows, or of no worker."""

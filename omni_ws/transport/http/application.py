@@ -258,8 +258,7 @@ class Router:
             await exchange.respond_options(self.allow(request.segments))
             return
         match = self.match(request.method, request.segments)
-        exchange.route = match.template
-        exchange.path_parameters = match.parameters
+        exchange.found(match.template, match.parameters)
         await match.handler(exchange)
 
     def _find(self, segments: tuple[str, ...]) -> tuple[_Route, dict[str, str]]:

@@ -50,8 +50,9 @@ from omni_ws.transport.http import access
 from omni_ws.transport.http.application import Application, HttpLimits
 from omni_ws.transport.http.exchange import JSON, AccessRecord, HttpExchange, LogAccess, response_head, serve_exchange
 from omni_ws.transport.http.hang_up import Connections, Deadline, HalfCloseProbe, HangUp, PeerGone
-from omni_ws.transport.http.receiving import MAX_EMPTY_LINES, HttpInput, HttpOutput, skip_empty_line, strict_http
+from omni_ws.transport.http.receiving import HttpInput, HttpOutput
 from omni_ws.transport.http.request import HttpRequest, error_body, error_headers, protocol_failure, read_request
+from omni_ws.transport.http.strict_h11 import MAX_EMPTY_LINES, skip_empty_line, strict_http
 
 logger = logging.getLogger(__name__)
 

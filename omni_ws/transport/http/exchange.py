@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import h11
@@ -48,8 +48,8 @@ JSON: Final = "application/json"
 _BODILESS: Final = frozenset({204, 304})
 
 
-class ExchangeRecording(Protocol):
-    """Observer of what an exchange reads and writes."""
+class ExchangeRecording:
+    """Observer of what an exchange reads and writes; this one records nothing."""
 
     def read(self, data: bytes) -> None:
         """Observe a piece of the body, ``b""`` at its end."""
@@ -71,6 +71,9 @@ class ExchangeRecording(Protocol):
 
     def over(self) -> None:
         """Observe the end of the exchange, complete or not."""
+
+
+NOT_RECORDED: Final = ExchangeRecording()
 
 
 class ResponseState(enum.Enum):
@@ -103,8 +106,8 @@ _PIECE_BYTES: Final = 64 * 1024
 class HttpExchange:
     """A request and the response to it.
 
-    The router sets ``route`` and ``path_parameters``. Handlers may set the other public attributes before they read the
-    body. Response methods raise PeerGone once the client has disconnected.
+    Handlers say what they want of the body before they read it. Response methods raise PeerGone once the client has
+    disconnected.
     """
 
     def __init__(
@@ -133,21 +136,16 @@ class HttpExchange:
         self._body = http_input.body
         self._output = http_output
         self._connections = connections
-        #: Throttle: called with the size of every piece of the body, returns for how many seconds to hold the piece
-        #: back. The socket is not read meanwhile, once enough is held.
-        self.input_pace: Callable[[int], float] | None = None
-        #: Called with True while a piece is being held back by ``input_pace``, then with False.
-        self.on_throttled: Callable[[bool], None] = lambda held: None
-        #: Where ``charge`` counts the bytes kept of the body; released when the exchange is over.
-        self.input_share: Share | None = None
+        #: See ``limit_input``, ``feed_live`` and ``watch_body``.
+        self._input_pace: Callable[[int], float] | None = None
+        self._on_throttled: Callable[[bool], None] = lambda held: None
+        self._input_share: Share | None = None
+        self._on_body: Callable[[bytes], None] | None = None
         #: Called with an error that ends what runs for this request, in order that the client receives it.
         self.interrupts: list[Callable[[OmniError], None]] = []
-        self.recording: ExchangeRecording | None = None
+        self.recording = NOT_RECORDED
         #: Set when content of a live body has arrived, not only parameters.
         self.has_content = False
-        #: Called with every piece of the body before it is throttled, with ``b""`` at the end. ``read`` raises what it
-        #: raises.
-        self.on_body: Callable[[bytes], None] | None = None
         #: Bytes that were read, and are to be read again; and whether the body ended with them.
         self._pushed_back = bytearray()
         self._ended_there = False
@@ -171,14 +169,58 @@ class HttpExchange:
         """Longest silence of the peer while it owes body bytes, in seconds; None for no bound. May be set any time."""
         return self._input.body_timeout
 
-    @body_timeout.setter
-    def body_timeout(self, seconds: float | None) -> None:
-        self._input.body_timeout = seconds
+    def allow_silence(self, seconds: float | None) -> None:
+        """Set the longest silence of the peer while it owes body bytes. May be called any time."""
+        self._input.allow_silence(seconds)
 
     def body_is_live(self, silence: float) -> None:
         """Accept a body that is produced while it is sent: at any rate, with pauses of up to ``silence`` seconds."""
-        self._input.min_rate = None
-        self._input.body_timeout = silence
+        self._input.allow_any_rate(silence)
+
+    def limit_input(self, pace: Callable[[int], float] | None, share: Share) -> None:
+        """Throttle the body, and charge what ``charge`` names to ``share``, which is released with the exchange.
+
+        ``pace`` is called with the size of every piece, and returns for how many seconds to hold the piece back. The
+        socket is not read meanwhile, once enough is held.
+        """
+        self._input_pace, self._input_share = pace, share
+
+    def feed_live(self, on_throttled: Callable[[bool], None]) -> None:
+        """The body feeds a session, which times its silence from here on.
+
+        ``on_throttled`` is called with True while a piece is being held back by the pace, then with False.
+        """
+        self._on_throttled = on_throttled
+        self.allow_silence(None)
+
+    def watch_body(self, on_body: Callable[[bytes], None]) -> None:
+        """Have ``on_body`` called with every piece before it is throttled, and with ``b""`` at the end.
+
+        ``read`` raises what it raises.
+        """
+        self._on_body = on_body
+
+    def content_came(self) -> None:
+        """Content of a live body has arrived, not only parameters."""
+        self.has_content = True
+
+    # What others know of it
+
+    def found(self, route: str, path_parameters: Mapping[str, str]) -> None:
+        """The router has found this route for it."""
+        self.route, self.path_parameters = route, path_parameters
+
+    def belongs_to(self, session_id: str) -> None:
+        """It is of this session."""
+        self.session_id = session_id
+
+    def tell_error(self, error: OmniError) -> None:
+        """The handler sends an error as part of the response."""
+        self.error = error
+
+    def record(self, recording: ExchangeRecording) -> None:
+        """Have all that is read and written from now on recorded."""
+        self.recording = recording
 
     async def read(self) -> bytes:
         """Wait for body bytes and return them; return ``b""`` at the end of the body.
@@ -191,17 +233,16 @@ class HttpExchange:
             return self._read_again()
         self._input.before_read()
         chunk = await self._body.take()
-        if self.on_body is not None:
-            self.on_body(chunk)
-        if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
-            self.on_throttled(True)
+        if self._on_body is not None:
+            self._on_body(chunk)
+        if self._input_pace is not None and chunk and (seconds := self._input_pace(len(chunk))):
+            self._on_throttled(True)
             try:
                 await asyncio.sleep(seconds)
             finally:
-                self.on_throttled(False)
+                self._on_throttled(False)
         self._input.after_read()
-        if self.recording is not None:
-            self.recording.read(chunk)
+        self.recording.read(chunk)
         return chunk
 
     def push_back(self, data: bytearray, *, ended: bool) -> None:
@@ -243,8 +284,8 @@ class HttpExchange:
 
         Raises EngineOverloaded where that exceeds the server's budget.
         """
-        if self.input_share is not None:
-            self.input_share.resize(size + len(self._pushed_back))
+        if self._input_share is not None:
+            self._input_share.resize(size + len(self._pushed_back))
 
     def _refuse_encoded_body(self) -> None:
         for coding in self.request.headers.tokens("content-encoding"):
@@ -278,10 +319,9 @@ class HttpExchange:
             self.sent_bytes = len(body)
         self._output.send(*events, h11.EndOfMessage())
         self._state = _ENDED
-        if self.recording is not None:
-            self.recording.begun(status, fields)
-            self.recording.written(body)
-            self.recording.ended()
+        self.recording.begun(status, fields)
+        self.recording.written(body)
+        self.recording.ended()
         await self._output.drain()
 
     async def respond_json(self, status: int, content: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -335,9 +375,8 @@ class HttpExchange:
             self.sent_bytes = len(content)
         self._output.send(*events)
         self._state = _STARTED
-        if self.recording is not None:
-            self.recording.begun(status, fields)
-            self.recording.written(content)
+        self.recording.begun(status, fields)
+        self.recording.written(content)
         # h11 chooses chunks under the same conditions.
         sized = any(name.lower() == "content-length" for name, _ in fields)
         self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
@@ -366,24 +405,21 @@ class HttpExchange:
         elif data and self.request.method != "HEAD":
             self.sent_bytes += len(data)
             self._output.send(h11.Data(data=data))
-        if self.recording is not None:
-            self.recording.written(data)
+        self.recording.written(data)
 
     async def end(self) -> None:
         """End a started response. Does nothing where it has ended."""
         if self._state is not _ENDED:
             self._output.send(h11.EndOfMessage())
             self._state = _ENDED
-            if self.recording is not None:
-                self.recording.ended()
+            self.recording.ended()
             await self._output.drain()
 
     def close(self) -> None:
         """Release what the exchange holds, once its handler has returned or was cancelled."""
         self._pushed_back = bytearray()
         self.charge(0)
-        if self.recording is not None:
-            self.recording.over()
+        self.recording.over()
 
     def _sends_content(self, status: int) -> bool:
         return self.request.method != "HEAD" and status not in _BODILESS
@@ -614,6 +650,9 @@ class FormPart:
     content_type: str
     data: bytearray = field(default_factory=bytearray)
 
+    def append(self, data: bytes) -> None:
+        self.data += data
+
 
 async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
     """Read a body of at most ``limit`` bytes, and return its parts in order.
@@ -727,7 +766,7 @@ class FormReader:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = self._parts[-1]
-        part.data += data[start:end]
+        part.append(data[start:end])
         if part.filename is None and len(part.data) > MAX_FIELD_BYTES:
             raise PayloadTooLarge(f"at most {MAX_FIELD_BYTES} bytes per form field")
 

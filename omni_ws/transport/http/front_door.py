@@ -27,7 +27,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import h11
 from websockets.asyncio.server import Server, ServerConnection
@@ -39,6 +39,7 @@ from websockets.typing import Subprotocol
 
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError, UpgradeRequired
+from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
 from omni_ws.transport.http.connection import HttpConnection, Phase
 from omni_ws.transport.http.exchange import AccessRecord, LogAccess, discard_record
@@ -54,24 +55,6 @@ _LISTS: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
     ("Sec-WebSocket-Extensions", parse_extension),
 )
 _FIELD_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-#: When to look again whether the response before has left, so that the connection can be passed on.
-_LOOK_AGAIN_SEC: Final = 0.02
-
-
-class Elsewhere(Protocol):
-    """The other processes that serve the same port."""
-
-    @property
-    def connections_elsewhere(self) -> int:
-        """Their open connections."""
-        ...
-
-    def destination(self, target: bytes) -> int | None:
-        """Which of them has to serve a request for ``target``; None where it is served here."""
-        ...
-
-    def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give an open connection to one of them: its file descriptor, and what was read of it."""
 
 
 class FrontDoor(HttpConnection):
@@ -91,7 +74,7 @@ class FrontDoor(HttpConnection):
         limits: HttpLimits | None = None,
         log_access: LogAccess = discard_record,
         addresses: Addresses | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: WorkerGroup | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -106,15 +89,21 @@ class FrontDoor(HttpConnection):
         self._options = options
         self._elsewhere = elsewhere
         #: What has counted for the connection before it was made.
-        self.accepted_as: OpenConnection | None = None
+        self._accepted_as: OpenConnection | None = None
         #: What another process read of the connection, and whether that process passed it on to this one.
         self._received_elsewhere = b""
         self._passed_on = False
+        #: Which process gets the connection, and what was read of it, once it is to be given away.
+        self._destination: tuple[int, bytes] | None = None
 
     @property
     def upgraded_connections(self) -> int:
         elsewhere = 0 if self._elsewhere is None else self._elsewhere.connections_elsewhere
         return len(self._server.all_connections) + elsewhere
+
+    def accept_as(self, connection: OpenConnection) -> None:
+        """``connection`` counts for this one until it is made."""
+        self._accepted_as = connection
 
     def received_elsewhere(self, data: bytes, *, passed_on: bool) -> None:
         """What another process has read of the connection that is about to be made.
@@ -125,8 +114,8 @@ class FrontDoor(HttpConnection):
         self._passed_on = passed_on
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self.accepted_as is not None:
-            self._connections.discard(self.accepted_as)
+        if self._accepted_as is not None:
+            self._connections.discard(self._accepted_as)
         super().connection_made(transport)
         if self._received_elsewhere:
             self._transport.pause_reading()  # what was read before comes first
@@ -151,20 +140,21 @@ class FrontDoor(HttpConnection):
         self._enter(Phase.HANDED_OVER)
         self._detach()
         self._transport.pause_reading()
-        self._pass_on(serial, received, until=self._loop.time() + self._limits.write_timeout_sec)
+        self._destination = (serial, received)
+        if self._transport.get_write_buffer_size():  # the response before has not left yet
+            self._output.pause()  # which drops the connection where that takes too long
+            self._transport.set_write_buffer_limits(0)  # writing resumes once all has left
+        else:
+            self._pass_on()
 
-    def _pass_on(self, serial: int, received: bytes, *, until: float) -> None:
-        """Give the connection away, once the response before has left, or drop it where that is not ``until`` then.
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._destination is not None:
+            self._loop.call_soon(self._pass_on)  # a transport may not be aborted from in here
 
-        It stays in the registry until one of both. The system keeps it open meanwhile.
-        """
-        if self._elsewhere is None or self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size():
-            if self._loop.time() >= until:
-                self._write_timeout_expired()
-                return
-            self._loop.call_later(_LOOK_AGAIN_SEC, functools.partial(self._pass_on, serial, received, until=until))
+    def _pass_on(self) -> None:
+        """Give the connection away. It stays in the registry until then; the system keeps it open meanwhile."""
+        if self._elsewhere is None or self._destination is None or self._transport.is_closing():
             return
         try:
             descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
@@ -172,7 +162,7 @@ class FrontDoor(HttpConnection):
             self._transport.abort()
             return
         self._connections.discard(self)  # it counts among those elsewhere now
-        self._elsewhere.pass_on(serial, descriptor, received)
+        self._elsewhere.pass_on(self._destination[0], descriptor, self._destination[1])
         self._transport.abort()  # which closes this process's descriptor alone
 
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
@@ -241,7 +231,7 @@ class TlsDoor(asyncio.Protocol):
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
-        self._door.accepted_as = self
+        self._door.accept_as(self)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._door, accepted, ssl=self._context, ssl_handshake_timeout=self._timeout_sec
@@ -271,13 +261,13 @@ def front_door(
     limits: HttpLimits | None = None,
     log_access: LogAccess = discard_record,
     addresses: Addresses | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: WorkerGroup | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> type[ServerConnection]:
     """Return the ``create_connection`` argument of ``serve``, which is to have no ``ssl``.
 
     ``log_access`` is called with the record of every request; ``addresses`` knows the trusted proxies; ``elsewhere``
-    the other processes of the server.
+    the other processes that serve the same port.
     """
     door: Callable[..., FrontDoor] = functools.partial(
         FrontDoor,

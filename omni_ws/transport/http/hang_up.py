@@ -235,8 +235,11 @@ class Connections:
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._draining = False
-        #: Called when a connection came or went.
-        self.changed: Callable[[], None] = lambda: None
+        self._changed: Callable[[], None] = lambda: None
+
+    def report_to(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called when a connection comes or goes."""
+        self._changed = changed
 
     @property
     def draining(self) -> bool:
@@ -255,7 +258,7 @@ class Connections:
         """Register a connection that was accepted."""
         self._open.add(connection)
         self._none_left.clear()
-        self.changed()
+        self._changed()
 
     def is_full(self, *, upgraded: int) -> bool:
         """Whether the last connection is one too many, next to ``upgraded`` ones."""
@@ -272,7 +275,7 @@ class Connections:
         self._turned_away.discard(connection)
         if not self._open:
             self._none_left.set()
-        self.changed()
+        self._changed()
 
     def close_idle(self) -> None:
         """Start to drain: connections between two requests close now, the others after their response."""

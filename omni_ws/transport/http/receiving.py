@@ -1,20 +1,18 @@
-"""The two halves of an HTTP connection: the request body in, h11's bytes out; and h11, made stricter."""
+"""The two halves of an HTTP connection: the request body in, h11's bytes out."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import re
 from collections.abc import Callable
 from typing import Final
 
 import h11
-from h11._readers import ChunkedReader
-from h11._receivebuffer import ReceiveBuffer
 
 from omni_ws.errors import SessionTimeout
 from omni_ws.transport.http.hang_up import Deadline, HangUp, HangUpWatch, PeerGone
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.http.strict_h11 import limit_chunk_sizes
 
 # The receiving half
 
@@ -126,7 +124,7 @@ class HttpInput:
         self._timeout = body_timeout_sec
         self._default_min_rate = min_rate
         #: Least average rate of this body in bytes a second; None for no bound.
-        self.min_rate = min_rate
+        self._min_rate = min_rate
         #: Seconds for which the peer has owed bytes of this body, without the time since ``_owed_since``.
         self._owed_for = 0.0
         self._owed_since: float | None = None
@@ -153,15 +151,20 @@ class HttpInput:
         """Longest silence of the peer while it owes body bytes, in seconds; None for no bound."""
         return self._timeout
 
-    @body_timeout.setter
-    def body_timeout(self, seconds: float | None) -> None:
+    def allow_silence(self, seconds: float | None) -> None:
+        """Set the longest silence during this body."""
         self._timeout = seconds
         self._update_deadline()
+
+    def allow_any_rate(self, silence: float) -> None:
+        """Take this body at any rate, with silences of so many seconds."""
+        self._min_rate = None
+        self.allow_silence(silence)
 
     def begin_body(self, request: HttpRequest) -> None:
         """Expect the body of ``request``, whose head h11 has just parsed."""
         self._timeout = self._default_timeout
-        self.min_rate = self._default_min_rate
+        self._min_rate = self._default_min_rate
         self._owed_for, self._owed_since = 0.0, None
         self._expects_body = request.has_body
         self._update_deadline()
@@ -229,9 +232,9 @@ class HttpInput:
 
     def _allowed_silence(self) -> float | None:
         """How long the peer may be silent from now on, in seconds."""
-        if self._timeout is None or self.min_rate is None:
+        if self._timeout is None or self._min_rate is None:
             return self._timeout
-        whole = self._timeout + self.body.received / self.min_rate
+        whole = self._timeout + self.body.received / self._min_rate
         return max(0.0, min(self._timeout, whole - self._owed_for))
 
     def _expired(self) -> None:
@@ -239,7 +242,7 @@ class HttpInput:
         if self._timeout is None or since >= self._timeout:
             message = f"no data of the request body for {self._timeout:g} s"
         else:
-            message = f"the request body arrived at less than {self.min_rate:g} bytes per second"
+            message = f"the request body arrived at less than {self._min_rate:g} bytes per second"
         self.body.fail(SessionTimeout(message))
 
     # Backpressure
@@ -413,104 +416,3 @@ class HttpOutput:
         """Stop the timer and wake all writers: the transport is closed, or belongs to another protocol."""
         self._deadline.disarm()
         self._writable.set()
-
-
-# h11, made stricter where a proxy in front may see another request
-
-#: Digits of a chunk size, enough for 64 bits. Implementations differ in what they make of more, and a proxy that reads
-#: another size sees another request.
-MAX_CHUNK_SIZE_DIGITS: Final = 16
-
-#: Empty lines that are ignored before a request line. Some clients end a body with one that is no part of it (RFC 9112,
-#: section 2.2).
-MAX_EMPTY_LINES: Final = 2
-
-#: The longest line with the size of a chunk and its extensions, in bytes. No extension is known that anybody needs.
-MAX_CHUNK_LINE: Final = 256
-
-_HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
-#: RFC 9112, 7.1.1, without blanks behind the size.
-_CHUNK_LINE: Final = re.compile(rb"[0-9A-Fa-f]+(?:;[\t\x20-\x7e\x80-\xff]*)?")
-
-
-class BoundedChunkedReader(ChunkedReader):
-    """h11's reader of chunked bodies, with limits on the line in front of a chunk.
-
-    h11 takes 20 digits, and extensions of any bytes; but a proxy that sees the end of a line at a bare CR sees another
-    request. Relies on private parts of h11, which tests/transport/http/test_front_door_contract.py checks.
-    """
-
-    def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
-        if not (self._bytes_in_chunk or self._reading_trailer):
-            start = len(self._bytes_to_discard)
-            digits = buffer._data[start : start + MAX_CHUNK_SIZE_DIGITS + 1]
-            if len(digits) > MAX_CHUNK_SIZE_DIGITS and _HEX_DIGITS.issuperset(digits):
-                raise h11.RemoteProtocolError("chunk size too long")
-            line = bytes(buffer._data[start : start + MAX_CHUNK_LINE + 2])
-            end = line.find(b"\r\n")
-            if end < 0 and len(line) > MAX_CHUNK_LINE + 1:
-                raise h11.RemoteProtocolError("chunk line too long")
-            if end >= 0 and not _CHUNK_LINE.fullmatch(line, 0, end):
-                raise h11.RemoteProtocolError("illegal chunk header")
-        return super().__call__(buffer)
-
-
-def limit_chunk_sizes(http: h11.Connection) -> None:
-    """Limit the chunk sizes of the request whose head ``http`` has just parsed."""
-    if isinstance(http._reader, ChunkedReader):
-        http._reader = BoundedChunkedReader()
-
-
-class StrictReceiveBuffer(ReceiveBuffer):
-    """h11's buffer, with refusals for lines of heads and trailers that end without CR, or that continue the one before.
-
-    h11 takes both, as RFC 9112 permits (sections 2.2 and 5.2). But a proxy that reads such lines otherwise sees another
-    request. An empty line before a head, which h11 refuses, can be skipped. Relies on private parts of h11, which
-    tests/transport/http/test_front_door_contract.py checks.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: The lines that are being taken, as they came; None outside of that.
-        self._raw: bytearray | None = None
-
-    def _extract(self, count: int) -> bytearray:
-        extracted = super()._extract(count)
-        if self._raw is not None:
-            self._raw = extracted
-        return extracted
-
-    def skip_empty_line(self) -> bool:
-        """Remove the empty line at the beginning, if there is one, and return whether there was."""
-        found = self._data.startswith(b"\r\n")
-        if found:
-            self._extract(2)
-        return found
-
-    def is_next_line_obviously_invalid_request_line(self) -> bool:
-        return self._data != b"\r" and super().is_next_line_obviously_invalid_request_line()
-
-    def maybe_extract_lines(self) -> list[bytearray] | None:
-        self._raw = bytearray()
-        lines = super().maybe_extract_lines()
-        raw, self._raw = self._raw, None
-        if lines is None:
-            return None
-        if raw.count(b"\n") != raw.count(b"\r\n"):
-            raise h11.RemoteProtocolError("bare LF")
-        if any(line.startswith((b" ", b"\t")) for line in lines[1:]):
-            raise h11.RemoteProtocolError("folded line")
-        return lines
-
-
-def skip_empty_line(http: h11.Connection) -> bool:
-    """Skip the empty line before a head, if there is one; returns whether there was. ``http`` is a ``strict_http``."""
-    buffer = http._receive_buffer
-    return isinstance(buffer, StrictReceiveBuffer) and buffer.skip_empty_line()
-
-
-def strict_http(max_header_bytes: int) -> h11.Connection:
-    """A server's side of HTTP/1.1 that reads heads strictly."""
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_header_bytes)
-    http._receive_buffer = StrictReceiveBuffer()
-    return http

@@ -684,7 +684,7 @@ class SoleConnection(ABC):
             self._arm(self._loop.time())
 
     def _arm(self, now: float) -> None:
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        self._keep_alive.heard(self._connection.heard_at)
         deadlines = (
             self._conversation.get_timer(),
             self._keep_alive.get_timer(listening=self._connection.is_reading),
@@ -707,7 +707,7 @@ class SoleConnection(ABC):
         except OmniError as error:
             self._session.end(error)
             return
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        self._keep_alive.heard(self._connection.heard_at)
         match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
             case PeerState.SILENT if self._connection.is_open:
                 self._connection.write_ping()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.input_stream import InputStream
@@ -46,17 +46,21 @@ class KeepAlive:
 
     def __init__(self, settings: KeepAliveSettings, *, now: float) -> None:
         self._settings = settings
-        self.last_sign_of_life = now
+        self._last_sign_of_life = now
         self._pinged_at = now
-        #: The value of ``last_sign_of_life`` at the last ping.
+        #: The value of ``_last_sign_of_life`` at the last ping.
         self._silent_since: float | None = None
+
+    def heard(self, when: float) -> None:
+        """The peer gave its last sign of life then."""
+        self._last_sign_of_life = when
 
     def get_timer(self, *, listening: bool) -> float | None:
         interval, timeout = self._settings.ping_interval, self._settings.ping_timeout
         if interval is None:
             return None
         if not self._unanswered:
-            return self.last_sign_of_life + interval
+            return self._last_sign_of_life + interval
         return self._pinged_at + (interval if timeout is None or not listening else timeout)
 
     def handle_timer(self, now: float, *, listening: bool) -> PeerState:
@@ -65,12 +69,12 @@ class KeepAlive:
             return PeerState.ALIVE
         if self._unanswered and listening and self._settings.ping_timeout is not None:
             return PeerState.GONE
-        self._pinged_at, self._silent_since = now, self.last_sign_of_life
+        self._pinged_at, self._silent_since = now, self._last_sign_of_life
         return PeerState.SILENT
 
     @property
     def _unanswered(self) -> bool:
-        return self._silent_since == self.last_sign_of_life
+        return self._silent_since == self._last_sign_of_life
 
 
 #: A peer is looked at late by up to this share of the time that it was given.
@@ -79,15 +83,9 @@ _LATE_SHARE: Final = 1 / 20
 _PEERS_PER_PASS: Final = 32
 
 
-class Peer(Protocol):
-    """One connection's peer."""
-
-    def check_peer(self, now: float) -> float | None:
-        """Ping the peer or give it up, as its silence demands; returns when to look again, None for never.
-
-        It may not raise.
-        """
-        ...
+#: Pings one connection's peer or gives it up, as its silence demands. Gets the time; returns when to look again, None
+#: for never. May not raise.
+CheckPeer: TypeAlias = Callable[[float], float | None]
 
 
 class PeerRounds:
@@ -101,13 +99,13 @@ class PeerRounds:
         times = (settings.ping_interval, settings.ping_timeout)
         self._period = min((time for time in times if time is not None), default=math.inf) * _LATE_SHARE
         #: The peers of each round that is to come, by its number; and the number of each peer's.
-        self._rounds: dict[int, dict[Peer, None]] = {}
-        self._number_of: dict[Peer, int] = {}
+        self._rounds: dict[int, dict[CheckPeer, None]] = {}
+        self._number_of: dict[CheckPeer, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         #: The time of the timer.
         self._next = math.inf
 
-    def watch(self, peer: Peer, when: float | None) -> None:
+    def watch(self, peer: CheckPeer, when: float | None) -> None:
         """Look at ``peer`` at ``when``, or a little later; None for never. Replaces what was said before."""
         self.forget(peer)
         if when is None:
@@ -117,7 +115,7 @@ class PeerRounds:
         self._number_of[peer] = number
         self._arm(number * self._period)
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: CheckPeer) -> None:
         """Look at it no more. Idempotent. The timer runs out by itself."""
         number = self._number_of.pop(peer, None)
         if number is not None:
@@ -148,7 +146,7 @@ class PeerRounds:
                 if looked_at > _PEERS_PER_PASS:
                     self._arm(now)  # the rest in the next pass: other connections get their share
                     return
-                self.watch(peer, peer.check_peer(now))
+                self.watch(peer, peer(now))
         if self._rounds:
             self._arm(min(self._rounds) * self._period)
 
@@ -218,18 +216,8 @@ class Acknowledgements:
         self.due_at = math.inf
 
 
-class Waiting(Protocol):
-    """Has an acknowledgement that is due at some time."""
-
-    #: On the loop's clock; infinite where none is due.
-    due_at: float
-
-    def acknowledge(self) -> None:
-        """Called at ``due_at``. May not raise."""
-
-
 class Clock(Protocol):
-    def wait(self, when: float, waiting: Waiting) -> None:
+    def wait(self, when: float, waiting: Acknowledgements) -> None:
         """Call ``waiting.acknowledge`` at ``when``, if its ``due_at`` is still that."""
 
 
@@ -242,10 +230,10 @@ class AcknowledgementClock:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Waiting]] = deque()
+        self._waiting: deque[tuple[float, Acknowledgements]] = deque()
         self._armed = False
 
-    def wait(self, when: float, waiting: Waiting) -> None:
+    def wait(self, when: float, waiting: Acknowledgements) -> None:
         self._waiting.append((when, waiting))
         if not self._armed:
             self._arm(when)

@@ -139,7 +139,7 @@ class WebSocketSession:
             self.output.start()
             self._connection.attach(self, self._conversation.account)
             self.timer_changed()
-            self._rounds.watch(self, self._keep_alive.get_timer(listening=True))
+            self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=True))
             error = await self._left
             if self._state is Serving.REPLACED:
                 await self.output.close_replaced()
@@ -147,7 +147,7 @@ class WebSocketSession:
                 await self.output.close_with(error)
         finally:
             self._leave(Serving.LOST)
-            self._rounds.forget(self)
+            self._rounds.forget(self.check_peer)
             self.acks.stop()
             if self._timer is not None:
                 self._timer.cancel()
@@ -203,14 +203,13 @@ class WebSocketSession:
                     self._configuration.check_chunk(frame)
                 except InvalidRequest as refusal:
                     assert frame.sequence_id is not None
-                    refusal.ref = frame.ref
-                    frame = RefusedChunk(frame.sequence_id, refusal)
+                    frame = RefusedChunk(frame.sequence_id, refusal.about(ref=frame.ref))
             if type(frame) is InputChunk:
                 try:
                     self._conversation.receive_chunk(frame, now=now)
                 except OmniError as error:
                     if error.sequence_id in (None, frame.sequence_id):
-                        error.ref = frame.ref
+                        error.about(ref=frame.ref)
                     raise
             else:
                 self._receive_control(frame, now)
@@ -246,7 +245,7 @@ class WebSocketSession:
                 try:
                     conversation.refuse_chunk(sequence_id)
                 except OmniError as stays_free:  # its number, and this alone is reported
-                    stays_free.ref = error.ref
+                    stays_free.about(ref=error.ref)
                     raise
                 self._outbox.put_nowait(error)
             case FinishFrame():
@@ -356,11 +355,11 @@ class WebSocketSession:
         self._arm(now)
 
     def check_peer(self, now: float) -> float | None:
-        """See Peer."""
+        """Of PeerRounds: ping the client or give it up, and say when to look again."""
         if not self._listening:
             return None
         is_reading = self._connection.is_reading
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        self._keep_alive.heard(self._connection.heard_at)
         match self._keep_alive.handle_timer(now, listening=is_reading):
             case PeerState.SILENT if self._connection.is_open:
                 self._connection.write_ping()

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, Self, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode
 
+from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
-from websockets.http11 import Request
-from websockets.protocol import Protocol as WebSocketProtocol
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.config.model import ServerConfig
@@ -23,7 +22,7 @@ from omni_ws.service.recording.recorder import (
     SessionRecording,
 )
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.exchange import ExchangeRecording, HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 
 
@@ -115,7 +114,7 @@ class HttpRecordings:
             return
         connection = recording.connection()
         connection.requested(request.method, _request_target(request), _headers(request))
-        exchange.recording = RecordedExchange(self, connection, session)
+        exchange.record(RecordedExchange(self, connection, session))
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
         """The recording of a session, for a WebSocket that reads its answer; None where there is none."""
@@ -165,8 +164,8 @@ class _Session:
             self._timer.cancel()
 
 
-class RecordedExchange:
-    """Records one exchange. See ExchangeRecording."""
+class RecordedExchange(ExchangeRecording):
+    """Records one exchange."""
 
     def __init__(self, recordings: HttpRecordings, connection: ConnectionRecording, session: _Session | None) -> None:
         self._recordings = recordings
@@ -224,27 +223,7 @@ class MessageReceiver(Protocol):
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
 
 
-class MessageConnection(Protocol):
-    """A connection that can be recorded, once its handshake is done."""
-
-    request: Request | None
-    #: Done when the connection is lost.
-    connection_lost_waiter: asyncio.Future[None]
-
-    @property
-    def protocol(self) -> WebSocketProtocol: ...
-
-    @property
-    def subprotocol(self) -> str | None: ...
-
-    def attach(self, receiver: Any, account: ByteBudget | None = None) -> None: ...
-
-    def write_message(self, data: bytes, *, is_text: bool) -> None: ...
-
-    async def send(self, message: Any, *, text: bool | None = None) -> None: ...
-
-
-_Connection = TypeVar("_Connection", bound=MessageConnection)
+_Connection = TypeVar("_Connection", bound=ServerConnection)
 
 
 def recorded(
@@ -268,9 +247,9 @@ def recorded(
 
 
 class _RecordedConnection:
-    """Stands in for a connection: whatever is not a message goes through to it."""
+    """Stands in for a StreamConnection: whatever is not a message goes through to it."""
 
-    def __init__(self, connection: MessageConnection, recording: ConnectionRecording) -> None:
+    def __init__(self, connection: Any, recording: ConnectionRecording) -> None:
         self._connection = connection
         self._recording = recording
         connection.connection_lost_waiter.add_done_callback(self._lost)

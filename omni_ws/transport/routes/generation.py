@@ -97,8 +97,7 @@ class GenerationRoutes(FrontEnd):
         admission = self.sessions.admission
         async with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
             self.sessions.check_ready()
-            exchange.input_pace = admission.input_pace(key)
-            exchange.input_share = Share(self.sessions.budget)
+            exchange.limit_input(admission.input_pace(key), Share(self.sessions.budget))
             with limited(exchange, key):
                 yield key_name(key)
 
@@ -180,7 +179,7 @@ class GenerationRoutes(FrontEnd):
             streamed_body=streaming_input,
             owner=owner,
         )
-        exchange.session_id = conversation.observed.identity.session_id
+        exchange.belongs_to(conversation.observed.identity.session_id)
         with ended_on_error(conversation):
             target = configure(conversation, patch, samples=samples, whole_input=not streaming_input)
             prepare(conversation)
@@ -315,7 +314,7 @@ async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
     Raises PayloadTooLarge beyond the limit of ordinary bodies.
     """
     streaming, limit = config.streaming_input, config.http.max_body_bytes
-    exchange.body_timeout = streaming.session_timeout_sec
+    exchange.allow_silence(streaming.session_timeout_sec)
     body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_frame_bytes(streaming.max_chunk_bytes))
     ordinary: bool | None = None
     while ordinary is None and (data := await exchange.read()):
@@ -387,8 +386,7 @@ class StreamingBody:
     async def feed(self, session: HttpSession) -> None:
         """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""
         self._session = session
-        self._exchange.on_throttled = session.hold_clocks
-        self._exchange.body_timeout = None
+        self._exchange.feed_live(session.hold_clocks)
         chunk = self._first or await self._next()
         while chunk is not None:
             assert isinstance(chunk, InputChunk), "only the first object of a body can be its parameters"
@@ -416,7 +414,7 @@ class StreamingBody:
             self._ended = not self._unread
             self._items = self._reader.finish() if self._ended else self._reader.feed(self._next_piece())
         if isinstance(item, InputChunk) and item.payload:
-            self._exchange.has_content = True
+            self._exchange.content_came()
         return item
 
     def _next_piece(self) -> bytes:
@@ -434,7 +432,7 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
     try:
         audio = parse_audio_mime(content_type, default=default)
     except (InvalidValue, UnsupportedFormat) as error:
-        error.param = "Content-Type"
+        error.about(param="Content-Type")
         raise
     return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}
 
@@ -486,11 +484,11 @@ async def slot_for_body(
                     admission.opened_empty(body)
                     held.callback(admission.ended, body)
             if not data:
-                exchange.has_content = True
+                exchange.content_came()
                 slot.keep()
 
         if exchange.request.has_body:
-            exchange.on_body = body_received
+            exchange.watch_body(body_received)
         else:
             body_received(b"")
         yield held

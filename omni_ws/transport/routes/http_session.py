@@ -42,7 +42,7 @@ class HttpSession:
         self._loop = asyncio.get_running_loop()
         #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
         self._waiting: asyncio.Future[bool] | None = None
-        self._meanwhile: PromptWriter | None = None
+        self._meanwhile: EventBatch | None = None
         self._idle_sec: float | None = None
         #: When ``meanwhile`` last wrote what was queued, on the loop's clock.
         self._delivered_at = -math.inf
@@ -59,7 +59,7 @@ class HttpSession:
             self.conversation.configuration.check_chunk(chunk)
             self.conversation.receive_chunk(chunk, now=self._loop.time())
         except OmniError as error:
-            error.param = self.conversation.field_names(error.param)
+            error.about(param=self.conversation.field_names(error.param))
             raise
         if self.conversation.stream.gap_since is not None:
             self._timer_changed.set()
@@ -134,7 +134,7 @@ class HttpSession:
             self._unwritten.append(message)
         return message
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait for output; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` writes."""
         if self._outbox:
             return True
@@ -268,18 +268,6 @@ class EventEncoder(Protocol):
         ...
 
 
-class PromptWriter(Protocol):
-    """Writes outputs inside the call that brings them. Neither method waits, and what they raise ends the wait."""
-
-    def write_now(self, output: OutputChunk) -> bool:
-        """Write the next output. Returns False, and nothing is done, where the waiting task has to do it."""
-        ...
-
-    def write_available(self) -> bool:
-        """Write what ``take`` returns. Returns False where the waiting task has to do the rest."""
-        ...
-
-
 class AnswerSource(Protocol):
     """Where the messages of an answer are read from: one session, several, or the output log of a Mode B session."""
 
@@ -287,11 +275,11 @@ class AnswerSource(Protocol):
         """Return the next message, None where there is none yet. Raises the error that ended the answer."""
         ...
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait until there may be a message to take. Returns False after ``idle_sec`` seconds without one.
 
-        ``meanwhile`` may handle messages without waking the waiting task, which costs as much as all other work on a
-        token. Raises as ``take`` does.
+        ``meanwhile`` may write messages without waking the waiting task, which costs as much as all other work on a
+        token. What it raises ends the wait. Raises as ``take`` does.
         """
         ...
 
@@ -309,8 +297,8 @@ async def next_message(source: AnswerSource) -> ServerMessage:
 class EventSink(Protocol):
     """Where events are written to: an HttpExchange, or a wrapper of one."""
 
-    #: An error that was sent as an event, for the access log.
-    error: OmniError | None
+    def tell_error(self, error: OmniError) -> None:
+        """For the access log: an error is sent as an event."""
 
     @property
     def head_sent(self) -> bool:
@@ -371,7 +359,7 @@ async def write_events(
         head_by_heartbeat: Whether a heartbeat may send the head.
         heartbeat_sec: Seconds without an event after which a comment is sent, once the head is; 0 for never.
     """
-    events = _EventBatch(sink, source, encoder, head_at_start=head_at_start)
+    events = EventBatch(sink, source, encoder, head_at_start=head_at_start)
     try:
         while True:
             events.encode_available()
@@ -389,13 +377,13 @@ async def write_events(
     except OmniError as error:
         if not sink.head_sent and not events.waiting:
             raise
-        sink.error = error
+        sink.tell_error(error)
         events.waiting.append(error_event(error))
     await events.write()
     await sink.end()
 
 
-class _EventBatch:
+class EventBatch:
     """The events of one answer that have been encoded and not written yet."""
 
     def __init__(self, sink: EventSink, source: AnswerSource, encoder: EventEncoder, *, head_at_start: bool) -> None:
@@ -429,7 +417,7 @@ class _EventBatch:
         return False
 
     def write_now(self, output: OutputChunk) -> bool:
-        """See PromptWriter."""
+        """Write the next output, within the call that brings it. Returns False where the waiting task has to."""
         sink = self._sink
         if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
@@ -438,7 +426,7 @@ class _EventBatch:
         return True
 
     def write_available(self) -> bool:
-        """See PromptWriter."""
+        """Write what ``take`` returns. Returns False where the waiting task has to do the rest."""
         if not self.encode_available():
             return False
         if self.waiting:
@@ -468,7 +456,7 @@ class _EventBatch:
 
 async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
     """Respond with a stream of one ``event: error``, for clients that read errors from events only."""
-    exchange.error = error
+    exchange.tell_error(error)
     await exchange.start(200, SSE_HEADERS)
     await exchange.write(error_event(error))
     await exchange.end()
@@ -569,7 +557,7 @@ class MergedAnswers:
                 return message
         return None
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait for a message of any session; see ``AnswerSource``."""
         for index, session in enumerate(self._sessions):
             if index not in self._finals and index not in self._receiving:

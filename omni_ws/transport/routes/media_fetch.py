@@ -69,7 +69,7 @@ class MediaReader:
                     case MediaUrl():
                         chunk = item.chunk(*await self._fetched(item.url, room, charge_more, deadline))
             except OmniError as error:
-                error.param = item.place
+                error.about(param=item.place)
                 raise
             held += len(chunk.payload)
             charge(held)

@@ -42,7 +42,7 @@ from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_t
 from omni_ws.transport.http.request import error_object
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
-from omni_ws.transport.routes.http_session import SSE_HEADERS, PromptWriter, charging, write_events
+from omni_ws.transport.routes.http_session import SSE_HEADERS, EventBatch, charging, write_events
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_requests import ChatRequest, read_chat
 from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally
@@ -98,9 +98,8 @@ class ModeBRoutes(FrontEnd):
             session = self._open(request, key, slot)
         try:
             await session.feed(chunks)
-            exchange.session_id = session.id
-            if exchange.recording is not None:
-                exchange.recording.opens_session(session.id)
+            exchange.belongs_to(session.id)
+            exchange.recording.opens_session(session.id)
             location = ("Location", f"{exchange.request.path}/{session.id}")
             await exchange.respond_json(201, self._status(session), [location])
         except BaseException:
@@ -156,7 +155,7 @@ class ModeBRoutes(FrontEnd):
         session.cancel()
         await session.wait_released()
         await exchange.respond(204)
-        _end_recording(exchange)
+        exchange.recording.ends_session()
 
     async def result(self, exchange: HttpExchange) -> None:
         """Respond with the result: as events as they are produced, or whole.
@@ -168,7 +167,7 @@ class ModeBRoutes(FrontEnd):
         with session.reading():
             if _wants_events(exchange, session):
                 await write_result_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
-                _end_recording(exchange)
+                exchange.recording.ends_session()
                 return
             try:
                 async with asyncio.timeout(wait):
@@ -177,10 +176,10 @@ class ModeBRoutes(FrontEnd):
                 await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
                 return
             if session.state is not SessionState.FINISHED:
-                _end_recording(exchange)
+                exchange.recording.ends_session()
                 raise session.failure()
             await write_result(exchange, session, budget=self._sessions.budget)
-            _end_recording(exchange)
+            exchange.recording.ends_session()
 
     def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
         """Raises NotFound where streaming input is disabled, and Unauthenticated."""
@@ -189,14 +188,13 @@ class ModeBRoutes(FrontEnd):
 
     def _limit_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
         """Throttle the body to the key's rate, and charge it to the server's budget."""
-        exchange.input_pace = self._sessions.admission.input_pace(key)
-        exchange.input_share = Share(self._sessions.budget)
+        exchange.limit_input(self._sessions.admission.input_pace(key), Share(self._sessions.budget))
 
     def _session(self, exchange: HttpExchange) -> ModeBSession:
         """The session of the path, if it belongs to the key. Raises SessionNotFound and SessionExpired."""
         key = self._authenticate(exchange)
         session = self._registry.get(exchange.path_parameters["id"], key)
-        exchange.session_id = session.id
+        exchange.belongs_to(session.id)
         return session
 
     def _status(self, session: ModeBSession) -> dict[str, Any]:
@@ -230,12 +228,6 @@ def _weight(size: int, fields: dict[str, Any]) -> int:
     """What a body of ``size`` bytes counts where its size decides on a thread: each chunk costs as much as a KiB."""
     chunks = fields.get("chunks")
     return max(size, len(chunks) << 10 if isinstance(chunks, list) else 0)
-
-
-def _end_recording(exchange: HttpExchange) -> None:
-    """Complete the recording of the session: nothing more is expected of it."""
-    if exchange.recording is not None:
-        exchange.recording.ends_session()
 
 
 def _wait(exchange: HttpExchange) -> float:
@@ -306,7 +298,7 @@ class ResultReader:
         found = self._session.output.find(self._position)
         return None if found is None else self._read(*found)
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait for the log to grow; see ``AnswerSource``."""
         if self._position >= self._session.output.end:
             await self._events.caught_up()
@@ -346,13 +338,8 @@ class NumberedEvents:
         self._written = False
         self._started = False
 
-    @property
-    def error(self) -> OmniError | None:
-        return self._exchange.error
-
-    @error.setter
-    def error(self, error: OmniError | None) -> None:
-        self._exchange.error = error
+    def tell_error(self, error: OmniError) -> None:
+        self._exchange.tell_error(error)
 
     @property
     def head_sent(self) -> bool:

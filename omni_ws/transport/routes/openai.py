@@ -464,6 +464,11 @@ class _OfKey:
     answers: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
     characters: int = 0
 
+    def keep(self, audio_id: str, text: str, *, until: float) -> None:
+        self.drop(audio_id)
+        self.answers[audio_id] = (until, text)
+        self.characters += len(text)
+
     def drop(self, audio_id: str) -> None:
         _, text = self.answers.pop(audio_id, (0.0, ""))
         self.characters -= len(text)
@@ -493,9 +498,7 @@ class SpokenAnswers:
     def keep(self, audio_id: str, text: str, *, key: str | None) -> None:
         """Know what was said in an answer to this key."""
         own = self._by_key.setdefault(key, _OfKey())
-        own.drop(audio_id)
-        own.answers[audio_id] = (self._now() + KNOWN_SEC, text)
-        own.characters += len(text)
+        own.keep(audio_id, text, until=self._now() + KNOWN_SEC)
         own.drop_old(self._now())
 
     async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:

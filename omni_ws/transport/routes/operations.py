@@ -94,7 +94,7 @@ class OperationsRoutes(FrontEnd):
         try:
             self._sessions.model.check(name)
         except ModelNotFound as error:
-            error.param = "id"
+            error.about(param="id")
             raise
         await exchange.respond_json(200, self._model(name))
 

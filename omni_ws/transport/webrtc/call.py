@@ -12,19 +12,29 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
+from aioice.ice import Connection
+from aioice.turn import TurnTransport
 from aiortc import (
     InvalidStateError,
     RTCConfiguration,
     RTCDataChannel,
     RTCIceServer,
+    RTCIceTransport,
     RTCPeerConnection,
     RTCRtpReceiver,
     RTCRtpSender,
+    RTCSctpTransport,
     RTCSessionDescription,
 )
 from aiortc.exceptions import OperationError
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
-from aiortc.rtcsctptransport import LOCAL_MAX_MESSAGE_SIZE, SCTP_DATA_LAST_FRAG, DataChunk, tsn_plus_one
+from aiortc.rtcsctptransport import (
+    LOCAL_MAX_MESSAGE_SIZE,
+    SCTP_DATA_LAST_FRAG,
+    DataChunk,
+    InboundStream,
+    tsn_plus_one,
+)
 from aiortc.sdp import SessionDescription
 from av import Packet
 from websockets.frames import CloseCode
@@ -44,6 +54,7 @@ from omni_ws.errors import (
     SlowConsumer,
     UnsupportedFormat,
 )
+from omni_ws.installing import check_private_names
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession
@@ -57,6 +68,22 @@ logger = logging.getLogger(__name__)
 
 #: How long a caller may take from the answer to its offer to the open data channel.
 SETUP_TIMEOUT_SEC: Final = 30.0
+#: Where aioice keeps the task in which a TURN server is asked to release an address. It asks a minute long.
+_RELEASE: Final = "_TurnTransport__close_task"
+#: Where aiortc keeps its own buffer. That waits for 320 ms at the first loss, and keeps the delay to the call's end.
+_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
+#: What its decoder's thread reads. None ends the thread, which has nothing to do here.
+_DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
+check_private_names("aioice", {Connection: ("_protocols",), TurnTransport: (_RELEASE,)})
+check_private_names(
+    "aiortc",
+    {
+        RTCIceTransport: ("_connection",),
+        RTCRtpReceiver: (_BUFFER, _DECODER_QUEUE),
+        RTCSctpTransport: ("_inbound_streams", "_receive_data_chunk"),
+        InboundStream: ("reassembly",),
+    },
+)
 #: A track has no pings; see CallChannel.
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 
@@ -271,8 +298,6 @@ MAX_UNREAD_BYTES: Final = 1 << 20
 MESSAGE_OVERHEAD_BYTES: Final = 128
 #: How long the last events may take to be sent, and the library to close.
 CLOSE_TIMEOUT_SEC: Final = 5.0
-#: Where aioice keeps the task in which a TURN server is asked to release an address. It asks a minute long.
-_RELEASE: Final = "_TurnTransport__close_task"
 
 
 class CallChannel:
@@ -542,7 +567,7 @@ class CallChannel:
         if self._peer.sctp is not None:
             transports.append(self._peer.sctp.transport)
         for protocol in {one for each in transports for one in each.transport._connection._protocols}:
-            if (release := getattr(protocol.transport, _RELEASE, None)) is not None:
+            if isinstance(protocol.transport, TurnTransport) and (release := getattr(protocol.transport, _RELEASE)):
                 release.cancel()
 
 
@@ -567,10 +592,6 @@ MAX_GAP_SEC: Final = 10.0
 MAX_AHEAD_SEC: Final = 12.0
 #: The longest packet of Opus (RFC 6716, 3.2.5).
 _MAX_PACKET_SEC: Final = 0.12
-#: Where aiortc keeps its own buffer. That waits for 320 ms at the first loss, and keeps the delay to the call's end.
-_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
-#: What its decoder's thread reads. None ends the thread, which has nothing to do here.
-_DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
 
 
 class CallMicrophone:
@@ -598,8 +619,6 @@ class CallMicrophone:
 
     def connect(self, receiver: RTCRtpReceiver) -> None:
         """Take the packets of ``receiver`` before it buffers and decodes them itself."""
-        if not hasattr(receiver, _BUFFER):
-            raise RuntimeError("this version of aiortc keeps its jitter buffer elsewhere")
         setattr(receiver, _BUFFER, self)
         getattr(receiver, _DECODER_QUEUE).put(None)
 

@@ -270,3 +270,22 @@ def test_withdrawn_outputs_leave_no_gap_and_return_their_bytes() -> None:
     assert [message.sequence_id for message in left if isinstance(message, OutputChunk | FinalChunk)] == [5, 6, 7]
     assert isinstance(left[-1], PongFrame)
     assert (outbox.queued, budget.used) == (0, 0)
+
+
+def test_an_error_is_queued_without_its_traceback_which_it_keeps() -> None:
+    """A traceback would keep the refused payload; but whoever logs the error later needs its cause."""
+    outbox, _ = make()
+    try:
+        try:
+            raise ValueError("why")
+        except ValueError as cause:
+            raise InvalidValue("refused", param="text") from cause
+    except InvalidValue as caught:
+        error = caught
+    outbox.put_nowait(error)
+    queued = outbox.take()
+    assert isinstance(queued, InvalidValue)
+    assert (queued.message, queued.param, str(queued)) == ("refused", "text", "refused")
+    assert (queued.__traceback__, queued.__cause__, queued.__context__) == (None, None, None)
+    assert error.__traceback__ is not None
+    assert isinstance(error.__cause__, ValueError)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
+from random import Random
 from typing import IO
 
 import pytest
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.addresses import Addresses
-from omni_ws.core.quota import DAY_SEC, DailyLimits, UsedToday
+from omni_ws.core.quota import DAY_SEC, DailyLimits, TokenBucket, UsedToday
 from omni_ws.errors import EngineOverloaded, RateLimited
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.shared_counts import SharedCounts, SharedDailyUse, SharedSlotCounts, WorkerRow
@@ -117,6 +119,60 @@ async def test_the_pace_of_input_is_that_of_the_server(file: IO[bytes]) -> None:
     waits = [pace(500) for pace in paces if pace is not None]
     assert waits == [0, 0]
     assert [pace(1000) > 0.5 for pace in paces if pace is not None] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["requests", "input"])
+def test_a_shared_bucket_takes_what_one_bucket_would(file: IO[bytes], kind: str) -> None:
+    sides = [Side(file, serial) for serial in (1, 2)]
+    begin, rate, capacity = 5e6, 3.0, 7.0
+    shared = [
+        SharedSlotCounts(side.counts, side.row).bucket(kind, "one", rate=rate, capacity=capacity, now=begin)
+        for side in sides
+    ]
+    alone = TokenBucket(rate=rate, capacity=capacity, now=begin)
+    random = Random(1)
+    now = begin
+    for _ in range(2000):
+        now += random.choice((0, 0.01, 0.3, 2, 20))
+        bucket, amount = random.choice(shared), random.choice((1, 2, 7))
+        if random.random() < 0.2:
+            waits = bucket.spend(amount, now=now), alone.spend(amount, now=now)
+        else:
+            waits = bucket.try_take(amount, now=now), alone.try_take(amount, now=now)
+        assert waits[0] == pytest.approx(waits[1], abs=1e-3)
+
+
+async def test_what_a_dead_worker_spent_of_a_rate_stays_spent(file: IO[bytes]) -> None:
+    a, b = Side(file, 1), Side(file, 2)
+    rated = key("one", requests_per_sec=0.001, burst=3)
+    for side in (a, a, b):
+        side.admission.request(rated)
+    b.counts.free(b.counts.rows[a.row.index])
+    with pytest.raises(RateLimited):
+        b.admission.request(rated)
+
+
+async def test_of_two_that_take_the_last_of_a_rate_at_once_at_most_one_has_it(
+    file: IO[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one is stopped in between: what it counted is seen, and what it finds is what all have counted."""
+    a, b = Side(file, 1), Side(file, 2)
+    rated = key("one", requests_per_sec=0.001, burst=2)
+    a.admission.request(rated)
+    lost = a.counts.lost
+    served = []
+
+    def stopped(name: str, place: int) -> float:
+        with contextlib.suppress(RateLimited):
+            b.admission.request(rated)
+            served.append(b)
+        return lost(name, place)
+
+    monkeypatch.setattr(a.counts, "lost", stopped)
+    with contextlib.suppress(RateLimited):
+        a.admission.request(rated)
+        served.append(a)
+    assert len(served) <= 1
 
 
 def test_the_amounts_of_a_day_are_those_of_the_server(file: IO[bytes]) -> None:

@@ -336,7 +336,7 @@ async def test_a_body_that_was_pushed_back_is_read_in_pieces_and_charged_until_t
     again = bytearray()
 
     async def read_twice(exchange: HttpExchange) -> None:
-        exchange.input_share = Share(budget)
+        exchange.limit_input(None, Share(budget))
         first = bytearray()
         while len(first) < len(body):
             first += await exchange.read()

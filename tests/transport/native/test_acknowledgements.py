@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import cast
 
 import pytest
 from support.acknowledged_stream import AcknowledgedStream
@@ -20,6 +21,7 @@ from omni_ws.transport.native.keep_alive import (
     ACK_EARLY_SEC,
     ACK_EVERY_CHUNKS,
     AcknowledgementClock,
+    Acknowledgements,
 )
 
 
@@ -30,7 +32,7 @@ class Connection:
 
     def wait(self, clock: AcknowledgementClock, when: float) -> None:
         self.due_at = when
-        clock.wait(when, self)
+        clock.wait(when, cast("Acknowledgements", self))
 
     def acknowledge(self) -> None:
         self.due_at = math.inf

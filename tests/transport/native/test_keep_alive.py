@@ -18,7 +18,7 @@ def test_silent_peer_is_pinged_then_given_up() -> None:
 def test_any_sign_of_life_counts() -> None:
     alive = KeepAlive(KeepAliveSettings(ping_interval=20, ping_timeout=5), now=100)
     assert alive.handle_timer(120, listening=True) is PeerState.SILENT
-    alive.last_sign_of_life = 120  # within the resolution of the clock
+    alive.heard(120)  # within the resolution of the clock
     assert alive.get_timer(listening=True) == 140
     assert alive.handle_timer(125, listening=True) is PeerState.ALIVE
     assert alive.handle_timer(140, listening=True) is PeerState.SILENT
@@ -30,7 +30,7 @@ def test_who_does_not_listen_gives_up_nobody_and_pings_all_the_same() -> None:
     assert alive.get_timer(listening=False) == 40
     assert alive.handle_timer(25, listening=False) is PeerState.ALIVE
     assert alive.handle_timer(40, listening=False) is PeerState.SILENT
-    alive.last_sign_of_life = 50
+    alive.heard(50)
     assert alive.get_timer(listening=True) == 70
 
 

@@ -38,7 +38,7 @@ async def test_each_peer_is_looked_at_in_time_and_at_most_a_round_late() -> None
     rounds, begin = PeerRounds(SETTINGS), now()
     peers = {when: Silent() for when in (0.2, 3.0, 3.1, 19.99, 40.0)}
     for when in (40.0, 3.1, 0.2, 3.0, 19.99):
-        rounds.watch(peers[when], begin + when)
+        rounds.watch(peers[when].check_peer, begin + when)
     await asyncio.sleep(60)
     for when, peer in peers.items():
         assert len(peer.looked_at) == 1
@@ -50,7 +50,7 @@ async def test_peers_of_one_round_are_looked_at_together() -> None:
     rounds, begin = PeerRounds(SETTINGS), now()
     peers = [Silent() for _ in range(30)]
     for number, peer in enumerate(peers):
-        rounds.watch(peer, begin + 7.02 + number * 0.03)
+        rounds.watch(peer.check_peer, begin + 7.02 + number * 0.03)
     await asyncio.sleep(10)
     assert len({time for peer in peers for time in peer.looked_at}) == 1
 
@@ -59,7 +59,7 @@ async def test_peers_of_one_round_are_looked_at_together() -> None:
 async def test_they_are_looked_at_again_as_they_say() -> None:
     rounds, begin = PeerRounds(SETTINGS), now()
     peer = Silent(every=20)
-    rounds.watch(peer, begin + 20)
+    rounds.watch(peer.check_peer, begin + 20)
     await asyncio.sleep(90)
     assert peer.looked_at == pytest.approx([begin + at for at in (20, 40, 60, 80)], abs=1.1)
 
@@ -69,12 +69,12 @@ async def test_the_last_word_counts() -> None:
     rounds, begin = PeerRounds(SETTINGS), now()
     sooner, later, never, gone = (Silent() for _ in range(4))
     for peer in (sooner, later, never, gone):
-        rounds.watch(peer, begin + 10)
-    rounds.watch(sooner, begin + 5)
-    rounds.watch(later, begin + 15)
-    rounds.watch(never, None)
-    rounds.forget(gone)
-    rounds.forget(gone)
+        rounds.watch(peer.check_peer, begin + 10)
+    rounds.watch(sooner.check_peer, begin + 5)
+    rounds.watch(later.check_peer, begin + 15)
+    rounds.watch(never.check_peer, None)
+    rounds.forget(gone.check_peer)
+    rounds.forget(gone.check_peer)
     await asyncio.sleep(30)
     assert sooner.looked_at == pytest.approx([begin + 5], abs=1)
     assert later.looked_at == pytest.approx([begin + 15], abs=1)
@@ -85,9 +85,9 @@ async def test_the_last_word_counts() -> None:
 async def test_who_goes_in_the_middle_of_a_round_is_not_looked_at() -> None:
     rounds, begin = PeerRounds(SETTINGS), now()
     second = Silent()
-    first = Silent(meanwhile=lambda: rounds.forget(second))
-    rounds.watch(first, begin + 5)
-    rounds.watch(second, begin + 5)
+    first = Silent(meanwhile=lambda: rounds.forget(second.check_peer))
+    rounds.watch(first.check_peer, begin + 5)
+    rounds.watch(second.check_peer, begin + 5)
     await asyncio.sleep(10)
     assert (len(first.looked_at), second.looked_at) == (1, [])
 
@@ -110,7 +110,7 @@ async def test_a_large_round_lets_others_in_between() -> None:
 
     tasks: list[asyncio.Task[None]] = []
     for _ in range(100):
-        rounds.watch(Silent(every=20, meanwhile=look), begin + 5)
+        rounds.watch(Silent(every=20, meanwhile=look).check_peer, begin + 5)
     await asyncio.sleep(10)
     assert len(seen) == 100
     assert max(later - earlier for earlier, later in pairwise(others)) <= 32
@@ -121,6 +121,6 @@ async def test_a_large_round_lets_others_in_between() -> None:
 async def test_without_pings_nobody_is_looked_at() -> None:
     rounds = PeerRounds(KeepAliveSettings(ping_interval=None, ping_timeout=None))
     peer = Silent()
-    rounds.watch(peer, None)
+    rounds.watch(peer.check_peer, None)
     await asyncio.sleep(100)
     assert peer.looked_at == []

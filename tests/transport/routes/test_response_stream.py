@@ -41,6 +41,9 @@ class RecordingSink:
         self.writes: list[bytes] = []
         self.writers: list[asyncio.Task[Any] | None] = []
 
+    def tell_error(self, error: OmniError) -> None:
+        self.error = error
+
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
         assert not self.head_sent
         self.head_sent = True

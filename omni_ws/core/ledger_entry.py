@@ -1,0 +1,383 @@
+"""LedgerEntry: one request and its answer, with what was said, made, sent and played of it. See Ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from sys import getsizeof
+from typing import Final
+
+import msgspec
+
+from omni_ws.core.chunks import SAMPLE_BYTES, OutputChunk, OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.heard_text import Clause, end_of_words
+from omni_ws.core.history import Speech
+
+#: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
+MAX_KEPT_TEXT: Final = 1 << 18
+#: Words, and clauses, of an answer with their times: an hour of speech.
+MAX_MARKS: Final = 1 << 14
+#: What counts of a word or a clause against MAX_DETAIL.
+MARK_SIZE: Final = 16
+#: What an entry takes in memory, and what each word, clause and fragment of a call.
+ENTRY_BYTES: Final = 1024
+MARK_BYTES: Final = 160
+#: Pieces in which the text of an answer is kept.
+MAX_PIECES: Final = 256
+
+
+class BoundedText(msgspec.Struct):
+    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is counted, and dropped."""
+
+    pieces: list[str] = []
+    length: int = 0
+
+    def append(self, piece: str) -> None:
+        self.length += len(piece)
+        if self.length > MAX_KEPT_TEXT:
+            piece = piece[: max(0, MAX_KEPT_TEXT - self.length + len(piece))]
+        if piece:
+            self.pieces.append(piece)
+
+    def joined(self, separator: str = "") -> str:
+        return separator.join(self.pieces)
+
+    def join(self) -> None:
+        """Make one piece of all."""
+        self.pieces = [self.joined()]
+
+
+class SentCall(msgspec.Struct):
+    """What was sent of a tool call, and in how many fragments."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = []
+    length: int = 0
+
+    def append(self, fragment: ToolCallFragment) -> None:
+        self.id, self.name = fragment.id or self.id, fragment.name or self.name
+        self.arguments.append(fragment.arguments[: max(0, MAX_KEPT_TEXT - self.length)])
+        self.length += len(fragment.arguments)
+
+    def take_back(self, fragment: ToolCallFragment) -> None:
+        """Its latest fragment was not sent after all."""
+        self.arguments.pop()
+        self.length -= len(fragment.arguments)
+
+
+class SentAudio(msgspec.Struct, frozen=True):
+    """Audio that was sent, its place on the answer's time line, and what it is charged with."""
+
+    chunk: OutputChunk
+    start_ms: float
+    end_ms: float
+    cost: int
+
+
+class Unheard(msgspec.Struct):
+    """What the client has not heard of an answer, to be sent again where its playback goes on.
+
+    The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
+    the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
+    what it may.
+    """
+
+    kept: list[SentAudio] = []
+    charged: int = 0
+    #: The end of the newest audio that was dropped unheard.
+    missing_ms: float = 0
+    aside: list[OutputChunk] = []
+    aside_cost: int = 0
+
+    def keep(self, audio: SentAudio) -> None:
+        self.kept.append(audio)
+        self.charged += audio.cost
+
+    def drop_oldest(self, *, missing: bool = False) -> int:
+        """Drop the oldest audio, which is ``missing`` from then on where it was not heard. Returns its cost."""
+        oldest = self.kept.pop(0)
+        self.charged -= oldest.cost
+        if missing:
+            self.missing_ms = oldest.end_ms
+        return oldest.cost
+
+    def behind(self, position_ms: float) -> list[OutputChunk]:
+        """The audio behind this position, the first chunk of raw samples cut there, and what was set aside."""
+        # What was withdrawn was never sent, wherever the clock says that playback was, and is kept, too.
+        unsent_ms = min((one.start_ms for one in self.aside if one.start_ms is not None), default=float("inf"))
+        sent = [one for one in self.kept if one.end_ms > position_ms]
+        sent = [one for one in sent if round(max(one.start_ms, position_ms)) < unsent_ms]
+        return [*(_behind(one, position_ms) for one in sent), *self.aside]
+
+    def set_aside(self, outputs: Sequence[OutputChunk] = (), cost: int = 0) -> int:
+        """Set these outputs aside, in place of those before them, whose cost is returned."""
+        before, self.aside, self.aside_cost = self.aside_cost, list(outputs), cost
+        return before
+
+
+class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
+    """One request and its answer. Changed by its own methods only, which the ledger calls."""
+
+    request_id: str
+    #: Whether the answer is to be spoken, and whether its text is sent.
+    speaks: bool = False
+    writes: bool = True
+    #: Text of the input, and the results of tools by the id of the call; bytes of both that may still be kept.
+    typed: bytearray = msgspec.field(default_factory=bytearray)
+    results: dict[str, bytearray] = {}
+    input_room: int = MAX_KEPT_TEXT
+    #: Settled transcripts of the input.
+    heard: BoundedText = msgspec.field(default_factory=BoundedText)
+    #: The answer as the engine said it, and how many characters of it were sent as text.
+    said: BoundedText = msgspec.field(default_factory=BoundedText)
+    shown: int = 0
+    calls: dict[int, SentCall] = {}
+    #: The words of the audio, or the clauses where it has none; up to ``base_ms``, where the text is heard up to
+    #: ``base_end``, they are summed up.
+    words: list[Word] = []
+    clauses: list[Clause] = []
+    base_ms: float = 0
+    base_end: int = 0
+    #: The number of the first audio, and when it was sent; None before.
+    first_number: int | None = None
+    first_sent: float = 0
+    #: The end of the audio that was made, and of that which was sent.
+    made_ms: float = 0
+    sent_ms: float = 0
+    #: The latest report of the client; None without any.
+    reported_ms: float | None = None
+    #: Where the client stopped to play; None while it has not.
+    cut_ms: float | None = None
+    #: Whether the speaker went on before there was anything to hear of the answer.
+    unheard: bool = False
+    #: Whether a request has read the history since the cut.
+    read: bool = False
+    #: Where the answer stands while it is held, and what had been sent by then; None while it is not.
+    held_ms: float | None = None
+    sent_before_hold_ms: float = 0
+    kept: Unheard | None = None
+    #: Whether its final is out; whether the engine came to its own end; whether it was cancelled.
+    finished: bool = False
+    whole: bool = False
+    cancelled: bool = False
+    #: What the history keeps of it.
+    input_kept: bool = True
+    answer_kept: bool = True
+    speech: Speech | None = None
+    words_unknown: bool = False
+    #: How often a client that reports had played everything before more was sent, and for how long together.
+    underruns: int = 0
+    underrun_sec: float = 0
+    #: The smallest lead at any report: audio that was sent and not played. None without reports.
+    least_lead_ms: float | None = None
+
+    # what was said
+
+    def take_text(self, payload: bytes, call_id: str | None = None) -> None:
+        """Text of the input, or of the result of a tool."""
+        kept = self.typed if call_id is None else self.results.setdefault(call_id, bytearray())
+        piece = payload[: self.input_room]
+        kept += piece
+        self.input_room -= len(piece)
+
+    def hear(self, transcript: str) -> None:
+        """A settled transcript of the input."""
+        self.heard.append(transcript)
+
+    def say(self, text: str) -> None:
+        """Text of the answer, which is sent where its text is."""
+        self.said.append(text)
+        if len(self.said.pieces) > MAX_PIECES:  # small ones take more than what they say
+            self.said.join()
+        if self.writes:
+            self.shown = self.said.length
+
+    def call(self, fragment: ToolCallFragment) -> None:
+        """A fragment of a tool call is sent."""
+        self.calls.setdefault(fragment.index, SentCall()).append(fragment)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that were sent, in the order in which they began. One that was cut off is not whole."""
+        return tuple(ToolCall(one.id, one.name, "".join(one.arguments)) for one in self.calls.values())
+
+    @property
+    def user_text(self) -> str:
+        """The words of the user, typed and spoken."""
+        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
+
+    @property
+    def answer_text(self) -> str:
+        """The text of the answer as far as it was sent; what was only spoken, as far as it was made."""
+        text = self.said.joined()
+        return text[: self.shown] if self.writes else text
+
+    def pronounce(self, words: Sequence[Word]) -> None:
+        """The audio has these words, with their times."""
+        self.words += words
+        if len(self.words) > MAX_MARKS:
+            self._sum_up()
+
+    def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
+        """This audio belongs to the clause that ends at ``text_end``, and begins where the one before ends."""
+        last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)
+        if self.clauses and text_end <= last.end:
+            self.clauses[-1] = last._replace(end_ms=end_ms)
+        else:
+            self.clauses.append(Clause(start_ms, end_ms, last.end, text_end))
+        if len(self.clauses) > MAX_MARKS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Keep the newer half of the words and clauses."""
+        old = self.words[: MAX_MARKS // 2]
+        if old and len(self.words) > MAX_MARKS:
+            self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)
+            self.base_ms = old[-1].start_ms
+            del self.words[: MAX_MARKS // 2]
+        else:
+            last = self.clauses[MAX_MARKS // 2 - 1]
+            self.base_ms, self.base_end = last.end_ms, last.end
+            del self.clauses[: MAX_MARKS // 2]
+
+    @property
+    def size(self) -> int:
+        """What is kept of it, in characters."""
+        return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
+
+    @property
+    def memory(self) -> int:
+        """The bytes that it takes, without speech and audio, which are charged as they come."""
+        texts = sum(map(getsizeof, (*self.said.pieces, *self.heard.pieces)))
+        calls = sum(MARK_BYTES * len(one.arguments) + one.length for one in self.calls.values())
+        marks = len(self.words) + len(self.clauses) + len(self.results)
+        return ENTRY_BYTES + MAX_KEPT_TEXT - self.input_room + texts + calls + MARK_BYTES * marks
+
+    # what becomes of it
+
+    def end(self, *, whole: bool, cancelled: bool, speech: Speech | None, words_unknown: bool) -> None:
+        """Its final is out: see ``Ledger.finish``."""
+        self.finished, self.whole, self.cancelled = True, whole, cancelled
+        self.speech, self.words_unknown = speech, words_unknown
+
+    def hear_late(self, transcript: str) -> None:
+        """A transcript of what was only known as speech."""
+        self.hear(transcript)
+        self.speech, self.words_unknown = None, False
+
+    def leave_out(self, roles: Container[str]) -> None:
+        """The history keeps nothing of it in these roles."""
+        self.input_kept = self.input_kept and "user" not in roles
+        self.answer_kept = self.answer_kept and "assistant" not in roles
+
+    def begin_to_play(self, number: int, now: float) -> None:
+        """Its first audio is sent, as output ``number``."""
+        self.first_number, self.first_sent = number, now
+
+    def send_to(self, end_ms: float) -> None:
+        """Its audio up to here is sent."""
+        self.sent_ms = end_ms
+        if end_ms > self.made_ms:
+            self.made_ms = end_ms
+
+    def run_dry(self, late_sec: float) -> None:
+        """More was sent only after all before it was played, so much later."""
+        if self.reported_ms is not None:
+            self.underruns += 1
+            self.underrun_sec += late_sec
+
+    def report(self, played_ms: float) -> None:
+        """The client has played so much of it."""
+        self.reported_ms = played_ms
+        lead_ms = self.sent_ms - played_ms
+        self.least_lead_ms = lead_ms if self.least_lead_ms is None else min(lead_ms, self.least_lead_ms)
+
+    def report_whole(self) -> None:
+        """The client plays a later answer: it has played this one as far as it was sent."""
+        if self.reported_ms is not None and self.cut_ms is None:
+            self.reported_ms = self.sent_ms
+
+    def report_cut(self, played_ms: float) -> None:
+        """The client says where it was cut."""
+        self.reported_ms = self.cut_ms = played_ms
+
+    def cut(self, at_ms: float) -> None:
+        """The client plays nothing behind this, nor behind what was sent."""
+        self.cut_ms = min(at_ms, self.sent_ms)
+
+    def cut_first(self, at_ms: float, *, unheard: bool) -> None:
+        """Cut where it was not before. ``unheard``: the speaker went on, as for an answer that is held."""
+        unheard = unheard or self.held_ms is not None  # speech holds answers
+        self.held_ms = None
+        self.cut(at_ms)
+        self.unheard = unheard and self.speaks and not self.sent_ms
+
+    def settle_cut(self) -> None:
+        """A request reads the history: where the answer was cut stays so."""
+        self.read = self.read or self.cut_ms is not None
+
+    def withdraw(self, chunks: Sequence[OutputChunk]) -> None:
+        """These outputs, the latest of the answer, were taken back before they were sent."""
+        for chunk in reversed(chunks):
+            if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
+                self.sent_ms = min(self.sent_ms, chunk.start_ms)
+            elif chunk.modality is OutputModality.TEXT:
+                self.shown -= len(chunk.text)
+            elif chunk.tool_call is not None:
+                _take_back(self.calls, chunk.tool_call)
+        if self.cut_ms is not None:
+            self.cut(self.cut_ms)
+
+    def hold(self, position_ms: float) -> Unheard:
+        """It stands still here, and may go on. Returns what is kept of it to be sent again."""
+        self.held_ms, self.sent_before_hold_ms = position_ms, self.sent_ms
+        return self.resumable()
+
+    def go_on(self, outputs: Iterable[OutputChunk]) -> None:
+        """It goes on with these outputs."""
+        for chunk in outputs:
+            if chunk.modality is OutputModality.TEXT:
+                self.shown += len(chunk.text)
+            elif chunk.tool_call is not None:
+                self.call(chunk.tool_call)
+        self.held_ms, self.sent_ms = None, self.sent_before_hold_ms
+
+    def resumable(self) -> Unheard:
+        """What is kept of it to be sent again, from now on at the latest."""
+        if self.kept is None:
+            self.kept = Unheard()
+        return self.kept
+
+    def keep_no_audio(self) -> int:
+        """Drop what is kept to be sent again. Returns what that was charged with."""
+        kept, self.kept = self.kept, None
+        return 0 if kept is None else kept.charged + kept.aside_cost
+
+    def forget(self) -> None:
+        """The history has all that is still known of it."""
+        self.said, self.heard = BoundedText(), BoundedText()
+        self.typed, self.results, self.calls, self.speech = bytearray(), {}, {}, None
+        self.words, self.clauses = [], []
+
+
+def _take_back(calls: dict[int, SentCall], fragment: ToolCallFragment) -> None:
+    """The latest fragment of its call was taken back. A call of which nothing was sent is none."""
+    call = calls.get(fragment.index)
+    if call is None:
+        return
+    call.take_back(fragment)
+    if not call.arguments:
+        del calls[fragment.index]
+
+
+def _behind(sent: SentAudio, position_ms: float) -> OutputChunk:
+    chunk, audio = sent.chunk, sent.chunk.format
+    if position_ms <= sent.start_ms or audio is None or not audio.is_raw:
+        return chunk
+    samples = int((position_ms - sent.start_ms) * audio.sample_rate / 1000)
+    return msgspec.structs.replace(
+        chunk,
+        payload=chunk.payload[samples * SAMPLE_BYTES[audio.encoding] :],
+        start_ms=round(sent.start_ms + samples * 1000 / audio.sample_rate),
+        words=tuple(word for word in chunk.words if word.end_ms > position_ms),
+    )
