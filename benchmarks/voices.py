@@ -81,9 +81,9 @@ async def speak(engine: SynthesisEngine, sentence: Sentence) -> Spoken:
             if isinstance(output, AudioOutput) and len(output.samples):
                 first = first or scheduled_seconds(pid) - before
                 rate = output.sample_rate
-                pieces.append(output.samples)
+                pieces.append(as_samples(output.samples))
     cpu = scheduled_seconds(pid) - before
-    return Spoken(soxr.resample(as_samples(np.concatenate(pieces)), rate, SAMPLE_RATE), first, cpu)
+    return Spoken(soxr.resample(np.concatenate(pieces), rate, SAMPLE_RATE), first, cpu)
 
 
 async def read_back(

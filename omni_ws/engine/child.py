@@ -190,7 +190,7 @@ async def keep_running(
         how = await until_death()
         if loop.time() - began > STABLE_AFTER_SEC:
             backoff.reset()
-        log.error("%s died (%s); starting it again", name, how)
+        log.warning("%s died (%s); starting it again", name, how)
         while True:
             await asyncio.sleep(backoff.next())
             try:

@@ -12,10 +12,15 @@ import signal
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Final, NoReturn
 
 import msgspec
+
+if sys.platform == "linux":
+    import fcntl
 
 # Messages, in either direction: the lengths of a header and of a body (u32 each, little-endian), the header, which is
 # JSON of a msgspec struct or of one of several that are tagged, and the body, which is bytes.
@@ -24,6 +29,10 @@ _LENGTHS: Final = struct.Struct("<II")
 HEAD_BYTES: Final = _LENGTHS.size
 #: The longest header, and the longest body: who claims more sends something else than messages.
 MAX_PART_BYTES: Final = 1 << 30
+
+
+#: How much of the server's messages the pipe holds.
+_INPUT_BYTES: Final = 1 << 20
 
 
 class BrokenMessage(Exception):
@@ -65,6 +74,7 @@ class ServerLink:
 
     def __init__(self, kinds: Any, *, at_once: Callable[[Any], bool] = lambda header: False) -> None:
         leave_signals_to_server()
+        _widen_input()
         self._target = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         self._headers = msgspec.json.Decoder(kinds)
@@ -98,11 +108,14 @@ class ServerLink:
             os._exit(0)
 
     def _read(self) -> NoReturn:
-        # Not by sys.stdin, whose lock this thread would keep when the interpreter ends.
-        with open(0, "rb", closefd=False) as source:
-            while (message := self._next(source)) is not None:
-                if not self._at_once(message[0]):
-                    self._received.put(message)
+        try:
+            # Not by sys.stdin, whose lock this thread would keep when the interpreter ends.
+            with open(0, "rb", closefd=False) as source:
+                while (message := self._next(source)) is not None:
+                    if not self._at_once(message[0]):
+                        self._received.put(message)
+        except BrokenMessage:
+            traceback.print_exc()
         # The main thread may be deep inside a C library: nothing is worth waiting for.
         os._exit(0)
 
@@ -113,6 +126,13 @@ class ServerLink:
         header_bytes, body_bytes = decode_lengths(head)
         header, body = source.read(header_bytes), source.read(body_bytes)
         return (decode_header(self._headers, header), body) if len(body) == body_bytes else None
+
+
+def _widen_input() -> None:
+    """Let the pipe hold a whole item of a model: by default 64 KiB, each of which would wake both ends."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # others may have so many pipes already
+            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _INPUT_BYTES)
 
 
 def leave_signals_to_server() -> None:

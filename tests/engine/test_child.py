@@ -83,6 +83,16 @@ async def test_messages_go_to_a_process_and_come_back_in_order() -> None:
     process.send(Count(1))  # is lost
 
 
+async def test_a_process_that_gets_something_else_than_messages_ends() -> None:
+    process = await running(ANSWERS, keeps_log=True)
+    assert process._process.stdin is not None
+    process._process.stdin.write(b"\xff" * child_main.HEAD_BYTES)
+    with pytest.raises(ChildEnded):
+        await process.receive()
+    await process.end()
+    assert "BrokenMessage: a message of" in process.last_words
+
+
 async def test_a_process_leaves_signals_to_the_server() -> None:
     process = await running(ANSWERS)
     process.send(Count(1))

@@ -149,7 +149,7 @@ def become_command(arguments: Sequence[str], output: Path) -> None:
 
 
 class _StepWorker:
-    """The process of a StepModel, as if asyncio had started it; a socket is its input and its output."""
+    """The process of a StepModel, as if asyncio had started it; its input is a socket, which ends as a pipe does."""
 
     stderr = None
 
@@ -163,9 +163,14 @@ class _StepWorker:
     @classmethod
     async def start(cls, limit: int) -> Self:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = forked(_work, theirs)
-        stdout, stdin = await asyncio.open_connection(sock=ours, limit=limit)
+        reads, writes = multiprocessing.Pipe(duplex=False)
+        with theirs, writes:
+            process = forked(_work, theirs, writes)
+        _, stdin = await asyncio.open_connection(sock=ours)
+        stdout = asyncio.StreamReader(limit)
+        with reads:
+            output = os.fdopen(os.dup(reads.fileno()), "rb")
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), output)
         return cls(process, stdin, stdout)
 
     def _note_end(self) -> None:
@@ -182,10 +187,10 @@ class _StepWorker:
         self._process.kill()
 
 
-def _work(server: socket.socket) -> None:
-    os.dup2(server.fileno(), 0)
-    os.dup2(server.fileno(), 1)
-    server.close()
+def _work(stdin: socket.socket, stdout: connection.Connection) -> None:
+    with stdin, stdout:
+        os.dup2(stdin.fileno(), 0)
+        os.dup2(stdout.fileno(), 1)
     worker.main()
 
 

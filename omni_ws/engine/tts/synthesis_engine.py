@@ -287,8 +287,6 @@ class Voice:
         self.facts: VoiceFacts | None = None
         #: Why there is no voice.
         self.reason = ""
-        #: Process id of the worker; None while none runs.
-        self.worker_pid: int | None = None
         self._choice = choice
         self._default_voice = default_voice
         self._file = file
@@ -326,6 +324,11 @@ class Voice:
     def _named(self, voice: str) -> str:
         """Return the name of a voice, which may be given by its language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker; None while none runs."""
+        return None if self._child is None else self._child.pid
 
     @property
     def healthy(self) -> bool:
@@ -477,7 +480,7 @@ class Voice:
             child = await Child.start("the voice worker", WORKER_MODULE, self._choice.value, *file, kinds=FromWorker)
         except OSError as error:
             raise EngineFailed("the voice worker does not start") from error
-        self._child, self.worker_pid = child, child.pid
+        self._child = child
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 said, _ = await child.receive()
@@ -494,8 +497,7 @@ class Voice:
         return said.facts
 
     async def _end(self) -> int | None:
-        child, self._child, self.worker_pid = self._child, None, None
-        self._ready = False
+        child, self._child, self._ready = self._child, None, False
         return None if child is None else await child.end()
 
     def _take(self, said: Any, body: bytes) -> None:
