@@ -151,12 +151,12 @@ class GgufEngine:
             served = await _loaded(child, order)
             llm = RemoteLlmEngine(_settings_of(settings, served.address, key, tools=served.tools))
             await llm.start()
+            running = RunningModel(child, served, llm)
+            if settings.instructions:
+                await running.compute(settings.instructions)
         except BaseException:
             await child.end()
             raise
-        running = RunningModel(child, served, llm)
-        if settings.instructions:
-            await running.compute(settings.instructions)
         self._running, self._capabilities = running, llm.capabilities
 
     async def _release(self) -> int | None:
