@@ -29,6 +29,7 @@ import numpy as np
 import websockets
 
 from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
+from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.audio import Pcm16, paced, pieces
@@ -67,7 +68,7 @@ class Clip:
     def speech(self) -> tuple[float, float]:
         """Where the speech begins and ends, in seconds."""
         levels = np.array(
-            [np.sqrt(np.mean((np.frombuffer(piece, "<i2") / 32768.0) ** 2)) for piece in pieces(self.audio)]
+            [np.sqrt(np.mean(samples_from_bytes(piece, SampleLayout.S16) ** 2)) for piece in pieces(self.audio)]
         )
         loud = np.flatnonzero(levels > END_LEVEL * levels.max())
         return int(loud[0]) * PIECE_SEC, (int(loud[-1]) + 1) * PIECE_SEC

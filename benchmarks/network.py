@@ -24,7 +24,7 @@ from benchmarks.lossy_link import NAMESPACE, SERVER, LossyLink, Network, lossy_l
 from benchmarks.network_caller import WAYS
 from benchmarks.speech.hearing import hear
 from benchmarks.speech.word_errors import word_errors
-from omni_ws.audio.pcm import Samples, StreamResampler, decode_mu_law
+from omni_ws.audio.pcm import SampleLayout, Samples, StreamResampler, decode_mu_law, samples_from_bytes
 from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
@@ -62,7 +62,7 @@ class Listener(ScriptedEngine):
         sound = b"".join([chunk.payload async for chunk in request.input])
         audio = request.input_audio
         coded = audio.encoding is AudioEncoding.PCMU
-        samples = decode_mu_law(sound) if coded else np.frombuffer(sound, "<i2").astype(np.float32) / np.float32(32768)
+        samples = decode_mu_law(sound) if coded else samples_from_bytes(sound, SampleLayout.S16)
         resampler = StreamResampler(audio.sample_rate, 16_000)
         self.turns.append(np.concatenate([resampler.process(samples), resampler.flush()]))
         async for output in super().generate(request):

@@ -24,7 +24,14 @@ import websockets
 from numpy.typing import NDArray
 
 from benchmarks.running_while import running_while
-from omni_ws.audio.pcm import StreamResampler, decode_mu_law, encode_mu_law
+from omni_ws.audio.pcm import (
+    SampleLayout,
+    StreamResampler,
+    decode_mu_law,
+    encode_mu_law,
+    pcm16_from_samples,
+    samples_from_bytes,
+)
 
 #: A sound of the answer, and of the recording: pcm16.
 LOUD: Final = 1000
@@ -122,7 +129,7 @@ async def by_telephone(server: str, ear: Ear) -> AsyncIterator[Mouth]:
         def take(message: dict[str, Any]) -> str | None:
             if message["event"] == "media":
                 samples = decode_mu_law(base64.b64decode(message["media"]["payload"]))
-                ear.hear((samples * 32767).astype(np.int16))
+                ear.hear(pcm16_from_samples(samples))
             if message["event"] == "mark":  # as if it were played at once
                 return json.dumps({"event": "mark", "streamSid": "MZ1", "mark": message["mark"]})
             return None
@@ -202,10 +209,10 @@ WAYS: Final = {"websocket": by_websocket, "webrtc": by_webrtc, "telephone": by_t
 def recording(file: Path, rate: int) -> tuple[Pcm, float]:
     """What is said, with silence around it, and how long after its beginning the last word ends."""
     with wave.open(str(file), "rb") as sound:
-        samples = np.frombuffer(sound.readframes(sound.getnframes()), "<i2").astype(np.float32) / np.float32(32768)
+        samples = samples_from_bytes(sound.readframes(sound.getnframes()), SampleLayout.S16)
         resampler = StreamResampler(sound.getframerate(), rate)
     even = np.concatenate([resampler.process(samples), resampler.flush()])
-    speech = (even * 32767).clip(-32768, 32767).astype(np.int16)
+    speech = pcm16_from_samples(even)
     ends = LEAD_SEC + (np.flatnonzero(np.abs(speech.astype(np.int32)) > LOUD)[-1] + 1) / rate
     around = [np.zeros(round(rate * LEAD_SEC), np.int16), speech, np.zeros(round(rate * TAIL_SEC), np.int16)]
     return np.concatenate(around), float(ends)

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.embedded import END_LEVEL, SAMPLE_RATE
 from benchmarks.speech.corpus import recordings
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import SampleLayout, Samples, pcm16_from_samples, samples_from_bytes
 from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
 from omni_ws.audio.vad import SmartTurn, SpeechDetector
 from omni_ws.core.chunks import AudioFormat
@@ -127,7 +127,7 @@ def ends(turns: TurnDetectionConfig, judge: Judge, samples: Samples) -> list[flo
         judge=judge if turns.type == "semantic_vad" else None,
         sure=turns.sure,
     )
-    data = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2").tobytes()
+    data = pcm16_from_samples(samples).tobytes()
     found = watch.hear(data, AudioFormat(), ORDINARY_BAR).events
     return [event.detected_ms / 1000 for event in found if isinstance(event, SpeechOffset)]
 
@@ -183,7 +183,7 @@ def _sentences(folder: Path | None) -> Iterator[Sentence]:
 
 
 def _samples(data: bytes) -> Samples:
-    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
+    return samples_from_bytes(data, SampleLayout.S16)
 
 
 def _weights(cache: WeightsCache) -> Path:

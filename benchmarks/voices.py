@@ -25,7 +25,7 @@ from benchmarks.asr import running as running_recogniser
 from benchmarks.server_process import scheduled_seconds
 from benchmarks.speech.hearing import hear, whole_request
 from benchmarks.speech.word_errors import WordErrors, total, word_errors
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import Samples, as_samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE
@@ -81,12 +81,9 @@ async def speak(engine: SynthesisEngine, sentence: Sentence) -> Spoken:
             if isinstance(output, AudioOutput) and len(output.samples):
                 first = first or scheduled_seconds(pid) - before
                 rate = output.sample_rate
-                pieces.append(output.samples)
+                pieces.append(as_samples(output.samples))
     cpu = scheduled_seconds(pid) - before
-    said = np.concatenate(pieces)
-    if said.dtype == np.int16:
-        said = said.astype(np.float32) / np.float32(32768)
-    return Spoken(soxr.resample(said, rate, SAMPLE_RATE), first, cpu)
+    return Spoken(soxr.resample(np.concatenate(pieces), rate, SAMPLE_RATE), first, cpu)
 
 
 async def read_back(

@@ -22,7 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.child import return_freed_memory, share_heaps
+from omni_ws.engine.child_main import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice, part_lines, turn_lines
 from omni_ws.engine_choice.available import suggestions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -87,6 +88,9 @@ WINGS = {
     "omni_ws.service": ("recording", "observing", "listening", "conversation", "sessions", "tokens"),
     "omni_ws.transport": ("http", "recording", "native", "realtime", "webrtc", "telephony", "routes", "grpc_salience"),
 }
+
+#: The scale of 16-bit samples, which is at home in audio/pcm.py alone.
+PCM_SCALE = re.compile(r"\b32_?76[78]\b")
 
 #: A module is one idea: beyond this it is probably two.
 MODULE_LINES = 900
@@ -221,6 +225,16 @@ def test_no_two_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+def test_16_bit_samples_have_one_scale() -> None:
+    """By hand, conversions differ in their scale, round differently, or clip differently."""
+    by_hand = {
+        module: [f"line {number}" for number, line in enumerate(source.splitlines(), 1) if PCM_SCALE.search(line)]
+        for module, source in SOURCES.items()
+        if module != "omni_ws.audio.pcm"
+    }
+    assert broken(by_hand) == {}, "these convert 16-bit samples themselves; omni_ws.audio.pcm does it"
 
 
 def test_modules_and_functions_are_small() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples, StreamResampler, decode_mu_law, encode_mu_law
+from omni_ws.audio.pcm import Samples, StreamResampler, decode_mu_law, encode_mu_law, pcm16_from_samples
 
 _RATE: Final = 16_000
 #: Seconds until the echo of the room is 60 dB weaker.
@@ -72,5 +72,5 @@ def telephone(speech: Samples) -> Samples:
     """The speech as the telephone network carries it: 8 kHz, µ-law."""
     down, up = StreamResampler(_RATE, _RATE // 2), StreamResampler(_RATE // 2, _RATE)
     narrow = np.concatenate([down.process(speech), down.flush()])
-    heard = decode_mu_law(encode_mu_law(np.rint(narrow * 32767).clip(-32768, 32767).astype(np.int16)))
+    heard = decode_mu_law(encode_mu_law(pcm16_from_samples(narrow)))
     return np.concatenate([up.process(heard), up.flush()])

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 #: Mono audio, as decoders, engines and encoders share it: float32 of shape (samples,), from -1.0 to 1.0. The sample
 #: rate is known from the context.
 Samples: TypeAlias = NDArray[np.float32]
-#: The same as 16-bit integers, of which 32768 would be 1.0: what many voices make, and most clients ask for.
+#: The same as 16-bit integers, of which PCM16_SCALE would be 1.0: what many voices make, and most clients ask for.
 Pcm16: TypeAlias = NDArray[np.int16]
 
 #: An empty array, read-only because it is shared.
 NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
 NO_SAMPLES.setflags(write=False)
 
-#: The 16-bit value that corresponds to 1.0.
-PCM16_SCALE = 32768.0
+#: The 16-bit value that corresponds to 1.0, everywhere; it is one more than the largest.
+PCM16_SCALE: Final = 32768.0
 # Made once: for a piece of 20 ms, conversions of numbers and names to numpy's types take as long as the arithmetic.
 PCM16: Final = np.dtype("<i2")
 _TO_PCM16: Final = np.float32(PCM16_SCALE)
@@ -156,7 +156,7 @@ def _mu_law_decode_table() -> NDArray[np.float32]:
     code = ~np.arange(256, dtype=np.int32) & 0xFF
     exponent, mantissa = (code >> 4) & 7, code & 15
     magnitude = ((((mantissa << 1) + _MU_BIAS) << exponent) - _MU_BIAS) << 2
-    return (np.where(code & _SIGN_BIT, -magnitude, magnitude) / 32768).astype(np.float32)
+    return (np.where(code & _SIGN_BIT, -magnitude, magnitude) / PCM16_SCALE).astype(np.float32)
 
 
 def _a_law_decode_table() -> NDArray[np.float32]:
@@ -165,7 +165,7 @@ def _a_law_decode_table() -> NDArray[np.float32]:
     # Half a step is added: the decoded value is the middle of its interval.
     step = (mantissa << 4) + 8
     magnitude = np.where(exponent == 0, step, (step + 256) << np.maximum(exponent - 1, 0))
-    return (np.where(code & _SIGN_BIT, magnitude, -magnitude) / 32768).astype(np.float32)
+    return (np.where(code & _SIGN_BIT, magnitude, -magnitude) / PCM16_SCALE).astype(np.float32)
 
 
 def _all_pcm16() -> NDArray[np.int32]:

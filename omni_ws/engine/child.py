@@ -1,97 +1,202 @@
-"""Processes that this server starts: how they begin and end, and their memory and the server's own.
+"""Processes of an engine, as the server sees them: how they start, what they say, how they end and start again.
 
-What they run imports this module too, and does without asyncio, which takes memory and time to import.
+What such a process runs is in ``child_main``, with the form of the messages.
 """
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
 import logging
 import os
-import signal
 import sys
+from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, Final, NoReturn, Self
+
+import msgspec
 
 import omni_ws
-
-if TYPE_CHECKING:
-    import asyncio
+from omni_ws.engine.child_main import HEAD_BYTES, BrokenMessage, decode_header, decode_lengths, encode_message
+from omni_ws.errors import OmniError
 
 log = logging.getLogger(__name__)
 
-
-# The server's side: what a process needs, and how it ends. It reads what it is to do from its standard input.
-
-#: How long a process may take to end by itself.
+#: How long a process may take to end by itself, in seconds.
 STOP_SEC: Final = 2.0
+#: Before a process that died is started again, in seconds: the first time, and at most. Each time doubles it.
+FIRST_BACKOFF_SEC: Final = 0.05
+MAX_BACKOFF_SEC: Final = 30.0
+#: The death of a process that ran for so long, in seconds, is a first one again.
+STABLE_AFTER_SEC: Final = 60.0
+
+_READ_BYTES: Final = 1 << 20
+#: The newest lines of a process's log, which are kept for the reason of its end.
+_LAST_LINES: Final = 5
+#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
+_MOST_CHARACTERS: Final = 500
 
 
-def child_environment() -> dict[str, str]:
+class ChildEnded(Exception):
+    """A process has ended, or says nothing more."""
+
+
+class Child:
+    """A process that the server started; ``name`` is for messages.
+
+    It gets messages on its standard input, whose end ends it, and sends its own on its standard output.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, *, kinds: Any) -> None:
+        self.name = name
+        self._process = process
+        self._headers = msgspec.json.Decoder(kinds)
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._log = None if process.stderr is None else asyncio.create_task(self._listen(process.stderr), name=name)
+
+    @classmethod
+    async def start(cls, name: str, module: str, *arguments: str, kinds: Any, keeps_log: bool = False) -> Self:
+        """Start ``python -m module arguments``, whose messages have headers of ``kinds``. Raises OSError.
+
+        Its standard error is the server's, unless ``keeps_log``: then it is for ``last_words``, and for whoever debugs.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE if keeps_log else None,
+            env=_environment(),
+            limit=_READ_BYTES,
+            # Ctrl-C in a terminal is for the server, whose answers in progress still need the process.
+            start_new_session=True,
+        )
+        return cls(name, process, kinds=kinds)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
+    def last_words(self) -> str:
+        """The end of its log; empty where it said nothing, or the log is not kept."""
+        return "; ".join(self._said)
+
+    def send(self, header: msgspec.Struct, body: bytes = b"") -> None:
+        """Send a message, without waiting; one to a process that has ended is lost, as its death is told elsewhere."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(encode_message(header, body))
+
+    async def receive(self) -> tuple[Any, bytes]:
+        """Return the header and the body of the next message.
+
+        Raises ChildEnded where there is none; a process that sends something else is killed.
+        """
+        assert self._process.stdout is not None
+        try:
+            return await receive_message(self._process.stdout, self._headers)
+        except asyncio.IncompleteReadError:
+            raise ChildEnded from None
+        except BrokenMessage:
+            log.exception("%s sends something else than messages", self.name)
+            self.kill()
+            raise ChildEnded from None
+
+    def kill(self) -> None:
+        """End it at once, without waiting for that."""
+        if not self.ended:
+            self._process.kill()
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit status, or minus the signal that ended it."""
+        return await self._process.wait()
+
+    async def end(self) -> int:
+        """Close its input, which ends it, and kill it where that does not help; also when cancelled. Idempotent.
+
+        Returns its exit status, or minus the signal that ended it.
+        """
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_SEC):
+                await self.wait()
+        except TimeoutError:
+            log.warning("%s does not end by itself and is killed", self.name)
+        finally:
+            self.kill()
+            status = await self.wait()
+            if self._log is not None:
+                await self._log
+        return status
+
+    async def _listen(self, stderr: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:  # too long to be held: so much of it is left out
+                continue
+            if not line:
+                return
+            if text := line.decode(errors="replace").strip()[:_MOST_CHARACTERS]:
+                self._said.append(text)
+                log.debug("%s: %s", self.name, text)
+
+
+async def receive_message(reader: asyncio.StreamReader, headers: msgspec.json.Decoder[Any]) -> tuple[Any, bytes]:
+    """Return the header and the body of the next message. Raises IncompleteReadError at the end, and BrokenMessage."""
+    header_bytes, body_bytes = decode_lengths(await reader.readexactly(HEAD_BYTES))
+    header = decode_header(headers, await reader.readexactly(header_bytes))
+    return header, await reader.readexactly(body_bytes)
+
+
+def _environment() -> dict[str, str]:
     """Return the environment for a process that has to find this very package, however the server found it."""
     package_folder = str(Path(omni_ws.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
 
 
-async def end_process(process: asyncio.subprocess.Process, *, name: str) -> int | None:
-    """Close the input of ``process``, which ends it, and kill it where that does not help; also when cancelled.
+class Backoff:
+    """How long to wait before what died is started again, in seconds."""
 
-    Returns its exit status.
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def next(self) -> float:
+        """Return the next wait: the first one, or twice the last, up to the longest."""
+        self._last = min(2 * self._last or FIRST_BACKOFF_SEC, MAX_BACKOFF_SEC)
+        return self._last
+
+    def reset(self) -> None:
+        """Begin with the first one again: what died had done its work."""
+        self._last = 0.0
+
+
+async def keep_running(
+    name: str, until_death: Callable[[], Awaitable[str]], start: Callable[[], Awaitable[None]], backoff: Backoff
+) -> NoReturn:
+    """Wait for the death of a process that runs, and start another one, forever.
+
+    ``until_death`` clears up after it, and says how it died. ``start`` is called until it raises nothing.
     """
-    import asyncio
-
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(STOP_SEC):
-            await process.wait()
-    except TimeoutError:
-        log.warning("the %s does not end by itself and is killed", name)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode
-
-
-# What a process that the server started does first.
-
-
-def take_over_stdout() -> BinaryIO:
-    """Return the pipe to the server; what C libraries print goes to standard error instead of into it."""
-    target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return target
-
-
-def leave_signals_to_server() -> None:
-    """Ignore the signals that a terminal or a supervisor sends to the whole process group: the server handles them."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
-# Memory that was freed: the C library (glibc; others are left alone) keeps most of it, and a part for each thread.
-
-_M_ARENA_MAX: Final = -8
-
-
-def share_heaps(most: int) -> None:
-    """Limit the heaps that threads share to ``most`` (glibc's default: eight per core), so that they reuse what others
-    freed. Threads of one heap wait for one another.
-
-    To be called before there are other threads.
-    """
-    if (mallopt := _c_function("mallopt")) is not None:
-        mallopt(_M_ARENA_MAX, most)
-
-
-def return_freed_memory() -> None:
-    """Return what is free to the system. Blocks for some milliseconds."""
-    if (malloc_trim := _c_function("malloc_trim")) is not None:
-        malloc_trim(ctypes.c_size_t(0))
-
-
-def _c_function(name: str) -> Any:
-    """None where the C library is another one."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        how = await until_death()
+        if loop.time() - began > STABLE_AFTER_SEC:
+            backoff.reset()
+        log.warning("%s died (%s); starting it again", name, how)
+        while True:
+            await asyncio.sleep(backoff.next())
+            try:
+                await start()
+            except (OmniError, OSError, ValueError) as error:  # also where the system has no memory for it
+                log.error("%s does not start again: %s", name, error)
+            else:
+                break
+        log.warning("%s was started again", name)

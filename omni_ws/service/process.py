@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 
-from omni_ws.engine.child import return_freed_memory
+from omni_ws.engine.child_main import return_freed_memory
 
 logger = logging.getLogger(__name__)
 

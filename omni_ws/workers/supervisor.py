@@ -20,6 +20,7 @@ from omni_ws import __version__
 from omni_ws.config import check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
+from omni_ws.engine.child import STABLE_AFTER_SEC, Backoff
 from omni_ws.logs import configure_logging
 from omni_ws.service.process import allow_connections, unless
 from omni_ws.service.sessions.admission import DailyUseFile
@@ -47,11 +48,6 @@ async def _supervise(config: ServerConfig, keys: tuple[ApiKey, ...], listening: 
     return await supervisor.run(listening)
 
 
-#: Before a worker that died is replaced: so long at first, twice as long each time, and so long at most.
-FIRST_PAUSE_SEC: Final = 0.5
-LONGEST_PAUSE_SEC: Final = 30.0
-#: A worker that has served for so long is replaced after the first pause again.
-STEADY_SEC: Final = 60.0
 #: Time beyond that of the drain, in which a worker closes its connections and its engine. Then it is killed.
 CLOSING_SEC: Final = 20.0
 #: The same after a second signal.
@@ -84,7 +80,7 @@ class Supervisor:
         #: The worker of each seat that is to take new sessions.
         self._seated: dict[int, Member] = {}
         self._serials = [0] * self._wanted
-        self._pauses = [FIRST_PAUSE_SEC] * self._wanted
+        self._backoffs = [Backoff() for _ in range(self._wanted)]
         self._questions = Questions()
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end of the server)
         self._counts = shared_counts(self._file, config, keys, self._wanted)
@@ -318,11 +314,9 @@ class Supervisor:
             self._failure = status if status > 0 else 1
             self._stop.set()
             return
-        if self._loop.time() - begun >= STEADY_SEC:
-            self._pauses[member.seat] = FIRST_PAUSE_SEC
-        pause = self._pauses[member.seat]
-        self._pauses[member.seat] = min(2 * pause, LONGEST_PAUSE_SEC)
-        await asyncio.sleep(pause)
+        if self._loop.time() - begun > STABLE_AFTER_SEC:
+            self._backoffs[member.seat].reset()
+        await asyncio.sleep(self._backoffs[member.seat].next())
         await self._start_again(member)
 
     async def _start_again(self, ended: Member) -> None:
@@ -332,7 +326,7 @@ class Supervisor:
                 await self._fill(ended.seat, ended)
             except (OSError, RuntimeError) as error:
                 logger.error("cannot start a worker: %s", error)
-                await asyncio.sleep(LONGEST_PAUSE_SEC)
+                await asyncio.sleep(self._backoffs[ended.seat].next())
 
     async def _watch_answers(self) -> None:
         """Look at intervals whether each worker answers: one that does not is told, and killed in the end.

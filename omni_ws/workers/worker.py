@@ -201,7 +201,7 @@ _STATES: Final = {
     EngineState.UNHEALTHY: WorkerState.UNHEALTHY,
 }
 #: What the library gives to each connection unless it is told otherwise.
-_LIBRARY_DEFAULTS: Final = {"ping_timeout": 20, "max_queue": 16, "write_limit": 32768}
+_LIBRARY_DEFAULTS: Final = {"ping_timeout": 20, "max_queue": 16, "write_limit": 32 * 1024}
 
 
 def join(

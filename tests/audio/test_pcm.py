@@ -3,12 +3,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_ws.audio.pcm import SampleLayout, bounded, mixed_down, pcm16_from_samples, samples_from_bytes
+from omni_ws.audio.pcm import (
+    PCM16,
+    SampleLayout,
+    as_pcm16,
+    as_samples,
+    bounded,
+    mixed_down,
+    pcm16_from_samples,
+    samples_from_bytes,
+    samples_from_pcm16,
+)
 
 
 def test_pcm16_to_float_and_back_is_the_identity() -> None:
     every = np.arange(65536, dtype=np.uint16).astype("<u2").tobytes()
     assert pcm16_from_samples(samples_from_bytes(every, SampleLayout.S16)).tobytes() == every
+
+
+def test_pcm16_is_the_same_whatever_reads_and_writes_it() -> None:
+    """Of all 65,536 values: what voices, recognisers and the listener convert by."""
+    every = np.arange(65536, dtype=np.uint16).view(np.int16)
+    samples = samples_from_pcm16(every)
+    assert as_samples(every).tolist() == samples.tolist()
+    for back in (pcm16_from_samples(samples), as_pcm16(samples), as_pcm16(every)):
+        assert back.dtype == PCM16
+        assert np.array_equal(back, every)
+    # In steps of one part in 32,768: silence is 0.0, the least value is -1.0.
+    assert (samples.min(), samples.max(), samples[0]) == (-1.0, 1.0 - 1 / 32768, 0.0)
 
 
 def test_pcm16_rounds_and_clips() -> None:

@@ -15,7 +15,7 @@ pytestmark = [
 
 MEASURE = """
 import ctypes, threading
-from omni_ws.engine.child import return_freed_memory, share_heaps
+from omni_ws.engine.child_main import return_freed_memory, share_heaps
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 PIECE = 64 << 10  # less than what the C library takes from the system by itself

@@ -22,7 +22,7 @@ from importlib import import_module
 from multiprocessing import connection, context, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -151,14 +151,27 @@ def become_command(arguments: Sequence[str], output: Path) -> None:
 class _StepWorker:
     """The process of a StepModel, as if asyncio had started it; its input is a socket, which ends as a pipe does."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.stdin, theirs = socket.socketpair()
-        with theirs, socket.socket(fileno=os.dup(descriptor)) as link:
-            self._process = forked(_work, theirs, link)
+    stderr = None
+
+    def __init__(self, process: BaseProcess, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
+        self._process, self.stdin, self.stdout = process, stdin, stdout
         self.pid = self._process.pid
         self.returncode: int | None = None
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_end)
+
+    @classmethod
+    async def start(cls, limit: int) -> Self:
+        ours, theirs = socket.socketpair()
+        reads, writes = multiprocessing.Pipe(duplex=False)
+        with theirs, writes:
+            process = forked(_work, theirs, writes)
+        _, stdin = await asyncio.open_connection(sock=ours)
+        stdout = asyncio.StreamReader(limit)
+        with reads:
+            output = os.fdopen(os.dup(reads.fileno()), "rb")
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), output)
+        return cls(process, stdin, stdout)
 
     def _note_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -174,10 +187,11 @@ class _StepWorker:
         self._process.kill()
 
 
-def _work(stdin: socket.socket, link: socket.socket) -> None:
-    os.dup2(stdin.fileno(), 0)
-    os.dup2(2, 1)
-    worker.main(link.detach())
+def _work(stdin: socket.socket, stdout: connection.Connection) -> None:
+    with stdin, stdout:
+        os.dup2(stdin.fileno(), 0)
+        os.dup2(stdout.fileno(), 1)
+    worker.main()
 
 
 @contextmanager
@@ -204,7 +218,7 @@ def models_in_forked_processes() -> Iterator[None]:
         async def started(*command: str, **options: Any) -> Any:
             if WORKER_MODULE not in command:
                 return await executing(*command, **options)
-            return _StepWorker(int(command[-1]))
+            return await _StepWorker.start(options["limit"])
 
         patch.setattr(LanguageModel, "_create", created)
         patch.setattr(asyncio, "create_subprocess_exec", started)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import pytest
+from support.child_messages import read_message
 from support.real_models import fetched
 
-from omni_ws.engine.llm.gguf_server import Order
+from omni_ws.engine.child_main import encode_message
+from omni_ws.engine.llm.gguf_server import FromModel, Order
 
 CONTEXT: Final = 512
 KEY: Final = "the key of a test"
@@ -49,16 +49,15 @@ def llama_cpp_server(chat_template: Path | None = None) -> Iterator[int]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
     )
     with process:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(asdict(order)) + "\n")
+            process.stdin.write(encode_message(order))
             process.stdin.flush()
-            ready = json.loads(process.stdout.readline())
-            yield int(ready["address"].rpartition(":")[2])
+            served, _ = read_message(process.stdout, FromModel)
+            yield int(served.address.rpartition(":")[2])
             assert process.poll() is None, f"llama.cpp's server ended by itself, status {process.returncode}"
         finally:
             process.kill()

@@ -11,19 +11,21 @@ import sys
 from functools import cache
 
 import pytest
+from support.child_messages import read_message
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.tts.synthesis_engine import WORKER_MODULE
-from omni_ws.engine.tts.synthesiser import HEAD, decode_object
+from omni_ws.engine.tts.synthesiser import FromWorker, VoiceMissing
 
 
 @cache
 def _missing(choice: VoiceChoice) -> str:
     """Why the voice's own worker does not speak here; empty where it does."""
-    worker = subprocess.run(
-        [sys.executable, "-m", WORKER_MODULE, choice.value], stdin=subprocess.DEVNULL, capture_output=True, check=True
-    )
-    return str(decode_object(worker.stdout[HEAD.size :]).get("reason", ""))
+    command = [sys.executable, "-m", WORKER_MODULE, choice.value]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        said, _ = read_message(worker.stdout, FromWorker)
+    return said.reason if isinstance(said, VoiceMissing) else ""
 
 
 def need(choice: VoiceChoice) -> VoiceChoice:

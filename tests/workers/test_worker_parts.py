@@ -193,7 +193,7 @@ def make_member(row: WorkerRow) -> Member:
 async def test_a_worker_that_cannot_be_started_is_tried_again_while_its_seat_is_free(
     monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[_FailingStarts], object], left: int
 ) -> None:
-    monkeypatch.setattr("omni_ws.workers.supervisor.LONGEST_PAUSE_SEC", 0.001)
+    monkeypatch.setattr("omni_ws.engine.child.MAX_BACKOFF_SEC", 0.001)
     supervisor = _FailingStarts(3, meanwhile)
     await supervisor._start_again(supervisor.dead)
     assert supervisor.left == left

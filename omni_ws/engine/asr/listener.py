@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples
+from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.speech_watch import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import Word
@@ -517,7 +517,7 @@ class UtteranceSplitter:
             self._events.append(UtteranceEnded(utterance.pcm(end=utterance.closing_length), utterance.start_ms))
         if utterance.closing_length is not None:
             silence = utterance.pcm(start=utterance.closing_length)
-            self._padding.push(silence * np.float32(1 / 32768))
+            self._padding.push(samples_from_pcm16(silence))
 
     def _cut_utterance(self) -> None:
         """End an utterance that grows too long; the speech goes on in a new one."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from omni_ws.audio.pcm import Pcm16, Samples
+from omni_ws.audio.pcm import Pcm16, Samples, samples_from_pcm16
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.listener import Listening
@@ -200,8 +200,7 @@ class WhisperRecogniser:
     def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
         """What was read, once; None where nobody spoke."""
         assert self._model is not None
-        audio = pcm.astype(np.float32) / np.float32(32768)
-        heard = self._model.transcribe(audio, beam=beam, words=words, language=self._language)
+        heard = self._model.transcribe(samples_from_pcm16(pcm), beam=beam, words=words, language=self._language)
         noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
         if noise or not any(map(str.isalnum, heard.text)):
             return None

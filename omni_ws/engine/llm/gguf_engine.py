@@ -9,21 +9,17 @@ import os
 import re
 import secrets
 import struct
-import sys
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
-from omni_ws.engine.child import child_environment
+from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.llm.gguf_server import Order, Ready
+from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import cores
@@ -31,14 +27,12 @@ from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before a process that died is started again: doubled each time, up to the longest, until one lasts.
-FIRST_BACKOFF_SEC: Final = 0.5
-MAX_BACKOFF_SEC: Final = 30.0
-STABLE_AFTER_SEC: Final = 60.0
 #: How long an answer waits for others to end, in seconds.
 PLACE_SEC: Final = 2.0
 #: How long after the loss of a connection the end of the process may be noticed, in seconds.
 _DEATH_SEC: Final = 1.0
+
+SERVER_MODULE: Final = "omni_ws.engine.llm.gguf_server"
 
 #: Where the client names none; llama.cpp looks at the last 64 tokens.
 REPETITION_PENALTY: Final = 1.1
@@ -89,7 +83,7 @@ class GgufEngine:
         #: The other cores are for those who hear and speak.
         self.threads = settings.threads or max(1, cores() // 2)
         self._places = asyncio.Semaphore(self.parallel)
-        self._running: _Running | None = None
+        self._running: RunningModel | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._capabilities = RemoteLlmEngine(_settings_of(settings, "", "", tools=False)).capabilities
 
@@ -101,19 +95,19 @@ class GgufEngine:
     def state(self) -> EngineState:
         if self._keeper is None:
             return EngineState.STARTING
-        if self._running is None or self._running.process.ended:
+        if self._running is None or self._running.child.ended:
             return EngineState.UNHEALTHY
         return self._running.llm.state
 
     @property
-    def process(self) -> GgufProcess | None:
-        """The process; None while there is none."""
-        return None if self._running is None else self._running.process
+    def process(self) -> RunningModel | None:
+        """What runs; None while the process is being started again."""
+        return self._running
 
     def describe(self) -> tuple[str, ...]:
         if self._running is None:
             return ()
-        ready = self._running.process.ready
+        ready = self._running.served
         line = (
             f"{self.model} runs on {_count(self.threads, 'thread')}, with a context of {ready.context} tokens for each "
             f"of {_count(self.parallel, 'conversation')} at a time"
@@ -127,9 +121,9 @@ class GgufEngine:
         """Load the model. Idempotent. Raises EngineFailed for a file that is no model, or cannot be loaded."""
         if self._keeper is not None:
             return
-        self._running = running = await self._launch()
-        self._capabilities = running.llm.capabilities
-        self._keeper = asyncio.create_task(self._keep(), name="watch over llama.cpp")
+        await self._launch()
+        keeping = keep_running("llama.cpp", self._until_death, self._launch, Backoff())
+        self._keeper = asyncio.create_task(keeping, name="watch over llama.cpp")
 
     async def stop(self) -> None:
         """End the process. Idempotent."""
@@ -139,60 +133,46 @@ class GgufEngine:
             await asyncio.gather(keeper, return_exceptions=True)
         await self._release()
 
-    async def _launch(self) -> _Running:
+    async def _launch(self) -> None:
         settings, key = self.settings, secrets.token_urlsafe(32)
         template = await asyncio.to_thread(_checked_template, settings)
-        process = await GgufProcess.launch(
-            Order(
-                file=str(settings.file),
-                name=settings.name,
-                key=key,
-                context=settings.context,
-                parallel=self.parallel,
-                threads=self.threads,
-                think=settings.think,
-                chat_template=template,
-            )
+        order = Order(
+            file=str(settings.file),
+            name=settings.name,
+            key=key,
+            context=settings.context,
+            parallel=self.parallel,
+            threads=self.threads,
+            think=settings.think,
+            chat_template=template,
         )
-        llm = RemoteLlmEngine(_settings_of(settings, process.ready.address, key, tools=process.ready.tools))
+        child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
         try:
+            served = await _loaded(child, order)
+            llm = RemoteLlmEngine(_settings_of(settings, served.address, key, tools=served.tools))
             await llm.start()
+            running = RunningModel(child, served, llm)
+            if settings.instructions:
+                await running.compute(settings.instructions)
         except BaseException:
-            await process.end()
+            await child.end()
             raise
-        running = _Running(process, llm)
-        if settings.instructions:
-            await running.compute(settings.instructions)
-        return running
+        self._running, self._capabilities = running, llm.capabilities
 
-    async def _release(self) -> None:
+    async def _release(self) -> int | None:
         running, self._running = self._running, None
-        if running is not None:
-            try:
-                await running.process.end()
-            finally:
-                await running.llm.stop()
+        if running is None:
+            return None
+        try:
+            return await running.child.end()
+        finally:
+            await running.llm.stop()
 
-    async def _keep(self) -> None:
-        """Wait for the end of the process and start another one, forever."""
-        loop, backoff = asyncio.get_running_loop(), FIRST_BACKOFF_SEC
-        while True:
-            began, running = loop.time(), self._running
-            assert running is not None
-            status = await running.process.wait()
-            if loop.time() - began > STABLE_AFTER_SEC:
-                backoff = FIRST_BACKOFF_SEC
-            await self._release()
-            last = running.process.last_words or "it said nothing"
-            logger.error("llama.cpp died (status %d; %s); starting it again", status, last)
-            while self._running is None:
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, MAX_BACKOFF_SEC)
-                try:
-                    self._running = await self._launch()
-                except (EngineFailed, OSError, ValueError) as error:  # also where the system has no memory for it
-                    logger.error("llama.cpp does not start again: %s", error)
-            logger.warning("llama.cpp was started again")
+    async def _until_death(self) -> str:
+        assert self._running is not None
+        child = self._running.child
+        await child.wait()
+        return f"status {await self._release()}; {child.last_words or 'it said nothing'}"
 
     # requests
 
@@ -218,11 +198,16 @@ class GgufEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    """A process, and the engine in front of it."""
+class RunningModel:
+    """A process, what it serves, and the engine in front of it."""
 
-    process: GgufProcess
+    child: Child
+    served: ModelServed
     llm: RemoteLlmEngine
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
     async def compute(self, instructions: str) -> None:
         """Have the prompt of conversations that begin with ``instructions`` computed; llama.cpp keeps it."""
@@ -247,7 +232,7 @@ class _Running:
         """Whether the process has ended, after the loss of a connection to it."""
         try:
             async with asyncio.timeout(_DEATH_SEC):
-                await self.process.wait()
+                await self.child.wait()
         except TimeoutError:
             return False
         return True
@@ -324,114 +309,27 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-# The process
-
-_SERVER_MODULE: Final = "omni_ws.engine.llm.gguf_server"
-#: The newest lines of its log, which are kept for the reason of its end.
-_LAST_LINES: Final = 5
-#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
-_MOST_CHARACTERS: Final = 500
-
-
-class GgufProcess:
-    """The engine's side of one process, from ``launch`` to ``end`` or to its own end."""
-
-    #: What it serves; set by ``launch``.
-    ready: Ready
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._said: deque[str] = deque(maxlen=_LAST_LINES)
-        self._listening = asyncio.create_task(self._listen(), name="log of llama.cpp")
-
-    @classmethod
-    async def launch(cls, order: Order) -> GgufProcess:
-        """Start a process, and return it when it has loaded its model. Raises EngineFailed."""
-        process = cls(
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", _SERVER_MODULE),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
-                # Ctrl-C in a terminal is for the server, whose answers in progress still need the model.
-                start_new_session=True,
-            )
-        )
-        try:
-            process.ready = await process._give(order)
-        except BaseException:
-            await process.end()
-            raise
-        return process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        return self._process.returncode is not None
-
-    @property
-    def last_words(self) -> str:
-        """The end of its log; empty where it said nothing."""
-        return "; ".join(self._said)
-
-    async def wait(self) -> int:
-        """Wait for its end; return its exit status, or minus the signal that ended it."""
-        return await self._process.wait()
-
-    async def end(self) -> None:
-        """End it at once: it has nothing to lose. Idempotent."""
-        if not self.ended:
-            self._process.kill()
-        await self._process.wait()
-        await self._listening
-
-    async def _give(self, order: Order) -> Ready:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        try:
-            # By the pipe, since other users see command lines. It stays open: its end would end the process.
-            stdin.write(msgspec.json.encode(order) + b"\n")
-            await stdin.drain()
-        except ConnectionError:
-            pass  # it ended, which the next line says
-        answer: dict[str, Any] = msgspec.json.decode(await stdout.readline() or b"{}")
-        if "address" in answer:
-            return Ready(**answer)
-        status = await self._process.wait()
-        await self._listening
-        # The package only says that it failed; why is in the log of llama.cpp.
-        reason = self.last_words or answer.get("reason") or _how_it_ended(status)
-        raise EngineFailed(f"llama.cpp does not load {order.file}: {reason}", fatal=True)
-
-    async def _listen(self) -> None:
-        stderr = self._process.stderr
-        assert stderr is not None
-        while True:
-            try:
-                line = await stderr.readline()
-            except ValueError:  # too long to be held: so much of it is left out
-                continue
-            if not line:
-                return
-            if text := line.decode(errors="replace").strip()[:_MOST_CHARACTERS]:
-                self._said.append(text)
-                logger.debug("llama.cpp: %s", text)
+async def _loaded(child: Child, order: Order) -> ModelServed:
+    """Give a process its order, and return what it serves. Raises EngineFailed where it cannot load the model."""
+    child.send(order)
+    reason = ""
+    try:
+        answer, _ = await child.receive()
+        if isinstance(answer, ModelServed):
+            return answer
+        reason = answer.reason
+    except ChildEnded:
+        pass
+    status = await child.end()
+    # The package only says that it failed; why is in the log of llama.cpp.
+    reason = child.last_words or reason or _how_it_ended(status)
+    raise EngineFailed(f"llama.cpp does not load {order.file}: {reason}", fatal=True)
 
 
 def _how_it_ended(status: int) -> str:
     if status == -9:
         return "it was killed, perhaps because memory ran out"
     return f"it ended by itself, status {status}"
-
-
-def _environment() -> dict[str, str]:
-    # In Google's containers llama.cpp would listen where this one says.
-    return {name: value for name, value in child_environment().items() if name != "AIP_MODE"}
 
 
 # The file: what can be told of it before it is loaded

@@ -2,25 +2,21 @@
 
 llama.cpp's own HTTP server, out of the package xllamacpp, on a port of this machine that the system chooses, for
 whoever has the key. A process of its own, because native code that crashes, and gigabytes, should not take the server
-down. It reads one line of JSON, an Order, from its standard input, and writes one, Ready or ``{"reason": …}``, to its
-standard output. It ends when its input does, which is also how the death of the server ends it.
+down. It gets one message, an Order, and sends one, ModelServed or NotServed.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from omni_ws.engine.child import take_over_stdout
+from omni_ws.engine.child_main import ServerLink, leave_signals_to_server
 
 if sys.platform == "linux":
     import fcntl
@@ -40,14 +36,13 @@ _PROPERTIES_SEC: Final = 60.0
 _OUT_OF_MEMORY_SCORE: Final = "500"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve, and to whom. ``context`` is that of one conversation, in tokens."""
 
     file: str
     #: The model's name.
     name: str
-    key: str = field(repr=False)
+    key: str
     context: int
     #: Conversations that are answered at the same time.
     parallel: int
@@ -57,9 +52,12 @@ class Order:
     #: A Jinja template in place of the model's own.
     chat_template: str | None = None
 
+    def __repr__(self) -> str:
+        """Return it without the key, which is no matter for a log."""
+        return f"Order({self.file!r})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+
+class ModelServed(msgspec.Struct, frozen=True, tag=True):
     """What is served: at which address, with which context, and whether the chat template knows tools."""
 
     address: str
@@ -67,26 +65,33 @@ class Ready:
     tools: bool
 
 
+class NotServed(msgspec.Struct, frozen=True, tag=True):
+    """What the package says where the model cannot be served; more is in llama.cpp's log."""
+
+    reason: str
+
+
+FromModel: TypeAlias = ModelServed | NotServed
+
+
 def main() -> None:
     """Serve until the input ends."""
     _be_first_to_go()
-    target = take_over_stdout()
-    order = sys.stdin.buffer.readline()
-    if not order:
-        return
-    _end_with_input()
+    # In Google's containers llama.cpp would listen where this one says.
+    os.environ.pop("AIP_MODE", None)
+    link = ServerLink(Order)
+    order, _ = link.receive()
+    _end_with_input_while_loading()
     try:
-        wanted = msgspec.json.decode(order, type=Order)
-        server = _server(wanted)
-        ready = _ready(server.listening_address, wanted.key)
-    except Exception as error:  # whatever the package raises: what went wrong is in llama.cpp's log
-        _tell(target, {"reason": str(error)})
+        server = _server(order)
+        served = _served(server.listening_address, order.key)
+    except Exception as error:  # whatever the package raises
+        link.send(NotServed(str(error)))
         os._exit(1)
     # llama.cpp's handlers would end its work, and leave the process.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    _tell(target, ready)
-    threading.Event().wait()
+    leave_signals_to_server()
+    link.send(served)
+    link.receive()  # nothing more comes
 
 
 def _server(order: Order) -> Any:
@@ -111,13 +116,13 @@ def _server(order: Order) -> Any:
     return xllamacpp.Server(parameters)
 
 
-def _ready(address: str, key: str) -> Ready:
+def _served(address: str, key: str) -> ModelServed:
     """What the server at ``address`` says of itself."""
     request = urllib.request.Request(f"{address}/props", headers={"Authorization": f"Bearer {key}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_PROPERTIES_SEC) as answer:
         told = msgspec.json.decode(answer.read())
-    return Ready(
+    return ModelServed(
         address=address,
         context=told["default_generation_settings"]["n_ctx"],
         tools=bool(told.get("chat_template_caps", {}).get("supports_tools")),
@@ -130,25 +135,14 @@ def _be_first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_SCORE, encoding="ascii")
 
 
-def _end_with_input() -> None:
-    """From now on end this process when its input does."""
-    # xllamacpp holds the GIL while it loads a model, so a thread cannot act then. Linux ends it all the same: by SIGIO,
-    # which it sends when the other end closes.
+def _end_with_input_while_loading() -> None:
+    """End this process with its input also while xllamacpp loads a model.
+
+    It holds the GIL then, so no thread can act. Linux sends SIGIO when the other end closes.
+    """
     if sys.platform == "linux":
-        descriptor = sys.stdin.fileno()
-        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
-    threading.Thread(target=_wait_for_end_of_input, name="input", daemon=True).start()
-
-
-def _wait_for_end_of_input() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)
-
-
-def _tell(target: BinaryIO, answer: Ready | dict[str, str]) -> None:
-    target.write(msgspec.json.encode(answer) + b"\n")
-    target.flush()
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """StepProcess: the server's side of a StepModel in a process of its own, which is watched and restarted.
 
-The rest are the messages between the two, and their form on the socket between them.
+The rest are the messages between the two.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-import socket
-import struct
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.child import child_environment, end_process
+from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
 
 log = logging.getLogger(__name__)
@@ -29,16 +27,9 @@ WORKER_MODULE: Final = "omni_ws.engine.omni.worker"
 
 #: How much of a session's input may be on its way, in bytes; one item more is let through.
 INPUT_BYTES: Final = 1 << 20
-#: The delay before the first restart, which doubles with each attempt up to the maximum.
-FIRST_BACKOFF_SEC: Final = 0.5
-MAX_BACKOFF_SEC: Final = 60.0
-#: A process that ran for this long is restarted with the initial delay.
-STABLE_AFTER_SEC: Final = 60.0
 #: How often the process is asked for a sign of life while it has sessions, and how long it may stay silent.
 WATCH_SEC: Final = 5.0
 SILENCE_SEC: Final = 60.0
-
-_READ_BYTES: Final = 1 << 20
 
 
 class StepProcess:
@@ -54,19 +45,20 @@ class StepProcess:
         self.state = EngineState.STARTING
         #: What the process said when it was ready; None while none runs.
         self.ready: ModelReady | None = None
-        #: None while no process runs.
-        self.pid: int | None = None
         self._load = LoadModel(factory, dict(arguments))
         self._part = part
         self._sessions: dict[int, StepSession] = {}
         self._next_session = 1
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._child: Child | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_at = 0.0
         self._next_question = 1
         self._questions: dict[int, asyncio.Future[Any]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """None while no process runs."""
+        return None if self._child is None else self._child.pid
 
     @property
     def open_sessions(self) -> int:
@@ -78,7 +70,10 @@ class StepProcess:
         await self._launch()
         self.state = EngineState.OK
         self._tasks = [
-            asyncio.create_task(self._keep(), name=f"keep the {self.role}"),
+            asyncio.create_task(
+                keep_running(f"the {self.role}", self._until_death, self._start_again, Backoff()),
+                name=f"keep the {self.role}",
+            ),
             asyncio.create_task(self._watch(), name=f"watch over the {self.role}"),
         ]
 
@@ -108,7 +103,7 @@ class StepProcess:
         if len(self._sessions) == 1:
             self._heard_at = time.monotonic()
         try:
-            self.send(OpenSlot(number, dict(settings)))
+            self.send(OpenSlot(number), dict(settings))
             await session.until_open()
             yield session
         finally:
@@ -127,11 +122,12 @@ class StepProcess:
 
         Raises EngineFailed.
         """
-        changed: TraceChanged = await self._ask(lambda number: ChangeTrace(number, None if path is None else str(path)))
+        file = None if path is None else str(path)
+        changed: TraceChanged = await self._ask(lambda number: ChangeTrace(number, file))
         if changed.error is not None:
             raise self._failed(f"tracing the {self.role} failed: {changed.error}")
 
-    async def _ask(self, question: Callable[[int], object]) -> Any:
+    async def _ask(self, question: Callable[[int], ToStepWorker]) -> Any:
         """Send the question of a number, and return what the process answers to it. Raises EngineFailed."""
         if self.ready is None:
             raise self._failed(f"the {self.role} is not available")
@@ -144,10 +140,10 @@ class StepProcess:
         finally:
             self._questions.pop(number, None)
 
-    def send(self, message: object) -> None:
-        """Send a message to the process, if there is one; its death is reported elsewhere."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode_message(message))
+    def send(self, message: ToStepWorker, content: Any = None) -> None:
+        """Send a message, with what models take, to the process, if there is one; its death is reported elsewhere."""
+        if self._child is not None:
+            self._child.send(message, packed(content))
 
     def overloaded(self) -> EngineOverloaded:
         """Return the error for want of a slot."""
@@ -159,82 +155,42 @@ class StepProcess:
 
     async def _launch(self) -> None:
         """Start a process and wait until it is ready. Raises EngineFailed."""
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", WORKER_MODULE, str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.PIPE,  # its end tells the process that the server is gone
-                    stdout=2,
-                    env=child_environment(),
-                )
-            self.pid = self._process.pid
-            self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_BYTES)
-            self.send(self._load)
-            said = await self._first_message(self._reader)
+            self._child = child = await Child.start(f"the {self.role}", WORKER_MODULE, kinds=FromStepWorker)
+            child.send(self._load)
+            said, _ = await child.receive()
             if isinstance(said, LoadFailed):
                 raise self._failed(f"the {self.role} failed to start: {said.message}")
             assert isinstance(said, ModelReady)
             self.ready = said
-        except (OSError, BrokenPipeMessage) as error:
+        except ChildEnded:
             await self._end()
+            raise self._failed(f"the {self.role} failed to start: its process ended") from None
+        except OSError as error:
             raise self._failed(f"the {self.role} failed to start") from error
         except BaseException:
             await self._end()
             raise
-        finally:
-            if self._writer is None:
-                ours.close()
 
-    async def _first_message(self, reader: asyncio.StreamReader) -> Any:
-        buffer = MessageBuffer()
-        while True:
-            data = await reader.read(_READ_BYTES)
-            if not data:
-                raise self._failed(f"the {self.role} failed to start: its process ended")
-            if messages := buffer.feed(data):
-                return messages[0]
+    async def _start_again(self) -> None:
+        await self._launch()
+        self.state = EngineState.OK
 
-    async def _keep(self) -> None:
-        """Read from the process; when it has died, start another one, forever."""
-        backoff = FIRST_BACKOFF_SEC
-        while True:
-            started = time.monotonic()
-            await self._read_all()
-            if time.monotonic() - started > STABLE_AFTER_SEC:
-                backoff = FIRST_BACKOFF_SEC
-            self.state, self.ready = EngineState.UNHEALTHY, None
-            self._fail_all(f"the {self.role} died")
-            status = await self._end()
-            log.error("the %s died (exit status %s); restarting it", self.role, status)
-            while True:
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, MAX_BACKOFF_SEC)
-                try:
-                    await self._launch()
-                except EngineFailed as error:
-                    log.error("%s", error.message)
-                else:
-                    break
-            self.state = EngineState.OK
-            log.warning("the %s restarted", self.role)
-
-    async def _read_all(self) -> None:
+    async def _until_death(self) -> str:
         """Take messages until the process ends."""
-        assert self._reader is not None
-        buffer = MessageBuffer()
+        assert self._child is not None
         try:
-            while data := await self._reader.read(_READ_BYTES):
+            while True:
+                message, body = await self._child.receive()
                 self._heard_at = time.monotonic()
-                for message in buffer.feed(data):
-                    self._take(message)
-        except ConnectionError:
-            return
-        except BrokenPipeMessage:
-            log.exception("the socket of the %s carries something else than messages", self.role)
+                self._take(message, body)
+        except ChildEnded:
+            pass
+        self.state = EngineState.UNHEALTHY
+        self._fail_all(f"the {self.role} died")
+        return f"exit status {await self._end()}"
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: Any, body: bytes) -> None:
         if isinstance(message, Occupation | TraceChanged):
             question = self._questions.get(message.number)
             if question is not None and not question.done():
@@ -245,7 +201,7 @@ class StepProcess:
             return  # closed while the message was on its way
         if isinstance(message, SlotRefused):
             del self._sessions[message.session]  # the process has closed it
-        session.take(message)
+        session.take(message, body)
 
     async def _watch(self) -> None:
         """Kill a process that has sessions and is silent for too long."""
@@ -253,9 +209,9 @@ class StepProcess:
             await asyncio.sleep(WATCH_SEC)
             if self.ready is None or not self._sessions:
                 continue
-            if time.monotonic() - self._heard_at > SILENCE_SEC and self._process is not None:
+            if time.monotonic() - self._heard_at > SILENCE_SEC and self._child is not None:
                 log.error("the %s has been silent for %.0f s and is killed", self.role, SILENCE_SEC)
-                self._process.kill()
+                self._child.kill()
             self.send(AskOccupation(0))
 
     def _fail_all(self, message: str) -> None:
@@ -267,13 +223,9 @@ class StepProcess:
                 question.set_exception(self._failed(message))
 
     async def _end(self) -> int | None:
-        """End the process, by its input and then by force; also completes when cancelled. Returns its exit status."""
-        self.ready = self.pid = None
-        process, self._process = self._process, None
-        writer, self._writer, self._reader = self._writer, None, None
-        if writer is not None:
-            writer.close()
-        return None if process is None else await end_process(process, name=self.role)
+        """End the process; also completes when cancelled. Returns its exit status."""
+        child, self._child, self.ready = self._child, None, None
+        return None if child is None else await child.end()
 
 
 class StepSession:
@@ -300,14 +252,14 @@ class StepSession:
         if self._error is not None:
             raise self._error
         self._on_the_way += cost
-        self._process.send(FeedItem(self._number, item, cost))
+        self._process.send(FeedItem(self._number, cost), item)
 
     def grant(self, frames: int) -> None:
         """Allow ``frames`` frames more."""
         if self._error is None:
             self._process.send(GrantFrames(self._number, frames))
 
-    def take(self, message: object) -> None:
+    def take(self, message: object, body: bytes) -> None:
         """Take a message of the process about this session."""
         match message:
             case SlotOpened():
@@ -318,8 +270,8 @@ class StepSession:
             case ItemTaken(_, cost):
                 self._on_the_way -= cost
                 self._room.set()
-            case ItemMade(_, item) if not self.made.closed:
-                self.made.put_nowait(item)
+            case ItemMade() if not self.made.closed:
+                self.made.put_nowait(pickle.loads(body))
 
     def fail(self, error: OmniError) -> None:
         """End the session with ``error``."""
@@ -334,28 +286,23 @@ class StepSession:
         await self._opened
 
 
-# A message is its length (u32, big-endian) and its pickle. Both ends are this program, and nobody else has the socket:
-# the server makes it for the process, which inherits its end.
-
-LENGTH: Final = struct.Struct(">I")
-#: The longest message; one that claims to be longer is none.
-MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+# Messages. What models take and make comes behind them, as a pickle: both ends are this program, and nobody else has
+# the pipes.
 
 
-class BrokenPipeMessage(Exception):
-    """The bytes on the socket are no message."""
+def packed(content: Any) -> bytes:
+    """Return the body of a message with ``content``; empty for None."""
+    return b"" if content is None else pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadModel:
+class LoadModel(msgspec.Struct, frozen=True, tag=True):
     """The first message to the process. ``factory`` is ``module:function``, which returns a LoadedModel."""
 
     factory: str
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReady:
+class ModelReady(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded and warm."""
 
     slots: int
@@ -363,30 +310,25 @@ class ModelReady:
     facts: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be loaded; the message is for the operator."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSlot:
-    """Open a session; SlotOpened or SlotRefused follows."""
+class OpenSlot(msgspec.Struct, frozen=True, tag=True):
+    """Open a session with the settings in the body; SlotOpened or SlotRefused follows."""
 
     session: int
-    settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotOpened:
+class SlotOpened(msgspec.Struct, frozen=True, tag=True):
     """The session has a slot."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRefused:
+class SlotRefused(msgspec.Struct, frozen=True, tag=True):
     """The session is closed; ``overloaded`` if for want of a slot."""
 
     session: int
@@ -394,55 +336,46 @@ class SlotRefused:
     overloaded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FeedItem:
-    """An item for the session, which counts as ``cost`` bytes until it is taken."""
+class FeedItem(msgspec.Struct, frozen=True, tag=True):
+    """The item in the body is for the session, and counts as ``cost`` bytes until it is taken."""
 
     session: int
-    item: Any
     cost: int
 
 
-@dataclass(frozen=True, slots=True)
-class ItemTaken:
+class ItemTaken(msgspec.Struct, frozen=True, tag=True):
     """The model took an item of ``cost`` bytes."""
 
     session: int
     cost: int
 
 
-@dataclass(frozen=True, slots=True)
-class GrantFrames:
+class GrantFrames(msgspec.Struct, frozen=True, tag=True):
     """Allow the session that many frames more."""
 
     session: int
     frames: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSlot:
+class CloseSlot(msgspec.Struct, frozen=True, tag=True):
     """Free the session's slot."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class ItemMade:
-    """The model made an item for the session."""
+class ItemMade(msgspec.Struct, frozen=True, tag=True):
+    """The model made the item in the body for the session."""
 
     session: int
-    item: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AskOccupation:
+class AskOccupation(msgspec.Struct, frozen=True, tag=True):
     """Ask for the Occupation."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Occupation:
+class Occupation(msgspec.Struct, frozen=True, tag=True):
     """The answer: how many sessions are open, and whether the model has work."""
 
     number: int
@@ -450,56 +383,21 @@ class Occupation:
     busy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeTrace:
+class ChangeTrace(msgspec.Struct, frozen=True, tag=True):
     """Begin a trace of torch's operations that will be written to ``path``; without one, end it and write it."""
 
     number: int
     path: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TraceChanged:
+class TraceChanged(msgspec.Struct, frozen=True, tag=True):
     """The answer, with the reason if it failed."""
 
     number: int
     error: str | None = None
 
 
-def encode_message(message: object) -> bytes:
-    """Return the message's bytes. Raises BrokenPipeMessage for one that is too long."""
-    payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise BrokenPipeMessage(f"a message of {len(payload)} bytes")
-    return LENGTH.pack(len(payload)) + payload
-
-
-def decode_length(head: bytes) -> int:
-    """Return the length of the pickle that follows. Raises BrokenPipeMessage."""
-    (length,) = LENGTH.unpack(head)
-    if length > MAX_MESSAGE_BYTES:
-        raise BrokenPipeMessage(f"a message of {length} bytes")
-    return int(length)
-
-
-@dataclass(slots=True)
-class MessageBuffer:
-    """Cuts received bytes into messages."""
-
-    _received: bytearray = field(default_factory=bytearray)
-
-    def feed(self, data: bytes) -> list[Any]:
-        """Return the messages that ``data`` completes. Raises BrokenPipeMessage."""
-        received = self._received
-        received += data
-        messages: list[Any] = []
-        start = 0
-        while len(received) - start >= LENGTH.size:
-            begin = start + LENGTH.size
-            end = begin + decode_length(bytes(received[start:begin]))
-            if len(received) < end:
-                break
-            messages.append(pickle.loads(received[begin:end]))
-            start = end
-        del received[:start]
-        return messages
+ToStepWorker: TypeAlias = LoadModel | OpenSlot | FeedItem | GrantFrames | CloseSlot | AskOccupation | ChangeTrace
+FromStepWorker: TypeAlias = (
+    ModelReady | LoadFailed | SlotOpened | SlotRefused | ItemTaken | ItemMade | Occupation | TraceChanged
+)

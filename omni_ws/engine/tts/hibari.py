@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.vad import OnnxNetwork, runtime_library
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 from omni_ws.errors import EngineFailed
@@ -82,7 +83,7 @@ class Hibari:
                 heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
                 heard[0] = begin  # slow speech is heard long before the network says so
                 listener.words(_timed(piece.words, (heard + (spoken - cut)) * (1000 / SAMPLE_RATE)))
-            pcm = (np.clip(samples[cut:], -1, 1) * 32767).astype("<i2")
+            pcm = pcm16_from_samples(samples[cut:])
             for start in range(0, len(pcm), CHUNK_SAMPLES):
                 if not listener.audio(SAMPLE_RATE, pcm[start : start + CHUNK_SAMPLES].tobytes()):
                     return

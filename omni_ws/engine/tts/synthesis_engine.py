@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import unicodedata
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -16,33 +15,31 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from omni_ws.audio.pcm import Samples, samples_from_pcm16
+from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_bytes
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.child import child_environment, end_process
+from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, first_clause_of, pieces_of
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.tts.synthesiser import (
-    HEAD,
-    RATE,
-    BrokenPipeFrame,
-    Frame,
-    FrameKind,
+    Cancel,
+    Done,
+    Failed,
+    FromWorker,
     NoVoice,
+    Speak,
+    SpokenPcm,
+    SpokenWords,
     VoiceFacts,
-    decode_head,
-    decode_object,
-    encode_frame,
-    encode_object,
+    VoiceMissing,
+    VoiceReady,
 )
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
@@ -249,10 +246,6 @@ START_TIMEOUT = 30.0
 #: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
 SILENCE_TIMEOUT = 10.0
 
-FIRST_BACKOFF = 0.05
-MAX_BACKOFF = 5.0
-#: After so many failures in a row the wait has long been ``MAX_BACKOFF``.
-_MOST_DOUBLINGS = 10
 #: So many deaths without a finished job in between, and the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
@@ -273,10 +266,7 @@ class SpokenAudio:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    number: int
-    voice: str
-    speed: float
-    text: str
+    asked: Speak
     #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
     output: Channel[SpokenAudio] = field(default_factory=lambda: Channel(0, cost=lambda spoken: len(spoken.samples)))
     words: tuple[Word, ...] = ()
@@ -297,20 +287,19 @@ class Voice:
         self.facts: VoiceFacts | None = None
         #: Why there is no voice.
         self.reason = ""
-        #: Process id of the worker; None while none runs.
-        self.worker_pid: int | None = None
         self._choice = choice
         self._default_voice = default_voice
         self._file = file
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
         self._next_number = 1
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         #: Whether the process has said that it is ready: it may take longer to start than to speak.
         self._ready = False
         self._keeper: asyncio.Task[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._deaths = 0
+        self._backoff = Backoff()
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -335,6 +324,11 @@ class Voice:
     def _named(self, voice: str) -> str:
         """Return the name of a voice, which may be given by its language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker; None while none runs."""
+        return None if self._child is None else self._child.pid
 
     @property
     def healthy(self) -> bool:
@@ -362,25 +356,19 @@ class Voice:
                 self._file = await asyncio.to_thread(hibari_file, self._file)
             except NoVoice as reason:
                 raise EngineFailed(f"no voice hibari: {reason}") from None
-        ready = await self._launch()
-        if "reason" in ready:
-            self.reason = ready["reason"]
-            await self._end_process()
+        try:
+            self.facts = await self._launch()
+        except NoVoice as reason:
+            self.reason = str(reason)
             if self._choice is not VoiceChoice.AUTO:
-                raise EngineFailed(f"no voice {self._choice}: {self.reason}")
+                raise EngineFailed(f"no voice {self._choice}: {self.reason}") from None
             return
-        self.facts = VoiceFacts(
-            ready["synthesiser"],
-            ready["source"],
-            tuple(ready["voices"]),
-            ready["languages"],
-            latin_only=ready["latin_only"],
-        )
         if self.voices[0] not in self.languages:
-            known = ", ".join(self.facts.voices)
+            name, known = self.facts.synthesiser, ", ".join(self.facts.voices)
             await self.stop()
-            raise EngineFailed(f"{ready['synthesiser']} has no voice {self._default_voice!r}; there are {known}")
-        self._keeper = asyncio.create_task(self._keep_worker(), name="voice worker")
+            raise EngineFailed(f"{name} has no voice {self._default_voice!r}; there are {known}")
+        keeping = keep_running("the voice worker", self._until_death, self._start_again, self._backoff)
+        self._keeper = asyncio.create_task(keeping, name="voice worker")
 
     async def stop(self) -> None:
         """Ends the worker; whoever still waits for speech gets EngineFailed. Idempotent."""
@@ -388,7 +376,7 @@ class Voice:
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
-        await self._end_process()
+        await self._end()
         self.facts = None
         self._fail_all("the engine has stopped")
 
@@ -409,10 +397,11 @@ class Voice:
         """
         if self._keeper is None:
             raise EngineFailed("there is no voice")
-        if not self.healthy and self._process is None:
+        if not self.healthy and self._child is None:
             raise EngineFailed("the voice worker does not start")
         chosen = self.voices[0] if voice is None else self.check(voice)
-        job = _Job(self._next_number, chosen, speed, text)
+        # Half of a surrogate pair, which a model may write, cannot be sent.
+        job = _Job(Speak(self._next_number, chosen, speed, text.encode(errors="replace").decode()))
         self._next_number = self._next_number % 0xFFFF_FFFF + 1
         self._waiting.append(job)
         self._give_next()
@@ -426,11 +415,9 @@ class Voice:
         """Gives the worker its next job, if it is ready and free."""
         if self._current is not None or not self._waiting or not self._ready:
             return
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._current = job = self._waiting.popleft()
-        spoken = {"voice": job.voice, "speed": job.speed, "text": job.text}
-        self._process.stdin.write(encode_object(FrameKind.SPEAK, job.number, spoken))
+        assert self._child is not None
+        self._current = self._waiting.popleft()
+        self._child.send(self._current.asked)
         self._watch()
 
     def _withdraw(self, job: _Job) -> None:
@@ -438,8 +425,8 @@ class Voice:
             self._waiting.remove(job)
         elif job is self._current and not job.withdrawn:
             job.withdrawn = True
-            if self._process is not None and self._process.stdin is not None:
-                self._process.stdin.write(encode_frame(FrameKind.CANCEL, job.number))
+            if self._child is not None:
+                self._child.send(Cancel(job.asked.job))
 
     def _watch(self) -> None:
         """A sign of life: the clock starts anew while a job runs."""
@@ -447,41 +434,36 @@ class Voice:
             self._watchdog.cancel()
             self._watchdog = None
         if self._current is not None:
-            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT, self._kill)
+            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT, self._kill_silent)
 
-    def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+    def _kill_silent(self) -> None:
+        if self._child is not None:
+            self._child.kill()
 
-    async def _keep_worker(self) -> None:
-        """Reads from the worker; when it has died, starts another one."""
-        while True:
-            if self._process is not None:
-                await self._read_all(self._process)
-                await self._bury()
-            doublings = min(self._deaths - 1, _MOST_DOUBLINGS)
-            await asyncio.sleep(min(MAX_BACKOFF, FIRST_BACKOFF * 2**doublings))
-            try:
-                ready = await self._launch()
-            except EngineFailed as error:
-                ready = {"reason": str(error)}
-            if "reason" in ready:
-                log.error("the voice worker does not start: %s", ready["reason"])
-                await self._end_process()
-                self._deaths += 1
-                self._fail_all("the voice worker does not start")
-            else:
-                self._give_next()
-
-    async def _bury(self) -> None:
-        """The worker is gone: the text that it was speaking may be the reason, and is not tried again."""
+    async def _until_death(self) -> str:
+        """Take what the worker says, until it dies; a text that it was speaking then is not tried again."""
+        assert self._child is not None
+        try:
+            while True:
+                self._take(*await self._child.receive())
+        except ChildEnded:
+            pass
         job, self._current = self._current, None
         self._watch()
         self._deaths += 1
-        code = await self._end_process()
-        log.warning("the voice worker died (exit status %s); starting another", code)
+        status = await self._end()
         if job is not None:
             job.output.fail(EngineFailed("the voice worker died while it spoke"))
+        return f"exit status {status}"
+
+    async def _start_again(self) -> None:
+        try:
+            await self._launch()
+        except (EngineFailed, NoVoice) as error:
+            self._deaths += 1
+            self._fail_all("the voice worker does not start")
+            raise EngineFailed(str(error)) from None
+        self._give_next()
 
     def _fail_all(self, message: str) -> None:
         jobs = [*([self._current] if self._current is not None else []), *self._waiting]
@@ -491,71 +473,54 @@ class Voice:
         for job in jobs:
             job.output.fail(EngineFailed(message))
 
-    async def _launch(self) -> dict[str, Any]:
-        """Starts a worker and returns what it says about itself. Raises EngineFailed."""
+    async def _launch(self) -> VoiceFacts:
+        """Start a worker, and return what it says of its voice. Raises NoVoice, and EngineFailed."""
+        file = () if self._file is None else (str(self._file),)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                WORKER_MODULE,
-                self._choice.value,
-                *([] if self._file is None else [str(self._file)]),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=child_environment(),
-            )
-            self.worker_pid = self._process.pid
-            async with asyncio.timeout(START_TIMEOUT):
-                frame = await _read_frame(self._process)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, BrokenPipeFrame) as error:
-            await self._end_process()
+            child = await Child.start("the voice worker", WORKER_MODULE, self._choice.value, *file, kinds=FromWorker)
+        except OSError as error:
             raise EngineFailed("the voice worker does not start") from error
-        except asyncio.CancelledError:
-            await self._end_process()
-            raise
-        ready: dict[str, Any] = decode_object(frame.payload)
-        self._ready = "reason" not in ready
-        return ready
-
-    async def _end_process(self) -> int | None:
-        """Closes the worker's input, which ends it; kills it where that does not help. Returns its exit status."""
-        process, self._process, self.worker_pid = self._process, None, None
-        self._ready = False
-        return None if process is None else await end_process(process, name="voice worker")
-
-    async def _read_all(self, process: asyncio.subprocess.Process) -> None:
+        self._child = child
         try:
-            while True:
-                self._take(await _read_frame(process))
-        except asyncio.IncompleteReadError:
-            return
-        except BrokenPipeFrame:
-            log.exception("the voice worker's pipe carries something else than frames")
-            self._kill()
+            async with asyncio.timeout(START_TIMEOUT):
+                said, _ = await child.receive()
+            if isinstance(said, VoiceMissing):
+                raise NoVoice(said.reason)
+            assert isinstance(said, VoiceReady)
+        except (TimeoutError, ChildEnded) as error:
+            await self._end()
+            raise EngineFailed("the voice worker does not start") from error
+        except BaseException:
+            await self._end()
+            raise
+        self._ready = True
+        return said.facts
 
-    def _take(self, frame: Frame) -> None:
+    async def _end(self) -> int | None:
+        child, self._child, self._ready = self._child, None, False
+        return None if child is None else await child.end()
+
+    def _take(self, said: Any, body: bytes) -> None:
         job = self._current
         self._watch()
-        if job is None or frame.job != job.number:
+        if job is None or said.job != job.asked.job:
             return
-        match frame.kind:
-            case FrameKind.AUDIO if not job.withdrawn:
-                (sample_rate,) = RATE.unpack_from(frame.payload)
-                samples = samples_from_pcm16(np.frombuffer(frame.payload, "<i2", offset=RATE.size))
+        match said:
+            case SpokenPcm(_, sample_rate) if not job.withdrawn:
                 words, job.words = job.words, ()
+                samples = samples_from_bytes(body, SampleLayout.S16)
                 job.output.put_nowait(SpokenAudio(samples, sample_rate, words))
-            case FrameKind.WORDS:
-                job.words += tuple(Word(*word) for word in decode_object(frame.payload))
-            case FrameKind.DONE:
+            case SpokenWords(_, words):
+                job.words += tuple(Word(*word) for word in words)
+            case Done():
                 if job.words and not job.withdrawn:
                     # The last words of a text may be told after its last sample.
-                    job.output.put_nowait(SpokenAudio(np.empty(0, np.float32), 0, job.words))
+                    job.output.put_nowait(SpokenAudio(NO_SAMPLES, 0, job.words))
                 self._deaths = 0
+                self._backoff.reset()
                 self._end_job()
-            case FrameKind.FAILED:
-                self._end_job(EngineFailed(decode_object(frame.payload)["message"]))
-            case _:
-                pass
+            case Failed(_, message):
+                self._end_job(EngineFailed(message))
 
     def _end_job(self, error: EngineFailed | None = None) -> None:
         job, self._current = self._current, None
@@ -566,13 +531,6 @@ class Voice:
             else:
                 job.output.fail(error)
         self._give_next()
-
-
-async def _read_frame(process: asyncio.subprocess.Process) -> Frame:
-    """Raises IncompleteReadError at the end of the pipe, BrokenPipeFrame for what is no frame."""
-    assert process.stdout is not None
-    length, kind, job = decode_head(await process.stdout.readexactly(HEAD.size))
-    return Frame(kind, job, await process.stdout.readexactly(length))
 
 
 # The voice hibari: whether this machine has what it needs. Loads none of its packages.

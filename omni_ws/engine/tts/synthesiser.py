@@ -1,15 +1,13 @@
-"""What a speech synthesiser is to the voice worker, and the frames between that and the server.
+"""What a speech synthesiser is to the voice worker, and the messages between that and the server.
 
-Imports nothing but the standard library: the worker starts fast.
+Imports little: the worker starts fast.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -60,55 +58,62 @@ class Synthesiser(Protocol):
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None: ...
 
 
-# Frames: a big-endian head (u32 length of the payload, u8 kind, u32 job) and the payload
-
-HEAD = struct.Struct(">IBI")
-RATE = struct.Struct(">I")
-
-#: No honest frame is larger; a length beyond it means that the pipe carries something else.
-MAX_PAYLOAD = 1024 * 1024
+# Messages between the server and the voice worker. The job is the number of a text; 0 is none.
 
 
-class FrameKind(IntEnum):
-    """What a frame says; the comment is its payload."""
+class Speak(msgspec.Struct, frozen=True, tag=True):
+    """Speak ``text``; what was made and Done or Failed follow."""
 
-    SPEAK = 1  # {"voice": …, "speed": …, "text": …}
-    CANCEL = 2  # nothing
-    READY = 16  # the fields of VoiceFacts, or {"reason": …} where there is no voice
-    AUDIO = 17  # u32 sample rate, then pcm16, little-endian
-    WORDS = 18  # [[text, start_ms, end_ms], …], places from the start of the job's audio
-    DONE = 19  # nothing; also after CANCEL
-    FAILED = 20  # {"message": …}
-
-
-class Frame(NamedTuple):
-    kind: FrameKind
     job: int
-    payload: bytes
+    voice: str
+    speed: float
+    text: str
 
 
-class BrokenPipeFrame(Exception):
-    """The bytes in the pipe are no frame."""
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Speak no more of the job; Done follows all the same."""
+
+    job: int
 
 
-def encode_frame(kind: FrameKind, job: int, payload: bytes = b"") -> bytes:
-    return HEAD.pack(len(payload), kind, job) + payload
+class VoiceReady(msgspec.Struct, frozen=True, tag=True):
+    """The first message of the worker."""
+
+    facts: VoiceFacts
 
 
-def encode_object(kind: FrameKind, job: int, value: object) -> bytes:
-    return encode_frame(kind, job, msgspec.json.encode(value))
+class VoiceMissing(msgspec.Struct, frozen=True, tag=True):
+    """The only message of a worker without a voice."""
+
+    reason: str
 
 
-def decode_head(head: bytes) -> tuple[int, FrameKind, int]:
-    """Length, kind and job. Raises BrokenPipeFrame."""
-    length, kind, job = HEAD.unpack(head)
-    if length > MAX_PAYLOAD:
-        raise BrokenPipeFrame(f"a frame of {length} bytes")
-    try:
-        return length, FrameKind(kind), job
-    except ValueError as error:
-        raise BrokenPipeFrame(f"a frame of kind {kind}") from error
+class SpokenPcm(msgspec.Struct, frozen=True, tag=True):
+    """The next samples of the job; the body is pcm16, little-endian."""
+
+    job: int
+    sample_rate: int
 
 
-def decode_object(payload: bytes) -> Any:
-    return msgspec.json.decode(payload)
+class SpokenWords(msgspec.Struct, frozen=True, tag=True):
+    """Words of the job, with their places from the start of its audio."""
+
+    job: int
+    words: list[SpokenWord]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The job has ended, or was cancelled."""
+
+    job: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The job has ended early."""
+
+    job: int
+    message: str
+
+
+ToWorker: TypeAlias = Speak | Cancel
+FromWorker: TypeAlias = VoiceReady | VoiceMissing | SpokenPcm | SpokenWords | Done | Failed

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from omni_ws.audio.pcm import Pcm16, Samples
+from omni_ws.audio.pcm import Pcm16, Samples, samples_from_pcm16
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.asr.listener import Listening
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, StretchedText, UtteranceLimits
@@ -188,7 +188,7 @@ class TranscriptionModel(LanguageModel):
             language = await self.language_of(pcm, priority=priority)
         most = _LEAST_TOKENS + _TOKENS_PER_SEC * len(pcm) // SAMPLE_RATE
         output = await self._output(
-            self._prompt(_samples(pcm), language, translate), self._parameters(most), priority=priority
+            self._prompt(samples_from_pcm16(pcm), language, translate), self._parameters(most), priority=priority
         )
         text: str = self._class.post_process_output(output.text)
         return text.strip()
@@ -208,7 +208,7 @@ class TranscriptionModel(LanguageModel):
         parameters = self._parameters(1)
         tokenizer = self.llm.get_tokenizer()
         parameters.allowed_token_ids = self._class.get_language_token_ids(tokenizer)
-        prompt = self._class.get_language_detection_prompt(_samples(pcm), self._config)
+        prompt = self._class.get_language_detection_prompt(samples_from_pcm16(pcm), self._config)
         output = await self._output(prompt, parameters, priority=priority)
         language: str = self._class.parse_language_detection_output(list(output.token_ids), tokenizer)
         return language
@@ -272,7 +272,3 @@ class TranscriptionModel(LanguageModel):
             async for output in outputs:
                 return output.outputs[0]
         raise EngineFailed("the ASR ended without an output")
-
-
-def _samples(pcm: Pcm16) -> Samples:
-    return pcm.astype(np.float32) / np.float32(32768)

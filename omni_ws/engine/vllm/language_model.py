@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeV
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState, incident
+from omni_ws.engine.child import Backoff, keep_running
 from omni_ws.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -48,11 +48,6 @@ T = TypeVar("T")
 
 #: How often the process is checked, in seconds. Requests in progress notice its death at once.
 WATCH_SEC: Final = 0.1
-#: The delay before the first restart, which doubles with each attempt up to the maximum.
-FIRST_BACKOFF_SEC: Final = 0.5
-MAX_BACKOFF_SEC: Final = 60.0
-#: A process that ran for this long is restarted with the initial delay.
-STABLE_AFTER_SEC: Final = 60.0
 #: How long the processes may take to exit before they are killed, in seconds. They have nothing left to do, but
 #: tearing down torch and vLLM takes Python seconds.
 SHUTDOWN_SEC: Final = 1.0
@@ -146,7 +141,8 @@ class LanguageModel:
         """Load the model and warm it up. Raises ConfigurationError for invalid arguments, EngineFailed otherwise."""
         await self._load()
         self.state = EngineState.OK
-        self._watcher = asyncio.create_task(self._watch(), name=f"watch over the {self.role}")
+        keeping = keep_running(f"the {self.role}", self._until_death, self._start_again, Backoff())
+        self._watcher = asyncio.create_task(keeping, name=f"watch over the {self.role}")
 
     async def stop(self) -> None:
         """End the process. Idempotent."""
@@ -229,30 +225,7 @@ class LanguageModel:
             self.state = EngineState.UNHEALTHY
             self._died.set()
 
-    async def _watch(self) -> None:
-        """Wait for the death of the process and restart it, forever."""
-        backoff = FIRST_BACKOFF_SEC
-        while True:
-            started = time.monotonic()
-            await self._until_death()
-            if time.monotonic() - started > STABLE_AFTER_SEC:
-                backoff = FIRST_BACKOFF_SEC
-            log.error("the %s died; restarting it", self.role)
-            while True:
-                await self._release()
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, MAX_BACKOFF_SEC)
-                try:
-                    await self._load()
-                except OmniError as error:
-                    log.error("the %s failed to restart: %s", self.role, error.message)
-                else:
-                    break
-            self._died.clear()
-            self.state = EngineState.OK
-            log.warning("the %s restarted", self.role)
-
-    async def _until_death(self) -> None:
+    async def _until_death(self) -> str:
         while not self._died.is_set():
             # Not ``errored``, which is also true before the first request.
             if self._running is not None and self._running.llm.engine_core.resources.engine_dead:
@@ -262,6 +235,13 @@ class LanguageModel:
                     await self._died.wait()
             except TimeoutError:
                 continue
+        await self._release()
+        return "vLLM's process has ended"
+
+    async def _start_again(self) -> None:
+        await self._load()
+        self._died.clear()
+        self.state = EngineState.OK
 
     async def _load(self) -> None:
         try:

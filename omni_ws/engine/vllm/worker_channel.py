@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 import socket
-import struct
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from omni_ws.engine.child import receive_message
 
 T = TypeVar("T")
 
@@ -24,15 +26,17 @@ T = TypeVar("T")
 class WorkerChannel(ABC, Generic[T]):
     """A Unix socket on which workers send what they compute, and the requests that wait for it.
 
-    ``address`` is valid between ``start`` and ``stop``.
+    Its messages have the form of ``child_main``, with headers of the kind ``header``. ``address`` is valid between
+    ``start`` and ``stop``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, header: type[msgspec.Struct]) -> None:
         self.address = ""
         #: By the key that a request has in the worker.
         self.receivers: dict[str, T] = {}
         self._folder: Path | None = None
         self._server: asyncio.Server | None = None
+        self._headers = msgspec.json.Decoder(header)
 
     async def start(self) -> None:
         """Open the socket."""
@@ -60,8 +64,8 @@ class WorkerChannel(ABC, Generic[T]):
             del self.receivers[key]
 
     @abstractmethod
-    async def read_message(self, reader: asyncio.StreamReader) -> None:
-        """Read a message and give it to its receiver; there is none if the request was cancelled."""
+    def take(self, header: Any, body: bytes) -> None:
+        """Give a message to its receiver; there is none if the request was cancelled."""
 
     def worker_left(self) -> None:
         """Note that a worker has ended, or will send nothing more."""
@@ -70,18 +74,24 @@ class WorkerChannel(ABC, Generic[T]):
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
-                    await self.read_message(reader)
+                    self.take(*await receive_message(reader, self._headers))
         finally:
             writer.close()
             self.worker_left()
 
 
-#: The header of a worker's message: the length of the key, the number of rows, their width, the bytes of a number. The
-#: key follows, then the places of the rows in the request's tokens (int64), their M-RoPE positions (3, rows; int64),
-#: and the rows: float32, or bfloat16, the higher halves of that.
-ROWS: Final = struct.Struct("<IIIB")
-FLOAT32_BYTES: Final = 4
-BFLOAT16_BYTES: Final = 2
+class SentRows(msgspec.Struct, frozen=True):
+    """The header of a worker's message: ``count`` rows of the request ``key``, of ``width`` numbers each.
+
+    The body is the places of the rows in the request's tokens (count,; int64), their M-RoPE positions (3, count;
+    int64), and the rows (count, width): float32, or bfloat16, the higher halves of that.
+    """
+
+    key: str
+    count: int
+    width: int
+    bfloat16: bool
+
 
 #: Rows (n, width), as float32 or as the bits of bfloat16.
 Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
@@ -102,15 +112,16 @@ class RowsReceiver(Protocol):
 class RowsChannel(WorkerChannel[RowsReceiver]):
     """The channel of the Thinker's states, for answers that are spoken. A receiver gets each step's, in pieces."""
 
-    async def read_message(self, reader: asyncio.StreamReader) -> None:
-        key_bytes, count, width, number_bytes = ROWS.unpack(await reader.readexactly(ROWS.size))
-        key = (await reader.readexactly(key_bytes)).decode()
-        places = np.frombuffer(await reader.readexactly(8 * count), np.int64)
-        positions = np.frombuffer(await reader.readexactly(3 * 8 * count), np.int64).reshape(3, count)
-        numbers = await reader.readexactly(count * width * number_bytes)
-        if (receiver := self.receivers.get(key)) is not None:
-            kind: Any = np.float32 if number_bytes == FLOAT32_BYTES else np.uint16
-            rows: Rows = np.frombuffer(numbers, kind).reshape(count, width)
+    def __init__(self) -> None:
+        super().__init__(SentRows)
+
+    def take(self, header: SentRows, body: bytes) -> None:
+        if (receiver := self.receivers.get(header.key)) is not None:
+            count = header.count
+            places = np.frombuffer(body, np.int64, count)
+            positions = np.frombuffer(body, np.int64, 3 * count, 8 * count).reshape(3, count)
+            kind: Any = np.uint16 if header.bfloat16 else np.float32
+            rows: Rows = np.frombuffer(body, kind, offset=4 * 8 * count).reshape(count, header.width)
             receiver.take_rows(places, positions, rows)
 
     def worker_left(self) -> None:
@@ -125,9 +136,15 @@ def as_float32(rows: Rows) -> NDArray[np.float32]:
     return (rows.astype(np.uint32) << 16).view(np.float32)
 
 
-#: The header of a worker's message: the length of the key, the first position, the number of positions. The key and
-#: float32 numbers of shape (positions, layers, concepts) follow.
-FRAME: Final = struct.Struct("<IQI")
+class SentReadouts(msgspec.Struct, frozen=True):
+    """The header of a worker's message: the readouts of ``count`` positions of the request ``key``, from ``first``.
+
+    The body is float32, of shape (count, layers, concepts).
+    """
+
+    key: str
+    first: int
+    count: int
 
 
 class ReadoutCollector:
@@ -167,7 +184,7 @@ class ReadoutChannel(WorkerChannel[ReadoutCollector]):
     """The channel of readouts, which have ``width`` values per position."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
+        super().__init__(SentReadouts)
         #: The number of positions received so far.
         self.positions = 0
         self._width = width
@@ -176,13 +193,10 @@ class ReadoutChannel(WorkerChannel[ReadoutCollector]):
         """Collect the readouts of the request ``key`` within the block."""
         return self._receiving(key, ReadoutCollector())
 
-    async def read_message(self, reader: asyncio.StreamReader) -> None:
-        key_bytes, first, count = FRAME.unpack(await reader.readexactly(FRAME.size))
-        key = (await reader.readexactly(key_bytes)).decode()
-        data = await reader.readexactly(count * self._width * FLOAT32_BYTES)
-        self.positions += count
-        if (collector := self.receivers.get(key)) is not None:
-            collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))
+    def take(self, header: SentReadouts, body: bytes) -> None:
+        self.positions += header.count
+        if (collector := self.receivers.get(header.key)) is not None:
+            collector.add(header.first, np.frombuffer(body, np.float32).reshape(header.count, self._width))
 
 
 _SEND_BUFFER_BYTES: Final = 4 << 20

@@ -22,7 +22,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLogitsProcessor
 
-from omni_ws.engine.vllm.worker_channel import BFLOAT16_BYTES, FLOAT32_BYTES, FRAME, ROWS, StepWatch, connect_worker
+from omni_ws.engine.child_main import encode_message
+from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows, StepWatch, connect_worker
 
 
 class ReadoutWorker:
@@ -116,15 +117,14 @@ class _Readout:
         if len(values) != self._layers or self._socket is None:
             return  # the step failed
         numbers = torch.stack(values, dim=1).cpu().numpy()
-        frames = bytearray()
+        messages = bytearray()
         row = 0
         for one in wanted:
-            key = one.key.encode()
-            frames += FRAME.pack(len(key), one.first_position, one.count) + key
-            frames += numbers[row : row + one.count].tobytes()
+            header = SentReadouts(one.key, one.first_position, one.count)
+            messages += encode_message(header, numbers[row : row + one.count].tobytes())
             row += one.count
         try:
-            self._socket.sendall(frames)
+            self._socket.sendall(messages)
         except OSError:
             self._socket = None  # the server has exited, and vLLM will be stopped
 
@@ -304,9 +304,10 @@ def _packed(messages: list[_Message], rows: torch.Tensor) -> bytes:
     data = bytearray()
     first = 0
     for one in messages:
-        key, count = one.key.encode(), len(one.indices)
-        data += ROWS.pack(len(key), count, numbers.shape[1], BFLOAT16_BYTES if is_half else FLOAT32_BYTES) + key
-        data += one.indices.tobytes() + one.positions.tobytes() + numbers[first : first + count].tobytes()
+        count = len(one.indices)
+        header = SentRows(one.key, count, numbers.shape[1], bfloat16=is_half)
+        body = one.indices.tobytes() + one.positions.tobytes() + numbers[first : first + count].tobytes()
+        data += encode_message(header, body)
         first += count
     return bytes(data)
 

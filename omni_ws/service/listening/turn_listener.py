@@ -66,12 +66,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
@@ -465,7 +464,7 @@ class TurnListener:
     def _add_to_ring(self, piece: AudioPiece, watched: Watched) -> None:
         audio, chunk = piece.source, piece.as_chunk()
         if not audio.is_raw:
-            audio, payload = DECODED, _pcm16(watched.samples)
+            audio, payload = DECODED, pcm16_from_samples(watched.samples).tobytes()
             self._free_piece(len(piece.payload) if watched.more else 0)
             self._stream.reweigh(len(payload))
             chunk = replace(chunk, payload=payload, format=media_type(DECODED), timestamp_ms=self._time_of(chunk))
@@ -617,7 +616,3 @@ class TurnListener:
     def _set_state(self, state: ListeningState) -> None:
         self._state.check(state)
         self._state = state
-
-
-def _pcm16(samples: Samples) -> bytes:
-    return np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()

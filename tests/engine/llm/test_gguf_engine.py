@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ from omni_ws.client.events import AnswerBuilder
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, StructuredOutput, TextOutput
+from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufProcess, GgufSettings
+from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
@@ -71,7 +71,7 @@ def llm() -> GgufEngine:
 async def server(llm: GgufEngine) -> AsyncIterator[LiveServer]:
     """A server with the model, which starts again at once where it dies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.01)
+        patch.setattr("omni_ws.engine.child.FIRST_BACKOFF_SEC", 0.01)
         async with live_server(ComposedEngine(llm), expect_errors=True) as server:
             yield server
 
@@ -188,7 +188,7 @@ async def test_only_who_has_the_key_may_ask(engine: GgufEngine) -> None:
     key = engine._running.llm.settings.api_key
     assert key
     assert not [place for place in ("cmdline", "environ") if key in seen_in(process.pid, place)]
-    async with httpx.AsyncClient(base_url=process.ready.address, trust_env=False, timeout=PATIENCE_SEC) as stranger:
+    async with httpx.AsyncClient(base_url=process.served.address, trust_env=False, timeout=PATIENCE_SEC) as stranger:
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         for headers in ({}, {"Authorization": "Bearer guessed"}):
             assert (await stranger.post("/v1/chat/completions", json=body, headers=headers)).status_code == 401
@@ -292,7 +292,7 @@ async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: Gguf
     async with running(settings()) as fresh:  # which has kept nothing of earlier prompts, as the one behind the death
         before = await answered(fresh, QUESTION, sampling=GREEDY)
     assert engine.process is not None
-    first, address = pid(engine), engine.process.ready
+    first, address = pid(engine), engine.process.served
     config = {"modalities": ["text"], "sampling": LONG}
     async with connect(server.websocket_url, config=config, reconnect=False) as session:
         answering, builder = await begun(engine), AnswerBuilder()
@@ -315,7 +315,7 @@ async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: Gguf
     assert engine.active_requests == 0
     await until(lambda: engine.state is EngineState.OK, seconds=500)
     assert engine.process is not None
-    assert (pid(engine), engine.process.ready) != (first, address)
+    assert (pid(engine), engine.process.served) != (first, address)
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text == before.text
     async with connect(server.websocket_url, config={**config, "sampling": GREEDY}) as session:
         assert (await session.ask_text("What is the capital of France?")).text
@@ -366,7 +366,7 @@ async def test_it_ends_with_its_server_also_while_it_loads(tmp_path: Path) -> No
     os.mkfifo(pipe := tmp_path / "pipe.gguf")
     order = Order(file=str(pipe), name="m", key="k", context=256, parallel=1, threads=1)
     parent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _PARENT, json.dumps(asdict(order))), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", _PARENT, encode_message(order).hex()), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     child = int(await parent.stdout.readline())
@@ -380,35 +380,11 @@ async def test_it_ends_with_its_server_also_while_it_loads(tmp_path: Path) -> No
 _PARENT = """
 import signal, subprocess, sys
 module = "omni_ws.engine.llm.gguf_server"
-process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, text=True)
-process.stdin.write(sys.argv[1] + "\\n")
+process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE)
+process.stdin.write(bytes.fromhex(sys.argv[1]))
 process.stdin.flush()
 print(process.pid, flush=True)
 signal.pause()
-"""
-
-
-async def test_a_line_of_its_log_may_be_long() -> None:
-    process = GgufProcess(
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _TALKATIVE),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    )
-    await until(lambda: process.last_words.endswith("; the end"))
-    assert not process.ended
-    assert len(process.last_words) < 2000
-    await process.end()
-
-
-#: Quotes a long prompt, goes on, and waits.
-_TALKATIVE = """
-import sys
-print("x" * 300_000, file=sys.stderr)
-print("the end", file=sys.stderr, flush=True)
-sys.stdin.read()
 """
 
 

@@ -19,19 +19,13 @@ import pytest_asyncio
 from support.step_models import REFUSED_TOKEN, SAMPLES_PER_FRAME
 from support.until import until
 
+from omni_ws.engine import child
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.child_main import HEAD_BYTES
 from omni_ws.engine.omni import step_process
 from omni_ws.engine.omni.stages import ROWS_PER_MESSAGE, TalkerHost, TalkerSession, VocoderHost
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, VocoderInput
-from omni_ws.engine.omni.step_process import (
-    LENGTH,
-    MAX_MESSAGE_BYTES,
-    BrokenPipeMessage,
-    MessageBuffer,
-    StepProcess,
-    decode_length,
-    encode_message,
-)
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, PromptReset, PromptRows, VocoderInput
+from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,7 +36,7 @@ TESTS = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _found_and_restarted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_process, "FIRST_BACKOFF_SEC", 0.01)
+    monkeypatch.setattr(child, "FIRST_BACKOFF_SEC", 0.01)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
 
 
@@ -238,7 +232,7 @@ async def test_a_process_that_does_not_come_back_is_tried_again(
     talker.process._load = type(load)(load.factory, {"fails": "defect"})
     assert talker.process.pid is not None
     failures: list[str] = []
-    monkeypatch.setattr(step_process.log, "error", lambda text, *values: failures.append(text % values))
+    monkeypatch.setattr(child.log, "error", lambda text, *values: failures.append(text % values))
     os.kill(talker.process.pid, signal.SIGKILL)
     await until(lambda: any("ZeroDivisionError: a defect" in failure for failure in failures))
     talker.process._load = load
@@ -261,8 +255,10 @@ async def test_a_process_that_hangs_is_killed(talker: TalkerHost, monkeypatch: p
 
 
 async def test_bytes_that_are_no_message_end_the_process(talker: TalkerHost) -> None:
-    assert talker.process._reader is not None
-    talker.process._reader.feed_data(LENGTH.pack(MAX_MESSAGE_BYTES + 1))
+    assert talker.process._child is not None
+    stdout = talker.process._child._process.stdout
+    assert stdout is not None
+    stdout.feed_data(b"\xff" * HEAD_BYTES)
     await until(lambda: talker.process.state is EngineState.UNHEALTHY)
     await until(lambda: talker.process.state is EngineState.OK)
 
@@ -335,20 +331,3 @@ async def test_a_vocoder_decodes_and_measures_itself() -> None:
         with pytest.raises(InvalidValue, match="not negative"):
             await session.decode(VocoderInput(np.array([[-1]], np.int64)))
     await process.stop()
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-async def test_messages_arrive_in_any_pieces(size: int) -> None:
-    sent = [{"a": 1}, "b" * 500, CodesEnd.STOP]
-    data = b"".join(encode_message(message) for message in sent)
-    buffer = MessageBuffer()
-    received = [one for start in range(0, len(data), size) for one in buffer.feed(data[start : start + size])]
-    assert received == sent
-
-
-async def test_a_message_has_at_most_its_bytes() -> None:
-    assert decode_length(LENGTH.pack(MAX_MESSAGE_BYTES)) == MAX_MESSAGE_BYTES
-    with pytest.raises(BrokenPipeMessage):
-        decode_length(LENGTH.pack(MAX_MESSAGE_BYTES + 1))
-    with pytest.raises(BrokenPipeMessage):
-        encode_message(bytes(MAX_MESSAGE_BYTES))

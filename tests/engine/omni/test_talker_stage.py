@@ -15,10 +15,10 @@ import pytest_asyncio
 from support.step_models import FATAL_TOKEN, REFUSED_TOKEN
 from support.until import until
 
+from omni_ws.engine import child
 from omni_ws.engine.base import NO_SINK, PartFailed
 from omni_ws.engine.channel import Channel, Outputs, pipeline
 from omni_ws.engine.frame_chunks import frames_link
-from omni_ws.engine.omni import step_process
 from omni_ws.engine.omni.stages import ROWS_LINK, OmniTalker, SpeechPart, TalkerHost, VocoderHost, VocoderStage
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.omni.step_process import StepProcess
@@ -33,7 +33,7 @@ AHEAD = 50
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def talker() -> AsyncIterator[TalkerHost]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_process, "FIRST_BACKOFF_SEC", 0.01)
+        patch.setattr(child, "FIRST_BACKOFF_SEC", 0.01)
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         process = StepProcess("Talker", "support.step_models:row_talker", {"slots": 2})
         await process.start()

@@ -16,6 +16,7 @@ from support.engine_answers import AUDIO, BOTH, TEXT, Answer, answered, audio, c
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.core.history import Message
+from omni_ws.engine import child
 from omni_ws.engine.base import AnswerOptions, AudioOutput, EngineState, Finished
 from omni_ws.engine.tts import synthesis_engine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
@@ -246,7 +247,7 @@ async def test_a_voice_that_does_not_come_back_is_told_and_comes_back(
     try:
         assert engine.voice.worker_pid is not None
         monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
-        monkeypatch.setattr(synthesis_engine, "MAX_BACKOFF", 0.01)
+        monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
         os.kill(engine.voice.worker_pid, signal.SIGKILL)
         await _until_it_is(engine, EngineState.UNHEALTHY)
         monkeypatch.undo()

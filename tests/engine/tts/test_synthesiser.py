@@ -1,4 +1,4 @@
-"""The pipe between a server and the worker of a voice: its frames, and the worker's end with its server."""
+"""The worker of a voice ends with its server, and leaves signals to it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import signal
 import subprocess
 import sys
 
-import pytest
+from support.child_messages import read_message
 
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.tts.synthesis_engine import WORKER_MODULE
-from omni_ws.engine.tts.synthesiser import (
-    HEAD,
-    MAX_PAYLOAD,
-    BrokenPipeFrame,
-    FrameKind,
-    decode_head,
-    decode_object,
-    encode_frame,
-    encode_object,
-)
+from omni_ws.engine.tts.synthesiser import FromWorker, Speak, VoiceReady
 
 
 def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
@@ -28,24 +20,12 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    length, kind, _ = decode_head(worker.stdout.read(HEAD.size))
-    ready = decode_object(worker.stdout.read(length))
-    assert kind is FrameKind.READY
+    ready, _ = read_message(worker.stdout, FromWorker)
+    assert isinstance(ready, VoiceReady)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         worker.send_signal(number)
-    text = {
-        "voice": ready["voices"][0],
-        "speed": 1.0,
-        "text": "This is a long sentence for somebody who has left. " * 50,
-    }
-    worker.stdin.write(encode_object(FrameKind.SPEAK, 1, text))
+    text = "This is a long sentence for somebody who has left. " * 50
+    worker.stdin.write(encode_message(Speak(1, ready.facts.voices[0], 1.0, text)))
     worker.stdin.close()
     worker.stdout.close()
     assert worker.wait(10) == 0
-
-
-def test_frames_that_are_none_are_noticed() -> None:
-    assert decode_head(encode_frame(FrameKind.AUDIO, 7, b"abc")[: HEAD.size]) == (3, FrameKind.AUDIO, 7)
-    for head in (HEAD.pack(MAX_PAYLOAD + 1, FrameKind.AUDIO, 1), HEAD.pack(1, 99, 1)):
-        with pytest.raises(BrokenPipeFrame):
-            decode_head(head)

@@ -16,6 +16,7 @@ from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
+from omni_ws.engine import child
 from omni_ws.engine.tts import synthesis_engine
 from omni_ws.engine.tts.synthesis_engine import SpokenAudio, Voice
 from omni_ws.errors import EngineFailed, InvalidValue
@@ -117,7 +118,7 @@ async def test_speech_is_slower_and_faster_with_its_words(voice: Voice, speed: f
 
 async def test_odd_texts_break_nothing(voice: Voice) -> None:
     worker = voice.worker_pid
-    for text in ("", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n"):
+    for text in ("", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n", "\ud83d"):
         await spoken(voice, text)
     assert len(await spoken(voice, "Yes.")) > 0
     assert voice.worker_pid == worker
@@ -200,7 +201,7 @@ async def test_a_hanging_worker_is_replaced(voice: Voice, monkeypatch: pytest.Mo
 
 async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
-    monkeypatch.setattr(synthesis_engine, "MAX_BACKOFF", 0.01)
+    monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGKILL)
     while voice.healthy:
@@ -235,7 +236,7 @@ async def test_however_often_a_worker_has_died_another_one_starts(
     voice_alone: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voice = voice_alone
-    monkeypatch.setattr(synthesis_engine, "MAX_BACKOFF", 0.01)
+    monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
     voice._deaths = 2000
     dead = voice.worker_pid
     assert dead is not None

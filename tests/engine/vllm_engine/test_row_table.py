@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.child_messages import read_message
 
 from omni_ws.engine.vllm.thinker_rows import KeptPrompt, KeptRows, RowTable, shared_prefix
 from omni_ws.engine.vllm.worker_channel import as_float32
@@ -78,7 +80,7 @@ def test_rows_that_are_expected_are_never_copied() -> None:
 def test_a_worker_packs_bfloat16_as_it_is() -> None:
     """And several requests of a step into one message each."""
     torch = pytest.importorskip("torch")
-    from omni_ws.engine.vllm.worker_channel import BFLOAT16_BYTES, ROWS
+    from omni_ws.engine.vllm.worker_channel import SentRows
     from omni_ws.engine.vllm.workers import _Message, _packed
 
     states = torch.tensor([[1.5, -2.0], [0.0, 3.0], [4.0, 0.25]], dtype=torch.bfloat16)
@@ -90,15 +92,13 @@ def test_a_worker_packs_bfloat16_as_it_is() -> None:
         states,
     )
     found = []
-    while sent:
-        key_bytes, count, width, number_bytes = ROWS.unpack_from(sent)
-        assert number_bytes == BFLOAT16_BYTES
-        key = sent[ROWS.size : ROWS.size + key_bytes].decode()
-        body = sent[ROWS.size + key_bytes :]
-        places = np.frombuffer(body[: 8 * count], np.int64)
-        bits = np.frombuffer(body[32 * count :][: 2 * count * width], np.uint16).reshape(count, width)
-        found.append((key, places.tolist(), as_float32(bits).tolist()))
-        sent = body[(32 + 2 * width) * count :]
+    source = io.BytesIO(sent)
+    while source.tell() < len(sent):
+        header, body = read_message(source, SentRows)
+        assert header.bfloat16
+        places = np.frombuffer(body[: 8 * header.count], np.int64)
+        bits = np.frombuffer(body[32 * header.count :], np.uint16).reshape(header.count, header.width)
+        found.append((header.key, places.tolist(), as_float32(bits).tolist()))
     assert found == [("a", [7], [[1.5, -2.0]]), ("bc", [1, 2], [[0.0, 3.0], [4.0, 0.25]])]
 
 

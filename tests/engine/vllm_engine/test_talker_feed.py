@@ -15,9 +15,10 @@ import pytest_asyncio
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.thinker_rows import TalkerFeed, ThinkerRows
-from omni_ws.engine.vllm.worker_channel import FLOAT32_BYTES, ROWS
+from omni_ws.engine.vllm.worker_channel import SentRows
 from omni_ws.errors import EngineFailed
 
 WIDTH = 4
@@ -282,9 +283,8 @@ async def test_rows_reach_the_request_that_asked(
         talker.prompt(1, 2)
         (key,) = rows.channel.receivers
         for receiver in ("ended", key):
-            name = receiver.encode()
-            writer.write(ROWS.pack(len(name), 2, WIDTH, FLOAT32_BYTES) + name + struct.pack("<2q", 0, 1))
-            writer.write(struct.pack("<6q", *[0, 1] * 3) + np.full((2, WIDTH), 5, np.float32).tobytes())
+            body = struct.pack("<8q", *[0, 1] * 4) + np.full((2, WIDTH), 5, np.float32).tobytes()
+            writer.write(encode_message(SentRows(receiver, 2, WIDTH, bfloat16=False), body))
         assert await talker.feed.computed(0)
         assert told(talker.items()) == [("P", [1, 2], [5, 5])]
 

@@ -39,11 +39,6 @@ async def engine(model: Path) -> AsyncIterator[VllmEngine]:
         yield engine
 
 
-@pytest.fixture
-def quick_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
-
-
 async def test_a_request_of_a_process_that_hangs_can_be_left_and_the_next_one_is_answered(engine: VllmEngine) -> None:
     """As the time-out of the first byte leaves it. vLLM is told then, and does not have to reply."""
     before = await plain_answer(engine, "user: Hello\nassistant:")
@@ -63,9 +58,7 @@ async def test_a_request_of_a_process_that_hangs_can_be_left_and_the_next_one_is
     assert text == before
 
 
-async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_it_is_back(
-    engine: VllmEngine, quick_restart: None
-) -> None:
+async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_it_is_back(engine: VllmEngine) -> None:
     before = await plain_answer(engine, "user: Hello\nassistant:")
     task = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
     waiting = asyncio.create_task(answer(engine, Input("I am still speaking", open_end=True)))
@@ -88,14 +81,14 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
     assert engine._shared.budget.slots == 4
 
 
-async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine, quick_restart: None) -> None:
+async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine) -> None:
     os.kill(core_process(engine), signal.SIGKILL)
     await until_state(engine, EngineState.UNHEALTHY)
     await until_state(engine, EngineState.OK)
     await answer(engine, Input("Hello"))
 
 
-async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: VllmEngine, quick_restart: None) -> None:
+async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: VllmEngine) -> None:
     async with live_server(engine, expect_errors=True, still_answers=False) as server:
         assert await health(server) == (200, "ok")
         os.kill(core_process(engine), signal.SIGKILL)
@@ -126,7 +119,7 @@ async def health(server: LiveServer) -> tuple[int, str]:
 
 
 async def test_answers_that_are_no_numbers_end_where_vllm_was_asked_to_look(
-    tmp_path: Path, quick_restart: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model starts well; a single character makes its logits NaN."""
     from safetensors.torch import load_file, save_file

@@ -35,8 +35,8 @@ from support.vllm_engine import (
 from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task
 from omni_ws.core.history import Message
+from omni_ws.engine import child
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, PartFailed, TextOutput
-from omni_ws.engine.omni import step_process
 from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.vllm.engine import TorchTrace, VllmEngine
 from omni_ws.engine.vllm.omni_voice import OmniVoice
@@ -63,8 +63,7 @@ async def started() -> AsyncIterator[VllmEngine]:
     from support.tiny_omni import Family, omni_checkpoint
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_process, "FIRST_BACKOFF_SEC", 0.01)
-        patch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
+        patch.setattr(child, "FIRST_BACKOFF_SEC", 0.01)
         model = omni_checkpoint(Family.QWEN3).resolve()
         async with running_engine(model, ARGS, omni_sessions=3, omni_positions=1024) as engine:
             yield engine

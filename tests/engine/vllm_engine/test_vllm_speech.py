@@ -209,8 +209,7 @@ async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
     assert engine.active_requests == 0
 
 
-async def test_the_talker_dies_and_comes_back(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
+async def test_the_talker_dies_and_comes_back(engine: VllmEngine) -> None:
     assert engine._speaker is not None
     process = engine._speaker.model.llm.engine_core.resources.engine_manager.processes[0]
     before = sound_of(await outputs_of(engine, Input("Again."), task=Task.SPEECH, modalities=AUDIO))
