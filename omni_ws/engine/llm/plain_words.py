@@ -7,7 +7,7 @@ import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, Generic, TypeVar
 
@@ -19,8 +19,9 @@ _NAME: Final = re.compile(r"{([a-z_]+)}")
 _LINE_END: Final = re.compile(r"\n *|^ +")
 
 
+@cache
 def read(name: str) -> dict[str, Any]:
-    """The tables of a file beside the intents."""
+    """The tables of a file beside the intents, which is read once."""
     file = resources.files("omni_ws.engine.llm.intents").joinpath(f"{name}.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 

@@ -67,7 +67,7 @@ Value: TypeAlias = Callable[[Asked, Slots], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """One table of what is understood, as the files beside this module have it (``limits.toml`` explains the keys)."""
+    """One table of what is understood, as the files beside this module have it: greetings.toml explains the keys."""
 
     name: str
     phrases: tuple[str, ...] = ()
