@@ -9,6 +9,7 @@ from typing import Final
 
 from omni_ws.engine.llm.intents.matcher import Asked, Slots
 from omni_ws.engine.llm.intents.sums import parse_number
+from omni_ws.engine.llm.plain_words import inserted, read
 from omni_ws.engine.spoken.english_numbers import SMALL_NUMBERS
 
 MAX_COUNT: Final = 1000
@@ -18,21 +19,12 @@ MAX_DICE: Final = 20
 MAX_SIDES: Final = 1000
 _MAX_NUMBER: Final = 10**12
 
-REPEAT: Final = re.compile(
-    r"(?:repeat after me|repeat|say after me|say)[\s,:]+(?!(?:that|it|this|again|the (?:question|"
-    r"answer|last|joke|riddle))\b)",
-    re.I,
-)
-SPELL: Final = re.compile(r"(?:how do (?:you|i) )?spell(?: the word| out)?[\s,:]+", re.I)
+_WORDS: Final[dict[str, str]] = read("letters")["words"]
+REPEAT: Final = re.compile(inserted(_WORDS["repeat"], {}), re.I)
+SPELL: Final = re.compile(_WORDS["spell"], re.I)
 #: "Say yes or no: is the earth flat?" wants one of the words, not all.
-_CHOICE: Final = re.compile(
-    r"(?:(?:only|just|either|simply) )?(?:(?:yes or no|no or yes|true or false|right or wrong)\W+\w|"
-    r"[\w'’-]{1,20}(?:,? [\w'’-]{1,20}){0,3},? or [\w'’-]{1,20}\s?[:;,.?!]\s?\w)",
-    re.I,
-)
-#: Words that stand for the word that was spelled last.
-_LAST_WORD: Final = "it|that|this|that word|the word"
-_SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_LAST_WORD})\b)(.{{1,60}})", re.I)
+_CHOICE: Final = re.compile(inserted(_WORDS["one_of_these"], {}), re.I)
+_SPELLED: Final = re.compile(rf"\b{SPELL.pattern}(?!(?:{_WORDS['last_word']})\b)(.{{1,60}})", re.I)
 
 
 def repeated(words: str) -> str | None:
@@ -61,20 +53,20 @@ def spell(asked: Asked, slots: Slots) -> str | None:
 
 def backwards(asked: Asked, slots: Slots) -> str | None:
     words = slots["words"]
-    if words.lower() in _LAST_WORD.split("|"):
+    if words.lower() in _WORDS["last_word"].split("|"):
         words = next((found[1] for heard in reversed(asked.talk.heard) if (found := _SPELLED.search(heard))), words)
     return spelled(words[::-1])
 
 
 def how_many_letters(asked: Asked, slots: Slots) -> str | None:
-    word = "".join(filter(str.isalnum, slots["word"])).casefold()
-    if letter := slots.get("letter", ""):
-        number = word.count(letter.casefold())
+    word, letter = "".join(filter(str.isalnum, slots["word"])), slots.get("letter", "")
+    if not word:
+        return None
+    if letter:
+        number = word.casefold().count(letter.casefold())
         times = {0: "is not", 1: "is once"}.get(number, f"is {number} times")
-        return f"The letter {letter.upper()} {times} in {slots['word'].strip()}." if word else None
-    return (
-        f"{slots['word'].strip().capitalize()} has {len(word)} letter{'s' if len(word) != 1 else ''}." if word else None
-    )
+        return f"The letter {letter.upper()} {times} in {slots['word'].strip()}."
+    return f"{slots['word'].strip().capitalize()} has {len(word)} letter{'s' if len(word) != 1 else ''}."
 
 
 def count(asked: Asked, slots: Slots) -> str | Iterator[str] | None:
