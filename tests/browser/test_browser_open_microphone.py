@@ -16,7 +16,7 @@ from support.tcp_relay import tcp_relay
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.base import AudioOutput, TextOutput
-from omni_ws.engine.llm.intents.unknown import CONNECT
+from omni_ws.engine.llm.rules import CONNECT
 
 pytestmark = IN_BROWSER
 

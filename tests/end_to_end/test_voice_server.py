@@ -39,7 +39,7 @@ from omni_ws.client import (
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.llm.intents.unknown import CONNECT
+from omni_ws.engine.llm.rules import CONNECT
 from omni_ws.errors import EngineFailed
 from omni_ws.wire.frames import encode_input
 

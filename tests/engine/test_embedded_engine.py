@@ -32,7 +32,7 @@ from support.until import until, until_heard
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineState, Finished, PartFailed, TextOutput, TranscriptOutput
-from omni_ws.engine.llm.rules_engine import NOTHING_HEARD
+from omni_ws.engine.llm.rules import NOTHING_HEARD
 from omni_ws.errors import (
     EmptyInput,
     EngineFailed,

@@ -11,11 +11,11 @@ from typing import Any, Final
 #: Longer numbers are read digit by digit: nobody follows their names.
 MAX_NAMED_DIGITS: Final = 15
 
-_SMALL: Final = (
+SMALL_NUMBERS: Final = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
-_TENS: Final = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+TENS: Final = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SCALES: Final = ("", " thousand", " million", " billion", " trillion")
 _ORDINALS: Final = {
     "one": "first",
@@ -47,7 +47,7 @@ def cardinal(digits: str) -> str:
 
 def by_digit(digits: str) -> str:
     """Return the digits one by one: "007" is "zero zero seven"."""
-    return " ".join(_SMALL[int(digit)] for digit in digits)
+    return " ".join(SMALL_NUMBERS[int(digit)] for digit in digits)
 
 
 def decimal(text: str) -> str:
@@ -114,21 +114,21 @@ def roman(numeral: str) -> int:
 
 
 def _two_digits(number: int) -> str:
-    return f"oh {_SMALL[number]}" if number < 10 else _below_hundred(number)
+    return f"oh {SMALL_NUMBERS[number]}" if number < 10 else _below_hundred(number)
 
 
 def _below_hundred(number: int) -> str:
-    if number < len(_SMALL):
-        return _SMALL[number]
+    if number < len(SMALL_NUMBERS):
+        return SMALL_NUMBERS[number]
     tens, ones = divmod(number, 10)
-    return _TENS[tens] + (f"-{_SMALL[ones]}" if ones else "")
+    return TENS[tens] + (f"-{SMALL_NUMBERS[ones]}" if ones else "")
 
 
 def _below_thousand(number: int) -> str:
     hundreds, rest = divmod(number, 100)
     if not hundreds:
         return _below_hundred(rest)
-    return f"{_SMALL[hundreds]} hundred" + (f" {_below_hundred(rest)}" if rest else "")
+    return f"{SMALL_NUMBERS[hundreds]} hundred" + (f" {_below_hundred(rest)}" if rest else "")
 
 
 # The tables: units, currencies, months, abbreviations, and words around numbers

@@ -20,10 +20,10 @@ from omni_ws.audio.pcm import Samples, StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.llm.intents.catalogue import INTENTS
-from omni_ws.engine.llm.intents.unknown import CONNECT
+from omni_ws.engine.llm.intents.catalogue import catalogue
+from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
 from omni_ws.engine.llm.plain_words import plain_words
-from omni_ws.engine.llm.rules_engine import answer
+from omni_ws.engine.llm.rules import CONNECT, answer
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
 NOW = datetime(2031, 3, 4, 15, 7)
@@ -97,11 +97,13 @@ def test_answers_are_short_plain_and_no_parrots() -> None:
 
 
 def test_every_wording_is_a_sentence() -> None:
-    for intent in INTENTS:
-        assert intent.says or intent.reply
-        for wording in intent.says:
-            assert wording[-1] in ".?!", wording
-            assert not any(wording in other for other in intent.says if other != wording), wording
+    for intent in catalogue():
+        assert intent.says or intent.reply or intent.table
+    wordings = [wordings for intent in catalogue() for wordings in (intent.says, intent.otherwise)]
+    for says in (*wordings, *map(tuple, SAYINGS.values()), *UNKNOWN.values()):
+        for wording in says:
+            assert wording[-1] in ".?!}", wording  # what names stand for are sentences, too
+            assert not any(wording in other for other in says if other != wording), wording
 
 
 def is_answer_to(row: dict[str, Any], said: str) -> bool:

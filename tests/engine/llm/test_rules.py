@@ -9,14 +9,14 @@ from itertools import islice, pairwise
 import pytest
 
 from omni_ws.core.history import Message
-from omni_ws.engine.llm.intents.about_me import HELP
-from omni_ws.engine.llm.intents.catalogue import INTENTS
-from omni_ws.engine.llm.intents.fun import FACTS, JOKES, RIDDLES
-from omni_ws.engine.llm.intents.numbers import MAX_COUNT
-from omni_ws.engine.llm.intents.unknown import CONNECT
-from omni_ws.engine.llm.rules_engine import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
+from omni_ws.engine.llm.intents.catalogue import catalogue
+from omni_ws.engine.llm.intents.letters import MAX_COUNT
+from omni_ws.engine.llm.intents.told import RIDDLES
+from omni_ws.engine.llm.rules import CONNECT, MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
+SAYS = {intent.name: intent.says for intent in catalogue()}
+HELP, JOKES, FACTS = SAYS["help"], SAYS["joke"], SAYS["fact"]
 
 
 def reply(text: str, *history: Message, now: datetime = NOW, seed: object = None) -> str:
@@ -542,7 +542,7 @@ def test_what_something_is_is_not_guessed_from_its_sound_or_one_word(word: str) 
 def test_nobody_is_told_a_command() -> None:
     """A voice reads the answers: who hears an option of the command line can do nothing with it."""
     said = [reply(text) for text in ("How do I connect a model?", "Who was Napoleon?", "Where is your manual?")]
-    said += [wording for intent in INTENTS for wording in intent.says]
+    said += [wording for intent in catalogue() for wording in intent.says]
     assert not [one for one in said if "--" in one]
 
 

@@ -2,11 +2,11 @@ import random
 
 import pytest
 
-from omni_ws.engine.llm.intents.catalogue import INTENTS
+from omni_ws.engine.llm.intents.catalogue import catalogue
 from omni_ws.engine.llm.intents.matcher import expanded
 from omni_ws.engine.llm.plain_words import MAX_SOUNDS, SoundIndex, distance, sounds_of
 
-PHRASES = [sentence for intent in INTENTS for phrase in intent.phrases for sentence in expanded(phrase)]
+PHRASES = [sentence for intent in catalogue() for phrase in intent.phrases for sentence in expanded(phrase)]
 UNKNOWN = (
     "xyzzy frob nicate bar",
     "who painted the mona lisa",

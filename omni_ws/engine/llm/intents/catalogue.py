@@ -1,57 +1,45 @@
-"""The catalogue: all intents, those first that are meant where several fit."""
+"""The catalogue: all intents, read from the files beside this module."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+import re
+from functools import cache
+from typing import Any, Final
 
-from omni_ws.engine.llm.intents.about_me import ABOUT_ME
-from omni_ws.engine.llm.intents.beyond import BEYOND
-from omni_ws.engine.llm.intents.clock import CLOCK
-from omni_ws.engine.llm.intents.controls import CONTROLS
-from omni_ws.engine.llm.intents.feelings import FEELINGS
-from omni_ws.engine.llm.intents.fun import FUN
-from omni_ws.engine.llm.intents.greetings import GREETINGS
-from omni_ws.engine.llm.intents.hearing import HEARING
-from omni_ws.engine.llm.intents.matcher import Intent
-from omni_ws.engine.llm.intents.names import NAMES
-from omni_ws.engine.llm.intents.numbers import CHANCE, LETTERS, NUMBERS, UNITS
+from omni_ws.engine.llm.intents import clock, letters, sums, told
+from omni_ws.engine.llm.intents.matcher import Intent, Value
+from omni_ws.engine.llm.plain_words import inserted, read
 
-#: What a small model gets wrong and rules do exactly, or say as it is; the rest a model does better.
-_EXACT: Final = frozenset(
-    (
-        *(intent.name for topic in (CLOCK, CHANCE, UNITS, NUMBERS) for intent in topic),
-        *(
-            "alphabet",
-            "alphabet backwards",
-            "count",
-            "count to",
-            "count down",
-            "backwards",
-            "how many letters",
-            "spell",
-        ),
-        *("what is my name", "what did i say first"),
-        *("crisis", "assault", "timer", "smart home", "messages and calls"),
-    )
-)
+#: In their order. Of intents whose keys tell as much, or that sound as much alike, the first is meant.
+_FILES: Final = ("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "limits")
+_MODULES: Final = {"clock": clock, "letters": letters, "sums": sums, "told": told}
+_VALUES: Final = clock.VALUES | told.VALUES
+_PATTERNS: Final = ("phrases", "keys", "slots", "written")
+_NAME: Final = re.compile(r"{([a-z_]+)}")
 
-#: Of intents whose keys tell as much, or that sound as much alike, the first is meant.
-INTENTS: Final[tuple[Intent, ...]] = tuple(
-    replace(intent, exact=intent.name in _EXACT)
-    for intent in (
-        *GREETINGS,
-        *HEARING,
-        *CONTROLS,
-        *ABOUT_ME,
-        *FEELINGS,
-        *NAMES,
-        *FUN,
-        *CLOCK,
-        *LETTERS,
-        *CHANCE,
-        *UNITS,
-        *NUMBERS,
-        *BEYOND,
-    )
-)
+
+@cache
+def catalogue() -> tuple[Intent, ...]:
+    """All intents. The first call reads the files."""
+    return tuple(intent for file in _FILES for intent in _intents(read(file)))
+
+
+def _intents(tables: dict[str, Any]) -> list[Intent]:
+    """The intents of a file. Names in braces stand for its ``words``; ``all`` has what is true of each of them."""
+    words = tables.get("words", {}) | {"unit": "|".join(sorted(sums.units(), key=len, reverse=True))}
+    found = []
+    for name, table in tables["intents"].items():
+        fields: dict[str, Any] = tables.get("all", {}) | table
+        for key, given in fields.items():
+            if key in _PATTERNS:
+                fields[key] = tuple(inserted(text, words) for text in given)
+            elif isinstance(given, list):
+                fields[key] = tuple(given)
+        if "reply" in fields:
+            module, function = fields["reply"].split(".")
+            fields["reply"] = getattr(_MODULES[module], function)
+        fields["unless"] = inserted(fields.get("unless", ""), words)
+        names = {name for wording in fields.get("says", ()) for name in _NAME.findall(wording)}
+        values: dict[str, Value] = {name: _VALUES[name] for name in names}
+        found.append(Intent(name=name, values=values, **fields))
+    return found

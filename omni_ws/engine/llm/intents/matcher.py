@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import product
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
-from omni_ws.engine.llm.plain_words import NEAR, SoundIndex, Talk, distance, plain_words, requests, sounds_of
+from omni_ws.engine.llm.plain_words import (
+    NEAR,
+    SoundIndex,
+    Talk,
+    distance,
+    plain_words,
+    requests,
+    sounds_of,
+    without_courtesies,
+)
+
+#: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
+MAX_WORDS: Final = 16
+_MAX_CHARACTERS: Final = 200
 
 #: A slot's name → what stood there, in plain words, or as it was written where the intent asks for that.
 Slots: TypeAlias = Mapping[str, str]
@@ -35,54 +47,65 @@ class Asked:
         """The plain words."""
         return plain_words(self.text)
 
+    @cached_property
+    def request(self) -> str:
+        """The text without courtesies, as it was written."""
+        return without_courtesies(self.text)
 
-#: The sentences of an answer, or None where the intent does not fit after all.
-Reply: TypeAlias = Callable[[Asked, Slots], Iterator[str] | None]
+    @cached_property
+    def asks(self) -> tuple[str, ...]:
+        """The words with fewer and fewer courtesies; none of a long text."""
+        is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
+        return tuple(requests(self.words)) if is_short else ()
+
+
+#: A sentence, several of them, or None where the intent does not fit after all.
+Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
+#: A part of a sentence, or None where it is not known.
+Value: TypeAlias = Callable[[Asked, Slots], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """One row of what is understood. ``says`` has several wordings of an answer; ``reply`` makes one instead.
-
-    ``phrases`` and ``keys`` are in plain words, with alternatives in brackets: "(hi|hello) [there]", where square
-    brackets may be left out, and in keys "*" for any words.
-    """
+    """One table of what is understood, as the files beside this module have it: greetings.toml explains the keys."""
 
     name: str
-    #: All that is said, but for courtesies. What sounds like one counts as it, too.
     phrases: tuple[str, ...] = ()
-    #: Words that tell enough wherever they stand in a short sentence.
     keys: tuple[str, ...] = ()
-    #: Regular expressions for a whole request in plain words, with named groups for slots.
     slots: tuple[str, ...] = ()
-    #: The same for a request as it was written, but for courtesies.
     written: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    reply: Reply | None = None
-    #: A regular expression for whole requests in plain words that its keys do not stand for after all.
     unless: str = ""
-    #: Whether it needs no answer beside something else: a greeting before a question.
+    after: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    #: Names in the wordings → what makes their values.
+    values: Mapping[str, Value]
+    otherwise: tuple[str, ...] = ()
+    table: Mapping[str, str] | None = None
+    reply: Reply | None = None
+    sightless: bool = False
+    drawn: bool = False
     light: bool = False
-    #: Whether its keys count before anything else, and in sentences of any length.
     first: bool = False
-    #: Whether its answer is exact where its phrases or slots fit, so that a model could only do worse.
     exact: bool = False
-    #: Whether "another one" asks for it again.
     renews: bool = False
 
     def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
         """Return the sentences of the answer; None where the intent does not fit after all."""
         if self.reply is not None:
-            return self.reply(asked, slots)
-        return iter((asked.talk.fresh(self.says),))
+            said = self.reply(asked, slots)
+            return iter((said,)) if isinstance(said, str) else said
+        if self.sightless and asked.pictured:
+            return iter(())
+        if self.drawn:
+            return iter((asked.chance.choice(self.says),))
+        if self.table is not None:
+            return iter((self.table[key],)) if (key := "".join(slots.values())) in self.table else None
+        values = {name: value(asked, slots) for name, value in self.values.items()}
+        wordings = [wording.format_map(values) for wording in self.says]
+        return iter((asked.talk.fresh(wordings if None not in values.values() else self.otherwise),))
 
-
-#: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
-MAX_WORDS: Final = 16
-_MAX_CHARACTERS: Final = 200
 
 _WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|are|was|were) (?:an? |the )?(?P<thing>.+)")
-
 _NO_SLOTS: Final[Slots] = {}
 
 
@@ -98,78 +121,67 @@ class Matcher:
 
     def __init__(self, intents: Sequence[Intent]) -> None:
         self._phrases: dict[str, Intent] = {}
+        self._after = [intent for intent in intents if intent.after]
         for intent in intents:
-            for phrase in intent.phrases:
-                for sentence in expanded(phrase):
-                    if self._phrases.setdefault(sentence, intent) is not intent:
-                        raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
+            for sentence in expanded("|".join(intent.phrases)) if intent.phrases and not intent.after else ():
+                if self._phrases.setdefault(sentence, intent) is not intent:
+                    raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
         self._slots = [(re.compile(slot), intent) for intent in intents for slot in intent.slots]
         self._written = [(re.compile(slot, re.I), intent) for intent in intents for slot in intent.written]
-        #: By their first words, with the place of their intent.
-        self._keys: dict[str, list[tuple[Key, int, Intent]]] = {}
-        for order, intent in enumerate(intents):
-            for key in (Key(sentence) for written in intent.keys for sentence in expanded(written)):
-                self._keys.setdefault(key.first_word, []).append((key, order, intent))
-        self._first = [(key, intent) for keys in self._keys.values() for key, _, intent in keys if intent.first]
+        keys = [(_runs(key), intent) for intent in intents for written in intent.keys for key in expanded(written)]
+        self._urgent = [key for key in keys if key[1].first]
+        #: By their first words, with their ranks: those that tell most, in letters, come first.
+        self._keys: dict[str, list[tuple[int, tuple[str, ...], Intent]]] = {}
+        for rank, (runs, intent) in enumerate(sorted(keys, key=lambda key: -sum(map(len, key[0])))):
+            self._keys.setdefault(runs[0].split()[0], []).append((rank, runs, intent))
         self._sounds = SoundIndex((phrase, (phrase, intent)) for phrase, intent in self._phrases.items())
 
-    def find(self, asked: Asked, request: str) -> Understood | None:
-        """What is answered; ``request`` is the text without courtesies, as it was written."""
-        if (fitting := self.exactly(asked, request)) is not None:
+    def find(self, asked: Asked) -> Understood | None:
+        """What is answered, if anything fits."""
+        if (fitting := self.exactly(asked)) is not None or not (asks := asked.asks):
             return fitting
-        asks = _asks(asked)
-        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._by_sound(asks) if asks else None
-        if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
-            return Understood(meant, sentences)
-        return None
+        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._by_sound(asks)
+        return _answered((meant,), asked)
 
-    def exactly(self, asked: Asked, request: str) -> Understood | None:
+    def exactly(self, asked: Asked) -> Understood | None:
         """What is answered to a key that counts first, or to what fits to the letter."""
-        inside = f" {asked.words} "
-        for key, intent in self._first:
-            if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
-                return Understood(intent, sentences)
-        return self.fitting(asked, request)
+        urgent = (intent for runs, intent in self._urgent if _stand_in(f" {asked.words} ", runs))
+        return _answered(urgent, asked) or self.fitting(asked)
 
-    def fitting(self, asked: Asked, request: str) -> Understood | None:
+    def fitting(self, asked: Asked) -> Understood | None:
         """What is answered to what fits to the letter: no keys, and nothing that only sounds alike."""
-        for intent, slots in self._fitting(_asks(asked), request):
-            if (sentences := intent.answer(asked, slots)) is not None:
-                return Understood(intent, sentences)
+        if (phrase := self.phrase(asked)) is not None:
+            return phrase
+        for texts, patterns in ((reversed(asked.asks), self._slots), ((asked.request,), self._written)):
+            for text in texts:
+                for pattern, intent in patterns:
+                    if (match := pattern.fullmatch(text)) is not None:
+                        slots = {name: words for name, words in match.groupdict().items() if words}
+                        if (understood := _answered((intent,), asked, slots)) is not None:
+                            return understood
         return None
 
     def phrase(self, asked: Asked) -> Understood | None:
         """What is answered if all of it, but for courtesies, is one phrase."""
-        for ask in _asks(asked):
-            if (intent := self._phrases.get(ask)) is not None and (said := intent.answer(asked, _NO_SLOTS)) is not None:
-                return Understood(intent, said)
+        return _answered((self._phrases.get(ask) for ask in asked.asks), asked)
+
+    def following(self, asked: Asked) -> Understood | None:
+        """What is answered to a whole phrase that only counts behind the last answer."""
+        for intent in self._after:
+            if asked.talk.last_answer.endswith(intent.after) and asked.words in expanded("|".join(intent.phrases)):
+                return _answered((intent,), asked)
         return None
 
-    def _fitting(self, asks: Sequence[str], request: str) -> Iterator[tuple[Intent, Slots]]:
-        for ask in asks:
-            if (intent := self._phrases.get(ask)) is not None:
-                yield intent, _NO_SLOTS
-        for ask in reversed(asks):
-            for pattern, intent in self._slots:
-                if (match := pattern.fullmatch(ask)) is not None:
-                    yield intent, _filled(match)
-        for pattern, intent in self._written:
-            if (match := pattern.fullmatch(request)) is not None:
-                yield intent, _filled(match)
-
     def _by_key(self, words: str, asks: Sequence[str]) -> Intent | None:
-        """The intent whose key in ``words`` tells most, unless any of ``asks`` is none of it after all.
-
-        Of several that tell as much, the first.
-        """
-        inside = f" {words} "
+        """The intent whose key in ``words`` tells most, unless any of ``asks`` is something else after all."""
         found = [
-            (-key.weight, order, intent)
+            (rank, intent)
             for word in dict.fromkeys(words.split(" "))
-            for key, order, intent in self._keys.get(word, ())
-            if key.stands_in(inside) and not _is_something_else(intent, asks)
+            for rank, runs, intent in self._keys.get(word, ())
+            if _stand_in(f" {words} ", runs)
+            and not (intent.unless and any(re.fullmatch(intent.unless, ask) for ask in asks))
         ]
-        return min(found, key=lambda one: one[:2])[2] if found else None
+        return min(found, key=lambda one: one[0])[1] if found else None
 
     def _by_sound(self, asks: Sequence[str]) -> Intent | None:
         """The intent with the phrase that sounds most like any of ``asks``."""
@@ -182,14 +194,12 @@ class Matcher:
         return min(near, key=lambda found: found[0])[1] if near else None
 
 
-def _asks(asked: Asked) -> tuple[str, ...]:
-    """The words with fewer and fewer courtesies; none of a long text."""
-    is_short = len(asked.words) <= _MAX_CHARACTERS and asked.words.count(" ") < MAX_WORDS
-    return tuple(requests(asked.words)) if is_short else ()
-
-
-def _is_something_else(intent: Intent, asks: Sequence[str]) -> bool:
-    return bool(intent.unless) and any(re.fullmatch(intent.unless, ask) is not None for ask in asks)
+def _answered(intents: Iterable[Intent | None], asked: Asked, slots: Slots = _NO_SLOTS) -> Understood | None:
+    """The answer of the first of them that fits."""
+    for intent in intents:
+        if intent is not None and (sentences := intent.answer(asked, slots)) is not None:
+            return Understood(intent, sentences)
+    return None
 
 
 def _asks_for_another(words: str, phrase: str) -> bool:
@@ -204,10 +214,6 @@ def _asks_for_another(words: str, phrase: str) -> bool:
     return distance(sounds_of(known["thing"]), heard, NEAR * len(heard)) is None
 
 
-def _filled(match: re.Match[str]) -> Slots:
-    return {name: text for name, text in match.groupdict().items() if text}
-
-
 # Phrases and keys
 
 _PHRASE_TOKEN: Final = re.compile(r"[()\[\]|]|[^()\[\]|]+")
@@ -218,46 +224,39 @@ def expanded(phrase: str) -> list[str]:
 
     Brackets may stand in brackets.
     """
-    tokens = iter((*_PHRASE_TOKEN.findall(phrase), ""))
-    return list(dict.fromkeys(" ".join(sentence.split()) for sentence in _alternatives(tokens, "")))
-
-
-def _alternatives(tokens: Iterator[str], closing: str) -> list[str]:
-    """The sentences up to the bracket ``closing``."""
-    found: list[str] = []
-    parts: list[list[str]] = []
-    for token in tokens:
-        if token in ("|", closing):
-            found += ("".join(choice) for choice in product(*parts))
-            parts = []
-            if token == closing:
-                return found
-        elif token == "(":
-            parts.append(_alternatives(tokens, ")"))
-        elif token == "[":
-            parts.append(["", *_alternatives(tokens, "]")])
-        elif token in (")", "]", ""):
-            break
+    outside: list[tuple[list[str], list[str], str]] = []
+    #: In the innermost bracket: the alternatives that are complete, and the beginnings of the one under way.
+    complete: list[str] = []
+    begun = [""]
+    for token in _PHRASE_TOKEN.findall(phrase):
+        if token in "([":
+            outside.append((complete, begun, ")" if token == "(" else "]"))
+            complete, begun = [""] if token == "[" else [], [""]
+        elif token == "|":
+            complete, begun = complete + begun, [""]
+        elif token in ")]":
+            inside = complete + begun
+            complete, begun, closing = outside.pop() if outside else ([], [], "")
+            if token != closing:
+                raise ValueError(f"{phrase!r} has a bracket too many, or another one")
+            begun = [start + end for start in begun for end in inside]
         else:
-            parts.append([token])
-    raise ValueError(f"a phrase has a bracket too many or too few, which should be {closing!r}")
+            begun = [start + token for start in begun]
+    if outside:
+        raise ValueError(f"{phrase!r} has a bracket too few")
+    return list(dict.fromkeys(" ".join(sentence.split()) for sentence in complete + begun))
 
 
-class Key:
-    """Runs of words that stand in a sentence one behind the other, with any words between them."""
+def _runs(key: str) -> tuple[str, ...]:
+    """The runs of words of a key, between which any words may stand."""
+    return tuple(f" {run.strip()} " for run in key.split("*") if run.strip())
 
-    def __init__(self, sentence: str) -> None:
-        self._runs = tuple(f" {run.strip()} " for run in sentence.split("*") if run.strip())
-        self.first_word = self._runs[0].split()[0]
-        #: How much it tells: its letters.
-        self.weight = sum(map(len, self._runs))
 
-    def stands_in(self, words: str) -> bool:
-        """Whether it is in ``words``, which have a space at both ends."""
-        position = 0
-        for run in self._runs:
-            position = words.find(run, position)
-            if position < 0:
-                return False
-            position += len(run) - 1
-        return True
+def _stand_in(words: str, runs: Sequence[str]) -> bool:
+    """Whether they stand in ``words``, which have a space at both ends, one behind the other."""
+    position = 1
+    for run in runs:
+        position = words.find(run, position - 1) + len(run)
+        if position < len(run):
+            return False
+    return True

@@ -1,0 +1,230 @@
+"""What the conversation so far tells: names and favorites, earlier words, and riddles that are under way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from omni_ws.engine.llm.intents.matcher import Asked, Slots, Value
+from omni_ws.engine.llm.intents.sums import parse_number
+from omni_ws.engine.llm.plain_words import Talk, inserted, plain_words, read, requests
+
+_DATA: Final = read("told")
+#: Words with which a name ends, and with which none begins.
+_NO_NAME: Final = frozenset(_DATA["no_names"].split())
+_WEEKDAYS: Final = frozenset(_DATA["weekdays"].split())
+#: Written with a capital, too, and no names of people.
+_NOBODY: Final = _NO_NAME | _WEEKDAYS | frozenset(_DATA["nations"].split())
+_MOST_NAMES: Final = 3
+_MOST_LETTERS: Final = 40
+_MOST_VALUE_WORDS: Final = 8
+_NAMED: Final = re.compile(rf"\b{_DATA['words']['named']}")
+_WRITTEN_NAME: Final = re.compile(inserted(_DATA["words"]["written_name"], {}))
+_FACTS: Final = tuple(re.compile(inserted(_DATA["words"][name], _DATA["words"])) for name in ("called", "fact"))
+_HOME: Final = re.compile(r"i (?:live|am living) in (?P<value>[^ ].*)")
+_AGE: Final = re.compile(r"i am (?P<value>[a-z0-9 ]+?)(?: years old| today)+")
+_ASKS_BACK: Final = re.compile(r" (?:what is your name|what is yours|who are you|and you|and yours)$")
+#: What is behind the first "is", as it was written.
+_WRITTEN_VALUE: Final = re.compile(r"\bis\s+(?P<value>\S.*)", re.I | re.S)
+_OLDEST: Final = 130
+
+
+# Names and facts
+
+
+def name_told(talk: Talk) -> str | None:
+    """The name that somebody gave themselves last."""
+    return next((name for heard in reversed(talk.heard) if (name := _own_name(heard)) is not None), None)
+
+
+def introduced(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    name = _own_name(asked.text)
+    if name is None:
+        return None
+    wordings = _DATA["known" if name == name_told(asked.talk) else "met"]
+    greeting = asked.talk.fresh([wording.format(name=name) for wording in wordings])
+    asks_back = wordings is _DATA["met"] and _ASKS_BACK.search(asked.words)
+    return iter((greeting, "I have no name.") if asks_back else (greeting,))
+
+
+def noted(asked: Asked, slots: Slots) -> str | None:
+    told = _fact(asked.text)
+    return None if told is None else f"I'll remember that your {told[0]} is {told[1]}."
+
+
+def age(asked: Asked, slots: Slots) -> str | None:
+    number = parse_number(slots["age"])
+    return asked.talk.fresh(_DATA["ages"]) if number is not None and 0 < number <= _OLDEST else None
+
+
+def _own_name(text: str) -> str | None:
+    if (found := _NAMED.search(plain_words(text))) is not None:
+        if found[0].startswith("call me") and found["name"].split()[0] in _WEEKDAYS:
+            return None  # it is when to call
+        return _name(found["name"], text)
+    written = _WRITTEN_NAME.fullmatch(text.strip())
+    return None if written is None or written["name"].split()[0].lower() in _NOBODY else written["name"]
+
+
+def _name(words: str, text: str) -> str | None:
+    """The name with which plain ``words`` begin, with the capitals that it has in ``text``, or its own."""
+    name: list[str] = []
+    for word in words.split()[:_MOST_NAMES]:
+        if word in _NO_NAME or not word[0].isalpha() or len(word) > _MOST_LETTERS:
+            break
+        written = re.search(rf"\b{re.escape(word)}\b", text, re.I)
+        name.append(word.capitalize() if written is None or written[0] == word else written[0])
+    return " ".join(name) or None
+
+
+def _fact(text: str) -> tuple[str, str] | None:
+    """What somebody tells of themselves, such as ("favorite color", "blue")."""
+    matches = (form.fullmatch(words) for words in requests(plain_words(text)) for form in _FACTS)
+    found = next(filter(None, matches), None)
+    if found is None:
+        return None
+    what = _what(found.groupdict())
+    value: str | None = found["value"]
+    if what.endswith(" name"):
+        value = _name(found["value"], text)
+    elif (written := _WRITTEN_VALUE.search(text.rstrip(" .,!"))) is not None and plain_words(written["value"]) == value:
+        value = written["value"]
+    return (what, value) if value and value.count(" ") < _MOST_VALUE_WORDS else None
+
+
+def _what(slots: Slots) -> str:
+    return slots.get("what") or f"{slots['pet']}'s name"
+
+
+def _fact_told(asked: Asked, slots: Slots) -> str | None:
+    """Such as "favorite color is blue"."""
+    facts = filter(None, map(_fact, reversed(asked.talk.heard)))
+    return next((f"{what} is {value}" for what, value in facts if what == _what(slots)), None)
+
+
+def _told(form: re.Pattern[str]) -> Value:
+    """The value of the last sentence of that form."""
+
+    def value(asked: Asked, slots: Slots) -> str | None:
+        for heard in reversed(asked.talk.heard):
+            *_, words = requests(plain_words(heard))
+            if (found := form.fullmatch(words)) is not None:
+                written = re.search(rf"\b{re.escape(found['value'])}\b", heard, re.I)
+                return found["value"] if written is None else written[0]
+        return None
+
+    return value
+
+
+# What was said
+
+_ASKING: Final = frozenset(_DATA["asking"].split())
+_DOING: Final = frozenset(_DATA["doing"].split())
+UNKNOWN: Final[dict[str, list[str]]] = _DATA["unknown"]
+
+
+def sorry(asked: Asked, slots: Slots) -> str:
+    """ "Sorry?" asks for the last answer again, "sorry" excuses."""
+    again = asked.text.endswith("?") and asked.talk.last_answer
+    return again or asked.talk.fresh(_DATA["excused"])
+
+
+def _which_heard(asked: Asked, slots: Slots) -> str | None:
+    """The first, second … thing that was said; where it is what was asked, of the questions, if there are any."""
+    said = asked.talk.all_heard()
+    if "ask" in slots:
+        said = [words for words in said if is_question(words)] or said
+    place = _DATA["places"][slots["place"]]
+    if place < len(said):
+        return _quoted(said[place])
+    return "I haven't heard that many from you." if said else None
+
+
+def greeted(asked: Asked, slots: Slots) -> str:
+    """The greeting that somebody wants to be said to somebody."""
+    whom = re.sub(r"^my\b", "your", slots["whom"])
+    return f"{slots['greeting'][:1].upper()}{slots['greeting'][1:]} to {whom}."
+
+
+def is_question(text: str) -> bool:
+    """Whether something is asked, by its first word or its mark; recognition may leave that out."""
+    return text.rstrip().endswith("?") or _first_word(text) in _ASKING
+
+
+def kind_of(text: str) -> str:
+    """What it is that no rule fits: the name of wordings in ``UNKNOWN``."""
+    letters = [letter for letter in text[:200] if letter.isalpha()]
+    if not any(map(str.isalnum, text)):
+        return "wordless"
+    if sum(letter.isascii() for letter in letters) < len(letters) / 2:
+        return "foreign"
+    if is_question(text):
+        return "question"
+    return "command" if _first_word(text) in _DOING else "statement"
+
+
+def _first_word(text: str) -> str:
+    """The first one behind courtesies."""
+    *_, request = requests(plain_words(text))
+    return request.split(" ", 1)[0]
+
+
+def _quoted(heard: str) -> str | None:
+    if not heard:
+        return None
+    return f"You asked: {heard.rstrip('.!?')}?" if is_question(heard) else f"I heard: {heard.rstrip('.!')}."
+
+
+# Riddles and jokes that are under way
+
+SAYINGS: Final[dict[str, Any]] = _DATA["sayings"]
+RIDDLES: Final[dict[str, list[str]]] = SAYINGS["riddle"]
+WHO_IS_THERE: Final = "Who is there?"
+
+
+def solution(asked: Asked, slots: Slots) -> str | None:
+    """That of the riddle that the last answer asked."""
+    solutions = (words[0] for riddle, words in RIDDLES.items() if asked.talk.last_answer.endswith(riddle))
+    return next((f"It is {words}." for words in solutions), None)
+
+
+def solved(asked: Asked) -> str | None:
+    """What is said to the solution of a riddle, if the request is one."""
+    if (told := solution(asked, {})) is None:
+        return None
+    right = next(words for riddle, (_, *words) in RIDDLES.items() if asked.talk.last_answer.endswith(riddle))
+    if any(f" {word} " in f" {asked.words} " for word in right):
+        return "Right! Well done."
+    if asked.words in _DATA["given_up"]:
+        return told
+    is_guess = asked.words.count(" ") < 3 and asked.words.split(" ")[0] in ("a", "an", "the", "is", "your", "it")
+    return f"A good try. {told}" if is_guess else None
+
+
+def knocked(asked: Asked) -> str | None:
+    """The next line of a knock-knock joke that somebody tells."""
+    last = asked.talk.last_answer
+    if last == WHO_IS_THERE:
+        who = asked.text.strip(" .!?,").removeprefix("It's ").removeprefix("it is ")
+        return f"{who[:1].upper()}{who[1:]} who?" if 0 < len(who) <= 60 else None
+    if last.endswith(" who?") and len(asked.talk.answers) > 1 and asked.talk.answers[-2].strip() == WHO_IS_THERE:
+        return "Ha ha. That's a good one."
+    return None
+
+
+def _saying(wordings: Iterable[str]) -> Value:
+    return lambda asked, slots: asked.talk.fresh(tuple(wordings))
+
+
+VALUES: Final[dict[str, Value]] = {
+    "name": lambda asked, slots: name_told(asked.talk),
+    "home": _told(_HOME),
+    "their_age": _told(_AGE),
+    "fact_told": _fact_told,
+    "last_answer": lambda asked, slots: asked.talk.last_answer or None,
+    "all_said": lambda asked, slots: "That's all that I had to say." if asked.talk.last_answer else None,
+    "last_heard": lambda asked, slots: _quoted(asked.talk.last_heard),
+    "which_heard": _which_heard,
+    **{name: _saying(wordings) for name, wordings in SAYINGS.items()},
+}
