@@ -279,11 +279,8 @@ def _output_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _milliseconds(values: MeasuredValues) -> dict[str, float] | None:
-    distribution = values.distribution()
-    if distribution is None:
-        return None
-    times = {name: round(getattr(distribution, name) * 1000, 1) for name in _COLUMNS[1:]}
-    return {"n": distribution.n, **times}
+    found = values.distribution()
+    return found and {name: value if name == "n" else round(value * 1000, 1) for name, value in found.items()}
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:

@@ -14,10 +14,8 @@ from itertools import chain, repeat
 from ssl import SSLContext
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
-import numpy as np
-
 from omni_ws.caller.answers import TimedAnswer
-from omni_ws.caller.talk import beside
+from omni_ws.caller.talk import PIECE_MS, PIECE_SEC, beside, speech_of
 from omni_ws.client import (
     AudioChunk,
     ClientSession,
@@ -80,6 +78,12 @@ class LoadTalker:
         self._tally = tally
         self._number = number
         self._asked = 0
+        #: The turn that is listened to, and what ended the session; None while it is open.
+        self._watch: AnswerWatch | None = None
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        #: Pieces that were sent and not acknowledged: their numbers, and when.
+        self._sent: deque[tuple[int, float]] = deque()
 
     async def talk(self) -> None:
         """Asks all of its questions, over another connection where one was lost.
@@ -108,9 +112,10 @@ class LoadTalker:
                 self._tally.opened += 1
                 self._tally.last_at = loop.time()
                 self._tally.times["session_opened"].add(loop.time() - began)
-                ears = Ears(session, self._tally)
-                async with beside(ears.listen()):
-                    while self._wants_to_ask and await self._turn(session, ears):
+                self._watch = self._error = None
+                self._sent.clear()
+                async with beside(self._listen(session)):
+                    while self._wants_to_ask and await self._turn(session):
                         pass
         except (OmniError, ConnectionFailed) as error:
             if opened or (isinstance(error, ConnectionFailed) and not (self._tally.opened or self._tally.refused)):
@@ -118,11 +123,10 @@ class LoadTalker:
             self._tally.refuse(code_of(error), str(error))
         return opened
 
-    async def _turn(self, session: ClientSession, ears: Ears) -> bool:
+    async def _turn(self, session: ClientSession) -> bool:
         """Asks once; returns whether the session can go on. After a failure a late answer must not meet the next."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
-        watch = AnswerWatch(open_microphone=question.is_open)
-        ears.follow(watch)
+        self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1
         self._tally.asked += 1
         try:
@@ -130,12 +134,12 @@ class LoadTalker:
                 asyncio.timeout(question.seconds + load.patience_sec) as patience,
                 AsyncExitStack() as microphone,
             ):
-                asking = self._ask(session, ears, watch)
+                asking = self._ask(session, watch)
                 if question.is_open:
                     await microphone.enter_async_context(beside(asking))
                 else:
                     await asking
-                await ears.answered(watch)
+                await self._answered(watch)
                 patience.reschedule(None)
                 self._tally.finish(watch, loop.time())
                 # A microphone stays open until the answer has been played, and the pause is over.
@@ -150,25 +154,53 @@ class LoadTalker:
             self._tally.fail(watch.error_code or code_of(error), loop.time())
             await asyncio.sleep(PAUSE_AFTER_FAILURE_SEC)
             return False
-        return ears.error is None
+        return self._error is None
 
-    async def _ask(self, session: ClientSession, ears: Ears, watch: AnswerWatch) -> None:
+    async def _ask(self, session: ClientSession, watch: AnswerWatch) -> None:
         """Sends the question in real time. Answers are timed from its last piece, which may end the input."""
         loop, question = asyncio.get_running_loop(), self._load.question
         if isinstance(question, TypedQuestion):
             now = loop.time()
             watch.input_ended(now)
-            ears.sent(await session.send_text(question.text, end=True), now)
+            self._sent.append((await session.send_text(question.text, end=True), now))
             return
         place = 0
-        with suppress(*(OmniError, ConnectionLost) if question.is_open else ()):  # the ears know it, too
+        with suppress(*(OmniError, ConnectionLost) if question.is_open else ()):  # who listens knows it, too
             async with aclosing(paced(question.pieces, interval=PIECE_SEC)) as microphone:
                 async for piece in microphone:
                     place += 1
                     now, is_last = loop.time(), place == question.last_piece
                     if is_last:
                         watch.input_ended(now)
-                    ears.sent(await session.send_audio(piece, end=is_last and not question.is_open), now)
+                    number = await session.send_audio(piece, end=is_last and not question.is_open)
+                    self._sent.append((number, now))
+
+    async def _listen(self, session: ClientSession) -> None:
+        """Reads until the session ends, and notes when each event came."""
+        loop = asyncio.get_running_loop()
+        try:
+            async for event in session.events():
+                now = loop.time()
+                if isinstance(event, InputAck):
+                    while self._sent and self._sent[0][0] < event.next_sequence_id:
+                        self._tally.times["acknowledgement"].add(now - self._sent.popleft()[1])
+                elif self._watch is not None:
+                    self._watch.take(event, now)
+                    self._changed.set()
+            async for _ in session.response():  # none is left, and it raises why
+                pass
+            self._error = ConnectionLost("the session has ended")
+        except (OmniError, ConnectionLost) as error:
+            self._error = error
+        self._changed.set()
+
+    async def _answered(self, watch: AnswerWatch) -> None:
+        """Waits until the turn is over. Raises the error that ended the session before."""
+        while not watch.is_over:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
 
 
 def code_of(error: Exception) -> str:
@@ -185,12 +217,8 @@ def code_of(error: Exception) -> str:
 
 # What they ask
 
-PIECE_MS: Final = 20
-PIECE_SEC: Final = PIECE_MS / 1000
 #: Half a second of silence, with which an open microphone begins each turn.
 LEAD_PIECES: Final = 25
-#: The level of speech, relative to the loudest piece; what is softer counts as the noise of a recording.
-SPEECH_LEVEL: Final = 10 ** (-26 / 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +248,9 @@ class SpokenQuestion:
     @classmethod
     def of(cls, file: str, audio: Pcm16, *, turn_detection: str | None) -> Self:
         """Raises ValueError for a recording without any sound."""
-        levels = [_level(piece) for piece in pieces(audio, piece_ms=PIECE_MS)]
-        loudest = max(levels, default=0.0)
-        if loudest == 0:
-            raise ValueError("the recording has no sound")
-        spoken = 1 + max(place for place, level in enumerate(levels) if level > SPEECH_LEVEL * loudest)
-        return cls(file, audio, turn_detection, LEAD_PIECES + spoken if turn_detection else len(levels))
+        _, spoken = speech_of(audio)
+        last = LEAD_PIECES + spoken if turn_detection else sum(1 for _ in pieces(audio, piece_ms=PIECE_MS))
+        return cls(file, audio, turn_detection, last)
 
     @property
     def is_open(self) -> bool:
@@ -245,10 +270,6 @@ class SpokenQuestion:
             return recording
         silence = bytes(2 * self.audio.channels * (self.audio.sample_rate * PIECE_MS // 1000))
         return chain(repeat(silence, LEAD_PIECES), recording, repeat(silence))
-
-
-def _level(piece: bytes) -> float:
-    return float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(np.float64) ** 2)))
 
 
 Question: TypeAlias = TypedQuestion | SpokenQuestion
@@ -289,57 +310,6 @@ class Load:
 
 
 # What they hear
-
-
-class Ears:
-    """What a talker hears: reads the events of its session, and notes when each came."""
-
-    def __init__(self, session: ClientSession, tally: Tally) -> None:
-        #: What ended the session; None while it is open.
-        self.error: Exception | None = None
-        self._session = session
-        self._tally = tally
-        self._watch: AnswerWatch | None = None
-        self._changed = asyncio.Event()
-        #: Pieces that were sent and not acknowledged: their numbers, and when.
-        self._sent: deque[tuple[int, float]] = deque()
-
-    def follow(self, watch: AnswerWatch) -> None:
-        """Gives this watch the events from now on."""
-        self._watch = watch
-
-    def sent(self, sequence_id: int, at: float) -> None:
-        self._sent.append((sequence_id, at))
-
-    async def listen(self) -> None:
-        """Reads until the session ends."""
-        loop = asyncio.get_running_loop()
-        try:
-            async for event in self._session.events():
-                now = loop.time()
-                if isinstance(event, InputAck):
-                    self._acknowledged(event.next_sequence_id, now)
-                elif self._watch is not None:
-                    self._watch.take(event, now)
-                    self._changed.set()
-            async for _ in self._session.response():  # none is left, and it raises why
-                pass
-            self.error = ConnectionLost("the session has ended")
-        except (OmniError, ConnectionLost) as error:
-            self.error = error
-        self._changed.set()
-
-    def _acknowledged(self, next_sequence_id: int, now: float) -> None:
-        while self._sent and self._sent[0][0] < next_sequence_id:
-            self._tally.times["acknowledgement"].add(now - self._sent.popleft()[1])
-
-    async def answered(self, watch: AnswerWatch) -> None:
-        """Waits until the turn is over. Raises the error that ended the session before."""
-        while not watch.is_over:
-            if self.error is not None:
-                raise self.error
-            self._changed.clear()
-            await self._changed.wait()
 
 
 _BYTES_PER_SAMPLE: Final = 2
@@ -453,17 +423,6 @@ TIMES: Final = [
 KEPT_VALUES: Final = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Each is a value that was measured: that of the nearest rank."""
-
-    n: int
-    median: float
-    p90: float
-    p99: float
-    max: float
-
-
 class MeasuredValues:
     """Values of one kind. Of more than ``kept`` a random sample is kept; their number and the largest are exact."""
 
@@ -482,8 +441,8 @@ class MeasuredValues:
         elif (place := self._random.randrange(self._n)) < self._kept:
             self._values[place] = value
 
-    def distribution(self) -> Distribution | None:
-        """None without any value."""
+    def distribution(self) -> dict[str, float] | None:
+        """Their number, and values that were measured: those of the nearest rank. None without any value."""
         if not self._n:
             return None
         ordered = sorted(self._values)
@@ -491,7 +450,7 @@ class MeasuredValues:
         def at(part: float) -> float:
             return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
-        return Distribution(self._n, at(0.5), at(0.9), at(0.99), self._max)
+        return {"n": self._n, "median": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": self._max}
 
 
 @dataclass(slots=True)

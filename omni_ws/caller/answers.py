@@ -154,18 +154,6 @@ class SessionReader(ABC):
         """All answers, once the session is over."""
         return self.found
 
-    def outputs_of(self, number: int) -> int:
-        """Number of outputs of the answer at this place; practically infinite once it has its final."""
-        if number >= len(self.found.answers):
-            return 0
-        answer = self.found.answers[number]
-        return 1 << 30 if answer.final_at is not None else answer.outputs
-
-    def sounds(self, number: int) -> bool:
-        """Whether the answer at this place has begun to speak, or has its final."""
-        answer = self.found.answers[number]
-        return answer.first_audio_at is not None or answer.final_at is not None
-
     def _answer(self, request_id: str) -> TimedAnswer:
         if request_id not in self._by_id:
             self._by_id[request_id] = answer = TimedAnswer(request_id)

@@ -6,17 +6,20 @@ The lines are those of a recording (docs/recording.md), which is a script as it 
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+import orjson
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from omni_ws.wire.recording import ReceivedLine, SentLine
+from omni_ws.client.audio import Pcm16, pieces
+from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
 #: Time-out of the closing handshake.
 _CLOSE_SEC: Final = 5.0
@@ -79,6 +82,26 @@ class Target:
             proxy=None,
             close_timeout=_CLOSE_SEC,
         )
+
+
+def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) -> list[RecordedLine]:
+    """The script of an open microphone: ``opening`` configures the session, and it is hung up after silence.
+
+    ``target`` is that of the native WebSocket or of the Realtime API.
+    """
+    script: list[RecordedLine] = [
+        OpenedLine(at=0, connection=0, target=target),
+        ReceivedLine(at=0, connection=0, text=opening),
+    ]
+    at = 0.0
+    for number, piece in enumerate(pieces(audio)):
+        payload, at = base64.b64encode(piece).decode(), (number + 1) * 20
+        if target.startswith("/v1/realtime"):
+            frame: dict[str, Any] = {"type": "input_audio_buffer.append", "audio": payload}
+        else:
+            frame = {"type": "input_chunk", "sequence_id": number, "modality": "audio", "payload": payload}
+        script.append(ReceivedLine(at=at, connection=0, text=orjson.dumps(frame).decode()))
+    return [*script, ClosedLine(at=at + after_ms, connection=0, by="client", code=1000)]
 
 
 #: ``--speed max``.

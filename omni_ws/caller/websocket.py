@@ -37,7 +37,8 @@ def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> A
 class WebSocketCall:
     """Plays the script of one session.
 
-    ``run`` returns the answers. It raises OSError if the server cannot be reached.
+    ``run`` returns the answers. It raises OSError if the server cannot be reached. ``sent`` are the times of the
+    messages, in milliseconds of the answers' clock.
     """
 
     def __init__(
@@ -50,17 +51,23 @@ class WebSocketCall:
         self._connections: dict[int, ClientConnection] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._ends: dict[int, str] = {}
+        self.sent: list[float] = []
         #: Expected events that never arrived, which later steps do not wait for.
         self._missing = dict.fromkeys(_COUNTED, 0)
         #: Places of answers that produced fewer outputs than recorded.
         self._cut_short: set[int] = set()
 
-    async def run(self) -> Answers:
-        """Plays the script; returns the answers."""
+    async def run(self, until: Callable[[Answers], bool] | None = None) -> Answers:
+        """Plays the script, and waits for the answers that it has itself; returns those that came.
+
+        With ``until`` it ends once that is true of them, be it before the end of the script.
+        """
         try:
             for step in _steps(self._script, self._then):
+                if until is not None and until(self._now.found):
+                    break
                 await self._take(step)
-            await self._time.wait(self._is_answered)
+            await self._time.wait(lambda: self._is_answered(until))
         finally:
             for connection in self._connections.values():
                 await connection.close()
@@ -88,10 +95,12 @@ class WebSocketCall:
         else:
             await connection.close(event.code if event.code and event.code not in _NEVER_SENT else 1000)
 
-    def _is_answered(self) -> bool:
+    def _is_answered(self, until: Callable[[Answers], bool] | None) -> bool:
         now, then = self._now, self._then
         if all(number in self._ends for number in self._connections):
             return True
+        if until is not None:
+            return until(now.found)
         enough = now.finals >= then.finals - self._missing["finals"] and len(now.found.errors) >= len(then.found.errors)
         last = next(event for event in reversed(self._script) if isinstance(event, ClosedLine | OpenedLine))
         closes = isinstance(last, ClosedLine) and last.by == "server" and last.code not in ORDERLY_CLOSE_CODES
@@ -108,7 +117,11 @@ class WebSocketCall:
             return heard and (step.counts["started"] == finals or now.highest >= step.highest or now.finals > finals)
         if not step.outputs or step.place in self._cut_short:
             return heard
-        come_as_far = now.outputs_of(step.place) >= step.outputs and (not step.sounds or now.sounds(step.place))
+        come_as_far = any(
+            answer.final_at is not None
+            or (answer.outputs >= step.outputs and (not step.sounds or answer.first_audio_at is not None))
+            for answer in now.found.answers[step.place : step.place + 1]
+        )
         return heard and come_as_far
 
     async def _open(self, event: OpenedLine) -> None:
@@ -133,7 +146,8 @@ class WebSocketCall:
     async def _send(self, connection: ClientConnection, event: ReceivedLine) -> None:
         message = self._now.rewritten(content(event), self._then)
         if message is not None:
-            self._now.asked(self._time.now(), message)
+            self.sent.append(self._time.now())
+            self._now.asked(self.sent[-1], message)
             with suppress(ConnectionClosed):  # the reader records it
                 await connection.send(message, text=event.binary is None)
 
