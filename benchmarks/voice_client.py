@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Data
 
 from benchmarks.embedded import LEAD_SEC, SAMPLE_RATE, Clip
-from omni_ws.caller.talk import PIECE_SEC
+from omni_ws.caller.script import PIECE_SEC
 from omni_ws.client.audio import Pcm16, paced, pieces
 
 #: Of the answers, at every server.

@@ -31,7 +31,7 @@ from benchmarks.voice_client import (
     converse,
     microphone_open,
 )
-from omni_ws.caller.talk import PIECE_SEC
+from omni_ws.caller.script import PIECE_SEC
 
 #: Without a pause in them that ends a turn.
 CLIPS: Final = ("goforward", "cards_001")

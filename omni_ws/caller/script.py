@@ -21,6 +21,9 @@ from websockets.typing import Subprotocol
 from omni_ws.client.audio import Pcm16, pieces
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
+#: Of spoken audio.
+PIECE_MS: Final = 20
+PIECE_SEC: Final = PIECE_MS / 1000
 #: Time-out of the closing handshake.
 _CLOSE_SEC: Final = 5.0
 
@@ -94,8 +97,8 @@ def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) ->
         ReceivedLine(at=0, connection=0, text=opening),
     ]
     at = 0.0
-    for number, piece in enumerate(pieces(audio)):
-        payload, at = base64.b64encode(piece).decode(), (number + 1) * 20
+    for number, piece in enumerate(pieces(audio, piece_ms=PIECE_MS)):
+        payload, at = base64.b64encode(piece).decode(), (number + 1) * PIECE_MS
         if target.startswith("/v1/realtime"):
             frame: dict[str, Any] = {"type": "input_audio_buffer.append", "audio": payload}
         else:

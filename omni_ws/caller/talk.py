@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from omni_ws.caller.script import PIECE_MS, PIECE_SEC
 from omni_ws.client import ClientSession
 from omni_ws.client.audio import Pcm16, paced, pieces
 
-PIECE_MS: Final = 20
-PIECE_SEC: Final = PIECE_MS / 1000
 #: The level of speech, relative to the loudest piece; what is softer counts as the noise of a recording.
 SPEECH_LEVEL: Final = 10 ** (-26 / 20)
 

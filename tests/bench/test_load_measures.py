@@ -14,7 +14,7 @@ from omni_ws.bench.talker import (
     Tally,
     TypedQuestion,
 )
-from omni_ws.caller.talk import PIECE_SEC
+from omni_ws.caller.script import PIECE_SEC
 from omni_ws.client import AudioChunk, ErrorEvent, Final, ResponseStarted, SpeechStarted, TextChunk
 from omni_ws.client.audio import Pcm16
 from omni_ws.core.chunks import FinishReason, Usage
