@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from support.live_server import LiveServer, live_server
 from support.real_models import smollm2
-from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes
+from support.speech_clips import SAMPLE_RATE, clip_bytes
 
 from benchmarks.vllm_parts.report import Report, Size, milliseconds
 from omni_ws.caller.answers import TimedAnswer
@@ -30,6 +30,7 @@ MOST_UNTIL_TEXT_SEC: Final = 0.080
 MOST_UNTIL_AUDIO_SEC: Final = 0.400
 CONVERSATIONS: Final = (1, 4, 8)
 CLIP: Final = "goforward"
+HEARD: Final = "Go forward 10 meters."
 CLIP_SEC: Final = 2.8
 #: Of one turn: the clip, its answer, and a pause.
 TURN_SEC: Final = 6.0
@@ -127,7 +128,7 @@ async def _turn(session: ClientSession) -> Turn:
         answer.hear(event, time.perf_counter() - ended)
     if answer.errors:
         raise RuntimeError(f"the server refused: {answer.error_codes}")
-    if answer.heard.strip() != WORDS[CLIP]:
+    if answer.heard.strip() != HEARD:
         raise RuntimeError(f"heard {answer.heard!r}")
     if answer.first_text_at is None or answer.first_audio_at is None:
         raise RuntimeError("an answer without text or audio")
