@@ -19,28 +19,24 @@ import subprocess
 import sys
 import time
 import urllib.request
-import wave
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import websockets
 
 from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
-from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
+from omni_ws.caller.script import PIECE_SEC
+from omni_ws.caller.talk import beside, say, speech_of
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
-from omni_ws.client.audio import Pcm16, paced, pieces
+from omni_ws.client.audio import Pcm16, read_wav
 from omni_ws.engine.threads import cores
 
 SAMPLE_RATE: Final = 16_000
-PIECE_SEC: Final = 0.02
 CLIPS: Final = ("cards_001", "goforward", "cards_005", "librivox_ss_0870")
 _DATA: Final = Path(__file__).parent.parent / "tests" / "data"
-#: Level of speech relative to the loudest piece; noise of the recordings is below about -29 dB.
-END_LEVEL: Final = 10 ** (-26 / 20)
 LEAD_SEC: Final = 0.5
 #: For the answer to come in.
 PATIENCE_SEC: Final = 10
@@ -67,11 +63,8 @@ class Clip:
     @property
     def speech(self) -> tuple[float, float]:
         """Where the speech begins and ends, in seconds."""
-        levels = np.array(
-            [np.sqrt(np.mean(samples_from_bytes(piece, SampleLayout.S16) ** 2)) for piece in pieces(self.audio)]
-        )
-        loud = np.flatnonzero(levels > END_LEVEL * levels.max())
-        return int(loud[0]) * PIECE_SEC, (int(loud[-1]) + 1) * PIECE_SEC
+        first, last = speech_of(self.audio)
+        return first * PIECE_SEC, last * PIECE_SEC
 
     @property
     def audio(self) -> Pcm16:
@@ -79,8 +72,7 @@ class Clip:
 
     @classmethod
     def load(cls, name: str) -> Clip:
-        with wave.open(str(_DATA / f"{name}.wav"), "rb") as file:
-            return cls(name, file.readframes(file.getnframes()))
+        return cls(name, read_wav(_DATA / f"{name}.wav").samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +95,8 @@ def microphone(clip: Clip) -> Pcm16:
 async def speak(url: str, clip: Clip) -> Timing:
     async with connect(url, config={"turn_detection": {"type": "semantic_vad"}}) as session:
         began = time.perf_counter()
-
-        async def send() -> None:
-            async for piece in paced(pieces(microphone(clip)), interval=PIECE_SEC):
-                await session.send_audio(piece)
-
-        sending = asyncio.create_task(send())
-        try:
+        async with beside(say(session, microphone(clip))):
             first_audio, first_interim = await first_events(session)
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
     begins, ends = (began + LEAD_SEC + place for place in clip.speech)
     return Timing(first_audio - ends, None if first_interim is None else first_interim - begins)
 
@@ -241,8 +224,7 @@ async def talk(url: str, clips: Sequence[Clip], seconds: float, *, talkers: int)
         # No turn ends before the recording does.
         config = {"turn_detection": {"type": "server_vad", "silence_duration_ms": 2000}}
         async with connect(url, config=config) as session:
-            async for piece in paced(pieces(Pcm16(samples, SAMPLE_RATE, 1)), interval=PIECE_SEC):
-                await session.send_audio(piece)
+            await say(session, Pcm16(samples, SAMPLE_RATE, 1))
 
     async with asyncio.TaskGroup() as group:
         for number in range(talkers):

@@ -29,7 +29,6 @@ from benchmarks.embedded import (
     LEAD_SEC,
     MAX_LOOP_LAG,
     MAX_START,
-    PIECE_SEC,
     SAMPLE_RATE,
     TALKERS,
     Clip,
@@ -40,8 +39,8 @@ from benchmarks.embedded import (
 )
 from benchmarks.server_process import free_port, running
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
+from omni_ws.caller.talk import beside, say
 from omni_ws.client import AudioChunk, SpeechStarted, connect
-from omni_ws.client.audio import paced, pieces
 from omni_ws.profiler.report import build_report, read
 
 #: The voices, as arguments of ``omni-ws serve``.
@@ -212,19 +211,10 @@ async def speech_started(url: str, clip: Clip) -> float:
     config = {"turn_detection": {"type": "server_vad"}, "start_policy": "on_end_only"}
     async with connect(url, config=config) as session:
         began = time.perf_counter()
-
-        async def speak() -> None:
-            async for piece in paced(pieces(microphone(clip)), interval=PIECE_SEC):
-                await session.send_audio(piece)
-
-        speaking = asyncio.create_task(speak())
-        try:
+        async with beside(say(session, microphone(clip))):
             async for event in session.events():
                 if isinstance(event, SpeechStarted):
                     return time.perf_counter() - began - LEAD_SEC - clip.speech[0]
-        finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
     raise RuntimeError("the session ended before it heard any speech")
 
 

@@ -17,10 +17,10 @@ import urllib.request
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-import websockets
-
 from benchmarks.embedded import Report, percentile, pings_while, wait_until_ready
 from benchmarks.server_process import free_port, running
+from omni_ws.client import connect
+from omni_ws.errors import OmniError
 
 #: Target for the 99th percentile of the pings, in seconds.
 MAX_LAG: Final = 0.010
@@ -49,19 +49,12 @@ async def speech(port: int, text: str, seconds: float) -> None:
 
 async def native(port: int, text: str, seconds: float, task: str) -> None:
     """Reads the answer for a while."""
-    async with websockets.connect(f"ws://127.0.0.1:{port}/v1/streaming_input", max_size=None) as connection:
-        await connection.send(json.dumps({"type": "session_config", "task": task}))
-        for number, start in enumerate(range(0, len(text), 100_000)):
-            piece = text[start : start + 100_000]
-            await connection.send(
-                json.dumps({"type": "input_chunk", "sequence_id": number, "modality": "text", "text": piece})
-            )
-        await connection.send(json.dumps({"type": "finish"}))
-        with contextlib.suppress(TimeoutError):
+    async with connect(f"ws://127.0.0.1:{port}", config={"task": task}) as session:
+        with contextlib.suppress(TimeoutError, OmniError):
             async with asyncio.timeout(seconds):
-                async for message in connection:
-                    if b'"final":true' in (message if isinstance(message, bytes) else message.encode()):
-                        return
+                await session.send_text(text, end=True)
+                async for _ in session.response():
+                    pass
 
 
 async def again_and_again(seconds: float, send: Callable[[float], Coroutine[Any, Any, None]]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import multiprocessing
 import shlex
@@ -19,18 +18,22 @@ import tempfile
 import time
 import urllib.request
 import wave
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import count
 from typing import Any, Final
 
 import numpy as np
 import soxr
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 
 from benchmarks.server_process import free_port, running
+from omni_ws.caller.answers import NativeReader, RealtimeReader
+from omni_ws.caller.script import Pace, Target, spoken
+from omni_ws.caller.talk import beside, say
+from omni_ws.caller.websocket import WebSocketCall
+from omni_ws.client import AudioChunk, connect
+from omni_ws.client import Final as LastChunk
+from omni_ws.client.audio import Pcm16
 from omni_ws.engine.threads import cores
 
 FIRST, SECOND, KEY = "My name is Robert.", "What is my name?", "robert"
@@ -44,7 +47,6 @@ DETECTIONS: Final[tuple[tuple[dict[str, Any], int], ...]] = (
     ({"type": "server_vad", "silence_duration_ms": 200}, 350),
 )
 _RATE: Final = 16_000
-_FRAME_SEC: Final = 0.1
 _LEVEL: Final = 200
 #: How long a session is listened to behind the last sound.
 _AFTER_SEC: Final = 8.0
@@ -117,113 +119,44 @@ async def _pause(base: str, parts: Sequence[bytes], number: int) -> bool | None:
     detection, pause_ms = DETECTIONS[number // 2 % len(DETECTIONS)]
     pause_ms += 50 * (number // 6 % 3)
     audio = bytes(_RATE) + parts[0] + bytes(2 * _RATE * pause_ms // 1000) + parts[1] + bytes(3 * _RATE)
-    talk = _native if number % 2 == 0 else _realtime
-    told = await talk(base, audio, detection)
-    return None if told is None else KEY in told.lower()
-
-
-async def _native(base: str, audio: bytes, detection: dict[str, Any]) -> str | None:
-    """What was settled and answered; None where the session was closed."""
-    told: list[str] = []
-    try:
-        async with connect(_websocket(base, "/v1/streaming_input"), max_size=None) as connection:
-            await connection.recv()
-            config = {"type": "session_config", "modalities": ["text"], "turn_detection": detection}
-            await connection.send(json.dumps(config))
-            async with asyncio.timeout(len(audio) / 2 / _RATE + _AFTER_SEC):
-                sending = asyncio.create_task(_send(connection, audio))
-                async for message in connection:
-                    event = json.loads(message)
-                    if event.get("modality") in ("transcript", "text") and not event.get("interim"):
-                        told.append(event["text"])
-                await sending
+    path, opening = (_native if number % 2 == 0 else _realtime)(detection)
+    rate, reader = (_RATE, NativeReader) if number % 2 == 0 else (24_000, RealtimeReader)
+    said = _resampled(audio, _RATE, rate)
+    script = spoken(Pcm16(said, rate), json.dumps(opening), target=path, after_ms=_AFTER_SEC * 1000)
+    found = await WebSocketCall(script, Target.parse(base), Pace(), reader).run()
+    if found.ends != ["client"]:
         return None
-    except TimeoutError:
-        return " ".join(told)
-    except ConnectionClosed:
-        return None
+    return KEY in " ".join(f"{one.heard} {one.text}" for one in found.answers).lower()
 
 
-async def _send(connection: Any, audio: bytes) -> None:
-    numbers = count()
-
-    def frame(payload: str) -> dict[str, Any]:
-        return {"type": "input_chunk", "sequence_id": next(numbers), "modality": "audio", "payload": payload}
-
-    await _stream(connection, audio, _RATE, frame)
+def _native(detection: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The path of a WebSocket, and what configures a session there."""
+    return "/v1/streaming_input", {"type": "session_config", "modalities": ["text"], "turn_detection": detection}
 
 
-async def _stream(connection: Any, audio: bytes, rate: int, frame: Callable[[str], dict[str, Any]]) -> None:
-    """Send audio as a microphone does, each piece in the frame that ``frame`` makes of its base64."""
-    loop, began, size = asyncio.get_running_loop(), asyncio.get_running_loop().time(), int(2 * rate * _FRAME_SEC)
-    for number, start in enumerate(range(0, len(audio), size)):
-        await connection.send(json.dumps(frame(base64.b64encode(audio[start : start + size]).decode())))
-        await asyncio.sleep(max(0.0, began + (number + 1) * _FRAME_SEC - loop.time()))
-
-
-async def _realtime(base: str, audio: bytes, detection: dict[str, Any]) -> str | None:
-    told: list[str] = []
-    audio = soxr.resample(np.frombuffer(audio, "<i2"), _RATE, 24_000).astype("<i2").tobytes()
-    turns = {"transcription": {"model": "whisper-1"}, "turn_detection": detection}
-    session = {"type": "realtime", "output_modalities": ["text"], "audio": {"input": turns}}
-    try:
-        async with connect(_websocket(base, "/v1/realtime?model=gpt-realtime"), max_size=None) as connection:
-            await connection.send(json.dumps({"type": "session.update", "session": session}))
-            async with asyncio.timeout(len(audio) / 48_000 + _AFTER_SEC):
-                sending = asyncio.create_task(_append(connection, audio))
-                async for message in connection:
-                    event = json.loads(message)
-                    if event["type"].endswith("input_audio_transcription.completed"):
-                        told.append(event["transcript"])
-                    elif event["type"] == "response.output_text.done":
-                        told.append(event["text"])
-                await sending
-        return None
-    except TimeoutError:
-        return " ".join(told)
-    except ConnectionClosed:
-        return None
-
-
-async def _append(connection: Any, audio: bytes) -> None:
-    await _stream(connection, audio, 24_000, lambda payload: {"type": "input_audio_buffer.append", "audio": payload})
+def _realtime(detection: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    audio = {"input": {"transcription": {"model": "whisper-1"}, "turn_detection": detection}}
+    session = {"type": "realtime", "output_modalities": ["text"], "audio": audio}
+    return "/v1/realtime?model=gpt-realtime", {"type": "session.update", "session": session}
 
 
 async def _over_an_answer(base: str, words: bytes) -> bool:
     """Whether ``words`` end a long answer, with the settings of the page."""
     detection = {"type": "semantic_vad", "interrupt_resume": True}
-    async with connect(_websocket(base, "/v1/streaming_input"), max_size=None) as connection:
-        await connection.recv()
-        await connection.send(json.dumps({"type": "session_config", "turn_detection": detection}))
-        story = {"type": "input_chunk", "sequence_id": 0, "text": STORY, "end_of_input": True}
-        await connection.send(json.dumps(story))
-        speaking: asyncio.Task[None] | None = None
+    async with connect(base, config={"turn_detection": detection}) as session, AsyncExitStack() as speaking:
+        await session.send_text(STORY, end=True)
         answer = None
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(60):
-                async for message in connection:
-                    event = json.loads(message)
-                    if event.get("modality") == "audio" and speaking is None and event["start_ms"] >= 1500:
-                        answer = event["request_id"]
-                        speaking = asyncio.create_task(_speak_over(connection, words + bytes(5 * _RATE)))
-                    if event.get("final") and event["request_id"] == answer:
-                        return bool(event["finish_reason"] == "cancelled")
-        except TimeoutError:
-            return False
-        finally:
-            if speaking is not None:
-                speaking.cancel()
-                await asyncio.gather(speaking, return_exceptions=True)
-    return True
-
-
-async def _speak_over(connection: Any, audio: bytes) -> None:
-    size = int(2 * _RATE * _FRAME_SEC)
-    for number, start in enumerate(range(0, len(audio), size), 1):
-        payload = base64.b64encode(audio[start : start + size]).decode()
-        chunk = {"type": "input_chunk", "sequence_id": number, "modality": "audio", "payload": payload}
-        await connection.send(json.dumps(chunk))
-        await asyncio.sleep(_FRAME_SEC)
+                async for event in session.events():
+                    if isinstance(event, AudioChunk) and answer is None and (event.start_ms or 0) >= 1500:
+                        answer = event.request_id
+                        said = Pcm16(words + bytes(5 * _RATE), _RATE)
+                        await speaking.enter_async_context(beside(say(session, said)))
+                    if isinstance(event, LastChunk) and event.request_id == answer:
+                        return event.finish_reason == "cancelled"
+                return True
+        return False
 
 
 def _until_ready(base: str) -> None:
@@ -235,13 +168,8 @@ def _until_ready(base: str) -> None:
 
 
 async def _voices(base: str) -> list[str]:
-    async with connect(_websocket(base, "/v1/streaming_input")) as connection:
-        created = json.loads(await connection.recv())
-    return list(created["capabilities"]["voices"])
-
-
-def _websocket(base: str, path: str) -> str:
-    return base.replace("http", "ws", 1) + path
+    async with connect(base) as session:
+        return session.created.capabilities.voices
 
 
 def _fetch(url: str, body: dict[str, Any] | None = None) -> bytes:
@@ -266,8 +194,12 @@ def _said_by(command: str, text: str) -> bytes:
             return _trimmed(said.readframes(said.getnframes()), said.getframerate())
 
 
+def _resampled(audio: bytes, rate: int, wanted: int) -> bytes:
+    return bytes(soxr.resample(np.frombuffer(audio, "<i2"), rate, wanted).astype("<i2").tobytes())
+
+
 def _trimmed(audio: bytes, rate: int) -> bytes:
-    samples = soxr.resample(np.frombuffer(audio, "<i2"), rate, _RATE).astype("<i2")
+    samples = np.frombuffer(_resampled(audio, rate, _RATE), "<i2")
     loud = np.flatnonzero(np.abs(samples.astype(int)) > _LEVEL)
     return bytes(samples[max(0, loud[0] - 160) : loud[-1] + 160].tobytes())
 

@@ -13,16 +13,18 @@ import base64
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import websockets
 
-from benchmarks.embedded import CLIPS, LEAD_SEC, PIECE_SEC, SAMPLE_RATE, Clip, microphone, speak, wait_until_ready
+from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak, wait_until_ready
 from benchmarks.server_process import free_port, running, scheduled_seconds
-from omni_ws.client.audio import paced, pieces
+from omni_ws.caller.answers import Answers, RealtimeReader
+from omni_ws.caller.script import PIECE_SEC, Pace, Target, spoken
+from omni_ws.caller.websocket import WebSocketCall
+from omni_ws.client.audio import paced
 
 RATE: Final = 24_000
 NATIVE: Final = "/v1/streaming_input"
@@ -92,28 +94,23 @@ async def _read(client: websockets.ClientConnection) -> None:
             raise RuntimeError(str(message))
 
 
+def _is_heard(now: Answers) -> bool:
+    """Whether there is sound, or none will come."""
+    ends = [answer.first_audio_at or answer.final_at for answer in now.answers]
+    return bool(now.errors) or any(ends)
+
+
 async def speak_realtime(url: str, clip: Clip) -> float:
     """Seconds from the end of the speech to the first audio."""
-    async with websockets.connect(url) as client:
-        await client.send(json.dumps(realtime_session({"type": "semantic_vad"}, SAMPLE_RATE)))
-        while json.loads(await client.recv())["type"] != "session.updated":
-            pass
-        began = time.perf_counter()
-
-        async def send() -> None:
-            async for piece in paced(pieces(microphone(clip)), interval=PIECE_SEC):
-                audio = base64.b64encode(piece).decode()
-                await client.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
-
-        sending = asyncio.create_task(send())
-        try:
-            while (event := json.loads(await client.recv()))["type"] != "response.output_audio.delta":
-                if event["type"] in ("error", "response.done"):
-                    raise RuntimeError(f"no audio: {event}")
-            return time.perf_counter() - began - LEAD_SEC - clip.speech[1]
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+    opening = json.dumps(realtime_session({"type": "semantic_vad"}, SAMPLE_RATE))
+    script = spoken(microphone(clip), opening, target=REALTIME)
+    call = WebSocketCall(script, Target.parse(url), Pace(), RealtimeReader)
+    found = await call.run(until=_is_heard)
+    if found.errors or found.answers[0].first_audio_at is None:
+        raise RuntimeError(f"no audio: {found.errors}")
+    # The first that was sent is the configuration.
+    ended = call.sent[round((LEAD_SEC + clip.speech[1]) / PIECE_SEC)]
+    return (found.answers[0].first_audio_at - ended) / 1000
 
 
 def frames(options: argparse.Namespace) -> bool:
@@ -144,7 +141,7 @@ def answers(options: argparse.Namespace) -> bool:
         for _ in range(options.runs):
             for clip in clips:
                 times["native"].append(asyncio.run(speak(base + NATIVE, clip)).first_audio)
-                times["realtime"].append(asyncio.run(speak_realtime(base + REALTIME, clip)))
+                times["realtime"].append(asyncio.run(speak_realtime(base, clip)))
     print("### End of speech → first audio\n\n| front | n | median | lowest | highest |\n|---|---|---|---|---|")
     for front, values in times.items():
         figures = " | ".join(

@@ -19,11 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.embedded import END_LEVEL, SAMPLE_RATE
+from benchmarks.embedded import SAMPLE_RATE
 from benchmarks.speech.corpus import recordings
 from omni_ws.audio.pcm import SampleLayout, Samples, pcm16_from_samples, samples_from_bytes
 from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
 from omni_ws.audio.vad import SmartTurn, SpeechDetector
+from omni_ws.caller.talk import SPEECH_LEVEL
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.weights import WeightsCache, pinned_weights, weights_cache
 from omni_ws.wire.session_config import TurnDetectionConfig
@@ -80,7 +81,7 @@ class Sentence:
     @classmethod
     def of(cls, name: str, samples: Samples) -> Sentence:
         levels = _levels(samples)
-        loud = np.flatnonzero(levels > END_LEVEL * levels.max())
+        loud = np.flatnonzero(levels > SPEECH_LEVEL * levels.max())
         first, last = int(loud[0]), int(loud[-1]) + 1
         samples, levels = samples[first * _FRAME : last * _FRAME], levels[first:last]
         cuts: list[int] = []

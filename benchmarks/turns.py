@@ -21,13 +21,14 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.embedded import CLIPS, PIECE_SEC, SAMPLE_RATE, Clip, Report
+from benchmarks.embedded import CLIPS, SAMPLE_RATE, Clip, Report
 from benchmarks.load import Load, Outcome, run_load
 from benchmarks.server_process import free_port, running
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
+from omni_ws.caller.talk import beside, say
 from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
 from omni_ws.client import Final as LastChunk
-from omni_ws.client.audio import Pcm16, paced, pieces
+from omni_ws.client.audio import Pcm16
 
 SILENCE_MS: Final = 500
 TURNS: Final = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
@@ -167,22 +168,13 @@ async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
     end = len(lead) / 2 / SAMPLE_RATE + clip.speech[1]
     async with connect(url, config={"turn_detection": TURNS, "start_policy": "on_end_only"}) as session:
         began = time.perf_counter()
-
-        async def speak() -> None:
-            async for piece in paced(pieces(audio), interval=PIECE_SEC):
-                await session.send_audio(piece)
-
-        speaking = asyncio.create_task(speak())
-        try:
+        async with beside(say(session, audio)) as speaking:
             stopped = 0.0
             async for event in session.events():
                 if isinstance(event, SpeechStopped):
                     stopped = time.perf_counter() - began
                 elif isinstance(event, LastChunk) or speaking.done():
                     break
-        finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
     return stopped - end - SILENCE_MS / 1000
 
 

@@ -17,7 +17,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Data
 
-from benchmarks.embedded import LEAD_SEC, PIECE_SEC, SAMPLE_RATE, Clip
+from benchmarks.embedded import LEAD_SEC, SAMPLE_RATE, Clip
+from omni_ws.caller.script import PIECE_SEC
 from omni_ws.client.audio import Pcm16, paced, pieces
 
 #: Of the answers, at every server.

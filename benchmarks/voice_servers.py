@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.embedded import PIECE_SEC, SAMPLE_RATE, Clip, cpu_seconds_of_all, percentile, wait_until_ready
+from benchmarks.embedded import SAMPLE_RATE, Clip, cpu_seconds_of_all, percentile, wait_until_ready
 from benchmarks.server_process import child_processes, free_port, memory_mib, running_command
 from benchmarks.voice_client import (
     OmniWire,
@@ -31,6 +31,7 @@ from benchmarks.voice_client import (
     converse,
     microphone_open,
 )
+from omni_ws.caller.script import PIECE_SEC
 
 #: Without a pause in them that ends a turn.
 CLIPS: Final = ("goforward", "cards_001")

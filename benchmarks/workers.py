@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
-
-import websockets
 
 from benchmarks.embedded import wait_until_ready
 from benchmarks.frames import prelude
 from benchmarks.load import Load, run_load
 from benchmarks.server_process import child_processes, free_port, proportional_mib, running
+from omni_ws.client import connect
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.shared_counts import SharedCounts, SharedSlotCounts
 
@@ -79,13 +77,10 @@ def cost(servers: Sequence[tuple[int, int]], streams: int, options: argparse.Nam
 
 async def apart(port: int, streams: int) -> float:
     """How far the workers' shares of so many streams are apart."""
-    clients = [await websockets.connect(f"ws://127.0.0.1:{port}/v1/streaming_input") for _ in range(streams)]
-    workers: Counter[str] = Counter()
-    for client in clients:
-        await client.send(prelude(echo=False))
-        workers[json.loads(await client.recv())["session_id"].partition("_")[0]] += 1
-    for client in clients:
-        await client.close()
+    async with AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{port}"
+        sessions = [await stack.enter_async_context(connect(url)) for _ in range(streams)]
+        workers = Counter(session.session_id.partition("_")[0] for session in sessions)
     return (max(workers.values()) - min(workers.values())) / streams
 
 

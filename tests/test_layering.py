@@ -42,6 +42,7 @@ FLOORS = {
     "omni_ws.logs": 6,
     "omni_ws.__main__": 6,
     "omni_ws.tools": 6,
+    "omni_ws.caller": 6,
     "omni_ws.replay": 6,
     "omni_ws.bench": 6,
     "omni_ws.profiler": 6,

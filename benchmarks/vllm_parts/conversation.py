@@ -11,12 +11,14 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from support.live_server import LiveServer, live_server
-from support.native_client import NativeClient, native_client
 from support.real_models import smollm2
-from support.speech_clips import SAMPLE_RATE, WORDS, clip_bytes
+from support.speech_clips import SAMPLE_RATE, clip_bytes
 
 from benchmarks.vllm_parts.report import Report, Size, milliseconds
-from omni_ws.client.audio import Pcm16, paced, pieces
+from omni_ws.caller.answers import TimedAnswer
+from omni_ws.caller.talk import say
+from omni_ws.client import ClientSession, connect
+from omni_ws.client.audio import Pcm16
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -28,8 +30,8 @@ MOST_UNTIL_TEXT_SEC: Final = 0.080
 MOST_UNTIL_AUDIO_SEC: Final = 0.400
 CONVERSATIONS: Final = (1, 4, 8)
 CLIP: Final = "goforward"
+HEARD: Final = "Go forward 10 meters."
 CLIP_SEC: Final = 2.8
-PIECE_MS: Final = 20
 #: Of one turn: the clip, its answer, and a pause.
 TURN_SEC: Final = 6.0
 TURNS_OF_BLOCK: Final = 2
@@ -109,29 +111,25 @@ async def _conversation(server: LiveServer, turns: int, *, delay: float) -> list
     """Each turn begins a fixed time after the one before, or when that has been answered."""
     await asyncio.sleep(delay)
     measured: list[Turn] = []
-    async with native_client(server) as client:
-        await client.configure(**CONFIG)
+    async with connect(server.websocket_url, config=CONFIG) as session:
         for _ in range(turns):
             next_turn = asyncio.get_running_loop().time() + TURN_SEC
-            measured.append(await _turn(client))
+            measured.append(await _turn(session))
             await asyncio.sleep(next_turn - asyncio.get_running_loop().time())
     return measured
 
 
-async def _turn(client: NativeClient) -> Turn:
-    audio = Pcm16(clip_bytes(CLIP), SAMPLE_RATE)
-    async for piece in paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_MS / 1000):
-        await client.binary(piece)
-    await client.chunk(end=True)
+async def _turn(session: ClientSession) -> Turn:
+    await say(session, Pcm16(clip_bytes(CLIP), SAMPLE_RATE))
+    await session.finish()
+    answer = TimedAnswer()
     ended = time.perf_counter()
-    first: dict[str, float] = {}
-    heard = ""
-    while not (frame := await client.until("output_chunk", "error")).get("final"):
-        if frame["type"] == "error":
-            raise RuntimeError(f"the server refused: {frame}")
-        if frame["modality"] == "transcript" and not frame.get("interim"):
-            heard += frame["text"]
-        first.setdefault(frame["modality"], time.perf_counter() - ended)
-    if heard.strip() != WORDS[CLIP]:
-        raise RuntimeError(f"heard {heard!r}")
-    return Turn(first["text"], first["audio"])
+    async for event in session.response():
+        answer.hear(event, time.perf_counter() - ended)
+    if answer.errors:
+        raise RuntimeError(f"the server refused: {answer.error_codes}")
+    if answer.heard.strip() != HEARD:
+        raise RuntimeError(f"heard {answer.heard!r}")
+    if answer.first_text_at is None or answer.first_audio_at is None:
+        raise RuntimeError("an answer without text or audio")
+    return Turn(answer.first_text_at, answer.first_audio_at)

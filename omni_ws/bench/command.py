@@ -217,16 +217,8 @@ def as_json(load: Load, tally: Tally, *, interrupted: bool) -> dict[str, Any]:
             "empty_answers": tally.empty,
             "partial_answers": tally.partial_answers,
         },
-        "measured_from": "end_of_speech" if _is_open(load) else "end_of_input",
-        "ms": {
-            "session_opened": _milliseconds(tally.opening),
-            "first_text": _milliseconds(tally.first_text),
-            "first_audio": _milliseconds(tally.first_audio),
-            "final": _milliseconds(tally.final),
-            "acknowledgement": _milliseconds(tally.acknowledgement),
-            "gap_in_playback": _milliseconds(tally.gap),
-            "client_lag": _milliseconds(tally.client_lag),
-        },
+        "measured_from": "end_of_speech" if load.question.is_open else "end_of_input",
+        "ms": {name: _milliseconds(values) for name, values in tally.times.items()},
         "playback": {"answers_with_audio": tally.audible, "with_underruns": tally.with_underruns},
         "output": {
             "tokens": tally.output_tokens,
@@ -287,19 +279,12 @@ def _output_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _milliseconds(values: MeasuredValues) -> dict[str, float] | None:
-    distribution = values.distribution()
-    if distribution is None:
-        return None
-    times = {name: round(getattr(distribution, name) * 1000, 1) for name in _COLUMNS[1:]}
-    return {"n": distribution.n, **times}
+    found = values.distribution()
+    return found and {name: value if name == "n" else round(value * 1000, 1) for name, value in found.items()}
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:
     return None if amount is None or seconds <= 0 else round(amount / seconds, 2)
-
-
-def _is_open(load: Load) -> bool:
-    return isinstance(load.question, SpokenQuestion) and load.question.turn_detection is not None
 
 
 def _asked(load: Load) -> dict[str, Any]:

@@ -7,15 +7,16 @@ import math
 import random
 from array import array
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from ssl import SSLContext
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
-import numpy as np
-
+from omni_ws.caller.answers import TimedAnswer
+from omni_ws.caller.script import PIECE_MS, PIECE_SEC
+from omni_ws.caller.talk import beside, speech_of
 from omni_ws.client import (
     AudioChunk,
     ClientSession,
@@ -64,7 +65,7 @@ async def _measure_lag(tally: Tally) -> None:
     while True:
         due = loop.time() + LAG_INTERVAL_SEC
         await asyncio.sleep(LAG_INTERVAL_SEC)
-        tally.client_lag.add(loop.time() - due)
+        tally.times["client_lag"].add(loop.time() - due)
 
 
 class LoadTalker:
@@ -78,6 +79,12 @@ class LoadTalker:
         self._tally = tally
         self._number = number
         self._asked = 0
+        #: The turn that is listened to, and what ended the session; None while it is open.
+        self._watch: AnswerWatch | None = None
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        #: Pieces that were sent and not acknowledged: their numbers, and when.
+        self._sent: deque[tuple[int, float]] = deque()
 
     async def talk(self) -> None:
         """Asks all of its questions, over another connection where one was lost.
@@ -105,9 +112,11 @@ class LoadTalker:
                 opened = True
                 self._tally.opened += 1
                 self._tally.last_at = loop.time()
-                self._tally.opening.add(loop.time() - began)
-                async with _listening(session, self._tally) as ears:
-                    while self._wants_to_ask and await self._turn(session, ears):
+                self._tally.times["session_opened"].add(loop.time() - began)
+                self._watch = self._error = None
+                self._sent.clear()
+                async with beside(self._listen(session)):
+                    while self._wants_to_ask and await self._turn(session):
                         pass
         except (OmniError, ConnectionFailed) as error:
             if opened or (isinstance(error, ConnectionFailed) and not (self._tally.opened or self._tally.refused)):
@@ -115,90 +124,84 @@ class LoadTalker:
             self._tally.refuse(code_of(error), str(error))
         return opened
 
-    async def _turn(self, session: ClientSession, ears: Ears) -> bool:
+    async def _turn(self, session: ClientSession) -> bool:
         """Asks once; returns whether the session can go on. After a failure a late answer must not meet the next."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
-        open_microphone = isinstance(question, SpokenQuestion) and question.turn_detection is not None
-        watch = AnswerWatch(open_microphone=open_microphone)
-        ears.follow(watch)
+        self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1
         self._tally.asked += 1
         try:
-            async with asyncio.timeout(question.seconds + load.patience_sec) as patience:
-                match question:
-                    case TypedQuestion(text=text):
-                        watch.input_ended(loop.time())
-                        ears.sent(await session.send_text(text, end=True), watch.asked_at or 0.0)
-                        await ears.answered(watch)
-                    case SpokenQuestion(turn_detection=None):
-                        await self._speak(session, question, ears, watch)
-                        await ears.answered(watch)
-                    case SpokenQuestion():
-                        await self._talk_freely(session, question, ears, watch, patience)
+            async with (
+                asyncio.timeout(question.seconds + load.patience_sec) as patience,
+                AsyncExitStack() as microphone,
+            ):
+                asking = self._ask(session, watch)
+                if question.is_open:
+                    await microphone.enter_async_context(beside(asking))
+                else:
+                    await asking
+                await self._answered(watch)
+                patience.reschedule(None)
+                self._tally.finish(watch, loop.time())
+                # A microphone stays open until the answer has been played, and the pause is over.
+                if question.is_open:
+                    await asyncio.sleep(max(0.0, (watch.player.plays_until or 0.0) - loop.time()))
+                if watch.error_code is None:
+                    await asyncio.sleep(load.pause_sec)
+                else:
+                    await asyncio.sleep(max(PAUSE_AFTER_FAILURE_SEC, (watch.retry_after_ms or 0) / 1000))
         except (OmniError, ConnectionLost, TimeoutError) as error:
             self._tally.partial_answers += watch.partial_answers
             self._tally.fail(watch.error_code or code_of(error), loop.time())
             await asyncio.sleep(PAUSE_AFTER_FAILURE_SEC)
             return False
-        if not open_microphone:
-            self._tally.finish(watch, loop.time())
-        if watch.error_code is not None:
-            await asyncio.sleep(max(PAUSE_AFTER_FAILURE_SEC, (watch.retry_after_ms or 0) / 1000))
-        elif not open_microphone:
-            await asyncio.sleep(load.pause_sec)
-        return ears.error is None
+        return self._error is None
 
-    async def _speak(self, session: ClientSession, question: SpokenQuestion, ears: Ears, watch: AnswerWatch) -> None:
-        """Sends the recording; its last piece ends the input."""
-        all_pieces = [*pieces(question.audio, piece_ms=PIECE_MS)]
-        await self._send(session, all_pieces, ears, watch, last=len(all_pieces), ends=True)
-
-    async def _talk_freely(
-        self,
-        session: ClientSession,
-        question: SpokenQuestion,
-        ears: Ears,
-        watch: AnswerWatch,
-        patience: asyncio.Timeout,
-    ) -> None:
-        """Speaks into a microphone that stays open until the answer has been played, and the pause is over."""
-        loop = asyncio.get_running_loop()
-        microphone = asyncio.create_task(self._open_microphone(session, question, ears, watch))
-        try:
-            await ears.answered(watch)
-            self._tally.finish(watch, loop.time())
-            patience.reschedule(None)
-            plays_until = watch.answer.player.plays_until or 0.0
-            await asyncio.sleep(max(0.0, plays_until - loop.time()) + self._load.pause_sec)
-        finally:
-            await _stop(microphone)
-
-    async def _open_microphone(
-        self, session: ClientSession, question: SpokenQuestion, ears: Ears, watch: AnswerWatch
-    ) -> None:
-        with suppress(OmniError, ConnectionLost):  # the ears know it, too
-            await self._send(session, question.opened_microphone, ears, watch, last=question.last_spoken, ends=False)
-
-    async def _send(
-        self,
-        session: ClientSession,
-        all_pieces: Iterable[bytes],
-        ears: Ears,
-        watch: AnswerWatch,
-        *,
-        last: int,
-        ends: bool,
-    ) -> None:
-        """Sends pieces in real time. Answers are timed from the ``last``, counted from 1, which may end the input."""
-        loop = asyncio.get_running_loop()
+    async def _ask(self, session: ClientSession, watch: AnswerWatch) -> None:
+        """Sends the question in real time. Answers are timed from its last piece, which may end the input."""
+        loop, question = asyncio.get_running_loop(), self._load.question
+        if isinstance(question, TypedQuestion):
+            now = loop.time()
+            watch.input_ended(now)
+            self._sent.append((await session.send_text(question.text, end=True), now))
+            return
         place = 0
-        async with aclosing(paced(all_pieces, interval=PIECE_SEC)) as microphone:
-            async for piece in microphone:
-                place += 1
+        with suppress(*(OmniError, ConnectionLost) if question.is_open else ()):  # who listens knows it, too
+            async with aclosing(paced(question.pieces, interval=PIECE_SEC)) as microphone:
+                async for piece in microphone:
+                    place += 1
+                    now, is_last = loop.time(), place == question.last_piece
+                    if is_last:
+                        watch.input_ended(now)
+                    number = await session.send_audio(piece, end=is_last and not question.is_open)
+                    self._sent.append((number, now))
+
+    async def _listen(self, session: ClientSession) -> None:
+        """Reads until the session ends, and notes when each event came."""
+        loop = asyncio.get_running_loop()
+        try:
+            async for event in session.events():
                 now = loop.time()
-                if place == last:
-                    watch.input_ended(now)
-                ears.sent(await session.send_audio(piece, end=ends and place == last), now)
+                if isinstance(event, InputAck):
+                    while self._sent and self._sent[0][0] < event.next_sequence_id:
+                        self._tally.times["acknowledgement"].add(now - self._sent.popleft()[1])
+                elif self._watch is not None:
+                    self._watch.take(event, now)
+                    self._changed.set()
+            async for _ in session.response():  # none is left, and it raises why
+                pass
+            self._error = ConnectionLost("the session has ended")
+        except (OmniError, ConnectionLost) as error:
+            self._error = error
+        self._changed.set()
+
+    async def _answered(self, watch: AnswerWatch) -> None:
+        """Waits until the turn is over. Raises the error that ended the session before."""
+        while not watch.is_over:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
 
 
 def code_of(error: Exception) -> str:
@@ -213,33 +216,20 @@ def code_of(error: Exception) -> str:
     return "connection_lost"
 
 
-async def _stop(task: asyncio.Task[None]) -> None:
-    """Ends a task; raises what went wrong in it."""
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.result()
-
-
 # What they ask
 
-PIECE_MS: Final = 20
-PIECE_SEC: Final = PIECE_MS / 1000
 #: Half a second of silence, with which an open microphone begins each turn.
 LEAD_PIECES: Final = 25
-#: The level of speech, relative to the loudest piece; what is softer counts as the noise of a recording.
-SPEECH_LEVEL: Final = 10 ** (-26 / 20)
 
 
 @dataclass(frozen=True, slots=True)
 class TypedQuestion:
     """A text, sent at once."""
 
-    text: str
+    seconds: ClassVar = 0.0
+    is_open: ClassVar = False
 
-    @property
-    def seconds(self) -> float:
-        return 0.0
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,43 +237,40 @@ class SpokenQuestion:
     """A recording, sent in real time.
 
     ``turn_detection`` is the type with which the server listens to an open microphone; None where the client ends its
-    input itself. The speech ends with the last piece within 26 dB of the loudest, the ``spoken_pieces``-th.
+    input itself. ``last_piece`` is which of its ``pieces`` has the end of what is said, from 1: the last of the
+    recording or, with an open microphone, the last within 26 dB of the loudest.
     """
 
     file: str
     audio: Pcm16
     turn_detection: str | None
-    spoken_pieces: int
+    last_piece: int
 
     @classmethod
     def of(cls, file: str, audio: Pcm16, *, turn_detection: str | None) -> Self:
         """Raises ValueError for a recording without any sound."""
-        levels = [_level(piece) for piece in pieces(audio, piece_ms=PIECE_MS)]
-        loudest = max(levels, default=0.0)
-        if loudest == 0:
-            raise ValueError("the recording has no sound")
-        last = max(place for place, level in enumerate(levels) if level > SPEECH_LEVEL * loudest)
-        return cls(file, audio, turn_detection, last + 1)
+        _, spoken = speech_of(audio)
+        last = LEAD_PIECES + spoken if turn_detection else sum(1 for _ in pieces(audio, piece_ms=PIECE_MS))
+        return cls(file, audio, turn_detection, last)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the microphone is."""
+        return self.turn_detection is not None
 
     @property
     def seconds(self) -> float:
         """How long it takes to send it, up to the moment from which answers are timed."""
-        return self.last_spoken * PIECE_SEC if self.turn_detection else self.audio.duration_ms / 1000
+        return self.last_piece * PIECE_SEC if self.is_open else self.audio.duration_ms / 1000
 
     @property
-    def opened_microphone(self) -> Iterator[bytes]:
-        """Pieces of silence, of the recording, and of silence without an end."""
+    def pieces(self) -> Iterator[bytes]:
+        """What is sent: the recording; into an open microphone between silence and silence without an end."""
+        recording = pieces(self.audio, piece_ms=PIECE_MS)
+        if not self.is_open:
+            return recording
         silence = bytes(2 * self.audio.channels * (self.audio.sample_rate * PIECE_MS // 1000))
-        return chain(repeat(silence, LEAD_PIECES), pieces(self.audio, piece_ms=PIECE_MS), repeat(silence))
-
-    @property
-    def last_spoken(self) -> int:
-        """Which piece of ``opened_microphone`` has the end of the speech, from 1."""
-        return LEAD_PIECES + self.spoken_pieces
-
-
-def _level(piece: bytes) -> float:
-    return float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(np.float64) ** 2)))
+        return chain(repeat(silence, LEAD_PIECES), recording, repeat(silence))
 
 
 Question: TypeAlias = TypedQuestion | SpokenQuestion
@@ -326,67 +313,6 @@ class Load:
 # What they hear
 
 
-@asynccontextmanager
-async def _listening(session: ClientSession, tally: Tally) -> AsyncIterator[Ears]:
-    ears = Ears(session, tally)
-    task = asyncio.create_task(ears.listen())
-    try:
-        yield ears
-    finally:
-        await _stop(task)
-
-
-class Ears:
-    """What a talker hears: reads the events of its session, and notes when each came."""
-
-    def __init__(self, session: ClientSession, tally: Tally) -> None:
-        #: What ended the session; None while it is open.
-        self.error: Exception | None = None
-        self._session = session
-        self._tally = tally
-        self._watch: AnswerWatch | None = None
-        self._changed = asyncio.Event()
-        #: Pieces that were sent and not acknowledged: their numbers, and when.
-        self._sent: deque[tuple[int, float]] = deque()
-
-    def follow(self, watch: AnswerWatch) -> None:
-        """Gives this watch the events from now on."""
-        self._watch = watch
-
-    def sent(self, sequence_id: int, at: float) -> None:
-        self._sent.append((sequence_id, at))
-
-    async def listen(self) -> None:
-        """Reads until the session ends."""
-        loop = asyncio.get_running_loop()
-        try:
-            async for event in self._session.events():
-                now = loop.time()
-                if isinstance(event, InputAck):
-                    self._acknowledged(event.next_sequence_id, now)
-                elif self._watch is not None:
-                    self._watch.take(event, now)
-                    self._changed.set()
-            async for _ in self._session.response():  # none is left, and it raises why
-                pass
-            self.error = ConnectionLost("the session has ended")
-        except (OmniError, ConnectionLost) as error:
-            self.error = error
-        self._changed.set()
-
-    def _acknowledged(self, next_sequence_id: int, now: float) -> None:
-        while self._sent and self._sent[0][0] < next_sequence_id:
-            self._tally.acknowledgement.add(now - self._sent.popleft()[1])
-
-    async def answered(self, watch: AnswerWatch) -> None:
-        """Waits until the turn is over. Raises the error that ended the session before."""
-        while not watch.is_over:
-            if self.error is not None:
-                raise self.error
-            self._changed.clear()
-            await self._changed.wait()
-
-
 _BYTES_PER_SAMPLE: Final = 2
 
 
@@ -409,19 +335,6 @@ class SimulatedPlayer:
         self.audio_sec += length
 
 
-@dataclass(slots=True)
-class HeardAnswer:
-    """An answer as far as it has come."""
-
-    first_text: float | None = None
-    first_audio: float | None = None
-    final: float | None = None
-    characters: int = 0
-    #: None where the server did not tell.
-    output_tokens: int | None = None
-    player: SimulatedPlayer = field(default_factory=SimulatedPlayer)
-
-
 class AnswerWatch:
     """Follows one turn up to the end of its answer: its events, and when each came, in seconds.
 
@@ -430,7 +343,7 @@ class AnswerWatch:
     """
 
     def __init__(self, *, open_microphone: bool) -> None:
-        self.answer = HeardAnswer()
+        self._begin_answer()
         self.partial_answers = 0
         #: When the input ended or, with an open microphone, the speech; None before.
         self.asked_at: float | None = None
@@ -442,6 +355,10 @@ class AnswerWatch:
         #: Requests of this turn, and those of them that belong to speech before the latest.
         self._requests: set[str] = set()
         self._earlier: set[str] = set()
+
+    def _begin_answer(self) -> None:
+        self.answer = TimedAnswer(keeps_audio=False)
+        self.player = SimulatedPlayer()
 
     def input_ended(self, now: float) -> None:
         self.asked_at = now
@@ -459,21 +376,17 @@ class AnswerWatch:
                 self._earlier |= self._requests
                 if request_id is not None:
                     self._requests.add(request_id)
-                self.answer = HeardAnswer()
+                self._begin_answer()
             case ResponseStarted(request_id=request_id):
                 self._requests.add(request_id)
             case LastEvent():
                 self._finished(event, now)
-            case TextChunk(request_id=request_id, text=text) if request_id not in self._earlier:
-                self._requests.add(request_id)
-                self.answer.characters += len(text)
-                if self.answer.first_text is None:
-                    self.answer.first_text = now
-            case AudioChunk(request_id=request_id) if request_id not in self._earlier:
-                self._requests.add(request_id)
-                if self.answer.first_audio is None:
-                    self.answer.first_audio = now
-                self.answer.player.add(event, now)
+            case TextChunk(request_id=request_id) | AudioChunk(request_id=request_id):
+                if request_id not in self._earlier:
+                    self._requests.add(request_id)
+                    self.answer.hear(event, now)
+                    if isinstance(event, AudioChunk):
+                        self.player.add(event, now)
 
     def _fail(self, code: str) -> None:
         if self.error_code is None:
@@ -484,32 +397,31 @@ class AnswerWatch:
             self._fail("engine_failed")
         elif self._open_microphone and (event.request_id in self._earlier or self.asked_at is None):
             self.partial_answers += 1
-            self.answer = HeardAnswer() if event.request_id not in self._earlier else self.answer
+            if event.request_id not in self._earlier:
+                self._begin_answer()
             self._requests.discard(event.request_id)
             self._earlier.discard(event.request_id)
             return
         elif event.finish_reason is FinishReason.CANCELLED:
             self._fail("cancelled")
-        self.answer.final = now
-        self.answer.output_tokens = event.usage.output_tokens if event.usage is not None else None
+        self.answer.hear(event, now)
         self.is_over = True
 
 
 # What they have measured, in bounded memory
 
+#: What is measured, in the order of the report.
+TIMES: Final = [
+    "session_opened",
+    "first_text",
+    "first_audio",
+    "final",
+    "acknowledgement",
+    "gap_in_playback",
+    "client_lag",
+]
 #: Values that are kept for percentiles: half a megabyte.
 KEPT_VALUES: Final = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Each is a value that was measured: that of the nearest rank."""
-
-    n: int
-    median: float
-    p90: float
-    p99: float
-    max: float
 
 
 class MeasuredValues:
@@ -530,8 +442,8 @@ class MeasuredValues:
         elif (place := self._random.randrange(self._n)) < self._kept:
             self._values[place] = value
 
-    def distribution(self) -> Distribution | None:
-        """None without any value."""
+    def distribution(self) -> dict[str, float] | None:
+        """Their number, and values that were measured: those of the nearest rank. None without any value."""
         if not self._n:
             return None
         ordered = sorted(self._values)
@@ -539,7 +451,7 @@ class MeasuredValues:
         def at(part: float) -> float:
             return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
-        return Distribution(self._n, at(0.5), at(0.9), at(0.99), self._max)
+        return {"n": self._n, "median": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": self._max}
 
 
 @dataclass(slots=True)
@@ -559,15 +471,10 @@ class Tally:
     #: Answers without text and audio, such as those to speech in which no words were heard.
     empty: int = 0
     partial_answers: int = 0
-    opening: MeasuredValues = field(default_factory=MeasuredValues)
-    first_text: MeasuredValues = field(default_factory=MeasuredValues)
-    first_audio: MeasuredValues = field(default_factory=MeasuredValues)
-    final: MeasuredValues = field(default_factory=MeasuredValues)
-    acknowledgement: MeasuredValues = field(default_factory=MeasuredValues)
-    client_lag: MeasuredValues = field(default_factory=MeasuredValues)
+    #: By the names of the report.
+    times: dict[str, MeasuredValues] = field(default_factory=lambda: {name: MeasuredValues() for name in TIMES})
     audible: int = 0
     with_underruns: int = 0
-    gap: MeasuredValues = field(default_factory=MeasuredValues)
     characters: int = 0
     audio_sec: float = 0.0
     #: None until an answer has told.
@@ -591,24 +498,25 @@ class Tally:
         if watch.error_code is not None:
             self.fail(watch.error_code, now)
             return
-        answer, asked_at = watch.answer, watch.asked_at
-        assert asked_at is not None, "only a failure ends a turn before its input has ended"
+        answer, player = watch.answer, watch.player
+        answer.asked_at = watch.asked_at
+        assert answer.asked_at is not None, "only a failure ends a turn before its input has ended"
         self.answered += 1
         self.last_at = now
-        self.empty += answer.first_text is None and answer.first_audio is None
-        for values, moment in (
-            (self.first_text, answer.first_text),
-            (self.first_audio, answer.first_audio),
-            (self.final, answer.final),
+        self.empty += answer.first_text_at is None and answer.first_audio_at is None
+        for name, moment in (
+            ("first_text", answer.first_text_at),
+            ("first_audio", answer.first_audio_at),
+            ("final", answer.final_at),
         ):
-            if moment is not None:
-                values.add(moment - asked_at)
-        self.characters += answer.characters
-        self.audio_sec += answer.player.audio_sec
-        if answer.output_tokens is not None:
-            self.output_tokens = (self.output_tokens or 0) + answer.output_tokens
-        if answer.first_audio is not None:
+            if (latency := answer.latency(moment)) is not None:
+                self.times[name].add(latency)
+        self.characters += len(answer.text)
+        self.audio_sec += player.audio_sec
+        if answer.final is not None and answer.final.usage is not None:
+            self.output_tokens = (self.output_tokens or 0) + answer.final.usage.output_tokens
+        if answer.first_audio_at is not None:
             self.audible += 1
-            self.with_underruns += bool(answer.player.gaps)
-            for gap in answer.player.gaps:
-                self.gap.add(gap)
+            self.with_underruns += bool(player.gaps)
+            for gap in player.gaps:
+                self.times["gap_in_playback"].add(gap)

@@ -379,17 +379,19 @@ class AnswerBuilder:
         self._restart()
 
     def _restart(self) -> None:
-        self._request_id = ""
-        self._ref: str | None = None
-        self._turn_id: str | None = None
-        self._texts: list[str] = []
-        self._calls: dict[int, ToolCall] = {}
-        self._transcript = TranscriptView()
-        self._audio: list[bytes] = []
-        self._format: tuple[str, int] | None = None
-        self._words: list[Word] = []
-        self._final: Final | None = None
-        self._errors: list[OmniError] = []
+        self.request_id = ""
+        self.ref: str | None = None
+        self.turn_id: str | None = None
+        self.texts: list[str] = []
+        #: By index.
+        self.calls: dict[int, ToolCall] = {}
+        self.transcript = TranscriptView()
+        self.audio: list[bytes] = []
+        #: Of the audio: its format, and its rate in Hz.
+        self.format: tuple[str, int] | None = None
+        self.words: list[Word] = []
+        self.final: Final | None = None
+        self.errors: list[OmniError] = []
 
     def add(self, event: Event) -> None:
         """Adds an event. Events that are no part of an answer are ignored."""
@@ -397,44 +399,44 @@ class AnswerBuilder:
             case Reconnected():
                 self._restart()
             case ResponseStarted():
-                self._ref, self._turn_id = event.ref, event.turn_id
+                self.ref, self.turn_id = event.ref, event.turn_id
             case TextChunk(text=text):
-                self._texts.append(text)
+                self.texts.append(text)
             case ToolCallChunk(call=piece):
-                call = self._calls.get(piece.index) or ToolCall("", "", "")
-                self._calls[piece.index] = ToolCall(
+                call = self.calls.get(piece.index) or ToolCall("", "", "")
+                self.calls[piece.index] = ToolCall(
                     piece.id or call.id, piece.name or call.name, call.arguments + piece.arguments
                 )
             case TranscriptChunk(late=False):
-                self._transcript.add(event)
+                self.transcript.add(event)
             case AudioChunk():
-                self._audio.append(event.audio)
-                self._format = (event.format, event.sample_rate)
-                self._words += event.words
+                self.audio.append(event.audio)
+                self.format = (event.format, event.sample_rate)
+                self.words += event.words
             case ErrorEvent(error=error):
-                self._errors.append(error)
+                self.errors.append(error)
             case Final():
-                self._final = event
-                self._request_id = event.request_id
-                self._ref, self._turn_id = event.ref or self._ref, event.turn_id or self._turn_id
+                self.final = event
+                self.request_id = event.request_id
+                self.ref, self.turn_id = event.ref or self.ref, event.turn_id or self.turn_id
 
     def build(self) -> Answer:
-        audio_format, sample_rate = self._format or (None, None)
+        audio_format, sample_rate = self.format or (None, None)
         return Answer(
-            request_id=self._request_id,
-            ref=self._ref,
-            turn_id=self._turn_id,
-            text="".join(self._texts),
-            transcript=self._transcript.text,
-            audio=b"".join(self._audio),
+            request_id=self.request_id,
+            ref=self.ref,
+            turn_id=self.turn_id,
+            text="".join(self.texts),
+            transcript=self.transcript.text,
+            audio=b"".join(self.audio),
             audio_format=audio_format,
             sample_rate=sample_rate,
-            words=tuple(self._words),
-            tool_calls=tuple(self._calls.values()),
-            finish_reason=self._final.finish_reason if self._final else None,
-            usage=self._final.usage if self._final else None,
-            warnings=self._final.warnings if self._final else (),
-            errors=tuple(self._errors),
+            words=tuple(self.words),
+            tool_calls=tuple(self.calls.values()),
+            finish_reason=self.final.finish_reason if self.final else None,
+            usage=self.final.usage if self.final else None,
+            warnings=self.final.warnings if self.final else (),
+            errors=tuple(self.errors),
         )
 
 

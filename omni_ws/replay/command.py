@@ -12,17 +12,19 @@ from typing import Final
 
 import orjson
 
-from omni_ws.replay.compare import Answers, Comparison, Result, as_json, as_text, differences
-from omni_ws.replay.http import HttpReplay
-from omni_ws.replay.native import NATIVE, REALTIME, WebSocketKind, WebSocketReplay, recorded_answers
-from omni_ws.replay.recording import AT_ONCE, Pace, RecordedSession, RecordingError, Target, read_recording
+from omni_ws.caller.answers import Answers, NativeReader, RealtimeReader
+from omni_ws.caller.http import HttpCall
+from omni_ws.caller.script import AT_ONCE, Pace, Target
+from omni_ws.caller.websocket import WebSocketCall, recorded_answers
+from omni_ws.replay.compare import Comparison, Result, as_json, as_text, differences
+from omni_ws.replay.recording import RecordedSession, RecordingError, read_recording
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
 #: Also for an unreadable recording.
 USAGE_ERROR: Final = 2
 #: Of WebSockets, by the kind of the recording.
-_KINDS: Final[Mapping[str, WebSocketKind]] = {"websocket": NATIVE, "realtime": REALTIME}
+_READERS: Final = {"websocket": NativeReader, "realtime": RealtimeReader}
 #: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
@@ -56,11 +58,12 @@ async def replay(
 
 async def _one(recording: RecordedSession, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
     now: Answers | None = None
-    if (kind := _KINDS.get(recording.header.kind)) is not None:
-        then = recorded_answers(recording, kind)
-        work = WebSocketReplay(recording, target, pace, kind).run()
+    kind, script = recording.header.kind, recording.events
+    if (reader := _READERS.get(kind)) is not None:
+        then = recorded_answers(script, reader())
+        work = WebSocketCall(script, target, pace, reader).run()
     else:
-        requests = HttpReplay(recording, target, pace)
+        requests = HttpCall(script, target, pace, is_session=kind == "session")
         then = requests.recorded()
         work = requests.run()
     try:

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
@@ -28,21 +27,20 @@ ABOUT_A_REQUEST = ("history_truncated", "speech_started", "speech_stopped")
 PATIENCE_SEC = 400
 
 
-@dataclass
 class Answer:
-    """Everything that one request was answered with."""
+    """Everything that one request was answered with: of the frames up to its final."""
 
-    final: dict[str, Any]
-    started: dict[str, Any] | None = None
-    text: str = ""
-    audio: bytes = b""
-    chunks: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, frames: Sequence[dict[str, Any]]) -> None:
+        *outputs, self.final = [frame for frame in frames if frame["type"] == "output_chunk"]
+        self.chunks = outputs
+        self.started = next((frame for frame in reversed(frames) if frame["type"] == "response_started"), None)
+        self.errors: list[dict[str, Any]] = [frame["error"] for frame in frames if frame["type"] == "error"]
+        self.text = "".join(chunk.get("text", "") for chunk in outputs if chunk["modality"] == "text")
+        self.audio = b"".join(chunk.get("audio", b"") for chunk in outputs)
+        self.reason: str = self.final["finish_reason"]
 
-    @property
-    def reason(self) -> str:
-        reason: str = self.final["finish_reason"]
-        return reason
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
 
 
 class Guarantees:
@@ -221,27 +219,10 @@ class NativeClient(FrameClient):
 
     async def answer(self) -> Answer:
         """Everything up to the next final."""
-        started: dict[str, Any] | None = None
-        chunks: list[dict[str, Any]] = []
-        errors: list[dict[str, Any]] = []
-        while True:
-            frame = await self.receive()
-            match frame["type"]:
-                case "response_started":
-                    started = frame
-                case "error":
-                    errors.append(frame["error"])
-                case "output_chunk" if frame.get("final"):
-                    return Answer(
-                        frame,
-                        started,
-                        "".join(chunk.get("text", "") for chunk in chunks if chunk["modality"] == "text"),
-                        b"".join(chunk.get("audio", b"") for chunk in chunks),
-                        chunks,
-                        errors,
-                    )
-                case "output_chunk":
-                    chunks.append(frame)
+        before = len(self.frames)
+        while not (await self.receive()).get("final"):
+            pass
+        return Answer(self.frames[before:])
 
     async def barrier(self) -> dict[str, Any]:
         """Everything that was sent has been looked at."""

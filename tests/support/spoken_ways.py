@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 import orjson
-from support.event_stream import events_of
 from support.live_server import LiveServer
 from support.raw_http import chunked, post, raw_client, request
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
 from omni_ws.audio.container import wav_header
+from omni_ws.caller.answers import ResponseReader
 from omni_ws.client import connect
 
 CLIP: Final = "goforward"
@@ -62,15 +62,10 @@ async def by_mode_a(server: LiveServer) -> SpokenAnswer:
             payload = base64.b64encode(SPOKEN[place : place + 6400]).decode()
             lines.append(orjson.dumps({"modality": "audio", "payload": payload}))
         await client.send(head, chunked(*(line + b"\n" for line in lines)))
-        chunks = [event.json() for event in events_of(await client.response()) if event.data != "[DONE]"]
-    transcripts = [chunk["input_transcript"] for chunk in chunks if "input_transcript" in chunk]
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    spoken = "".join(delta["audio"]["data"] for delta in deltas if "data" in delta.get("audio", {}))
-    return SpokenAnswer(
-        "".join(transcript["text"] for transcript in transcripts if not transcript.get("interim")),
-        "".join(delta.get("content") or "" for delta in deltas),
-        base64.b64decode(spoken),
-    )
+        response, reader = await client.response(), ResponseReader()
+    reader.begin(response.status, response.headers["content-type"])
+    reader.feed(0, response.body)
+    return SpokenAnswer(reader.answer.heard, reader.answer.text, reader.answer.sound)
 
 
 async def by_http(server: LiveServer) -> SpokenAnswer:
