@@ -28,7 +28,6 @@ from omni_ws.engine.composed.parts import (
     AheadLoad,
     FirstOutputSink,
     HasParts,
-    MeasuresMemory,
     PartDescription,
     Patience,
     Role,
@@ -172,7 +171,8 @@ class ComposedEngine:
         self._started = True
 
     async def _start_others(self, parts: Sequence[Engine]) -> None:
-        if any(isinstance(part, MeasuresMemory) for part in parts):
+        # What measures the memory that is free when it starts, such as vLLM, starts alone.
+        if any(getattr(part, "measures_memory", False) for part in parts):
             for part in parts:
                 await self._start_part(part)
             return

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
@@ -85,13 +85,6 @@ class HasShortcomings(Protocol):
     def shortcomings(self) -> tuple[str, ...]:
         """Why that is so, once started: a line for each, with what to do."""
         ...
-
-
-@runtime_checkable
-class MeasuresMemory(Protocol):
-    """An engine that takes the memory that is free when it starts: nothing else may start at the same time."""
-
-    measures_memory: Literal[True]
 
 
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:

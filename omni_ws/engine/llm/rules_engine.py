@@ -31,7 +31,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS, pieces_of
 from omni_ws.engine.continued_input import unanswered
-from omni_ws.engine.decoding import DECODING_THREADS, MODALITIES, Chunks, ImagePart, TextPart, VideoPart, decode_request
+from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.intents import fun
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.matcher import Asked, Matcher, Understood
@@ -159,7 +159,8 @@ class _Question:
                     counter.feed(part.text)
                     self.words += counter.words - counted
                 elif isinstance(part, (ImagePart, VideoPart)):
-                    with events.span("sights", "encoder_start", "encoder_end", modality=MODALITIES[type(part)].value):
+                    modality = Modality.IMAGE if isinstance(part, ImagePart) else Modality.VIDEO
+                    with events.span("sights", "encoder_start", "encoder_end", modality=modality.value):
                         await run_in_thread(self._threads, self._sights.look, part)
                 number = part.part
         if number is None:

@@ -1,36 +1,42 @@
-"""RemoteTtsEngine: a voice behind any server that has ``/v1/audio/speech``."""
+"""RemoteVoice: a voice behind any server that has ``/v1/audio/speech``."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 
 from omni_ws.audio.container import parse_audio_mime
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.engine.answer_limit import WordCounter
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, InputSource
-from omni_ws.engine.clauses import clauses_to_read, is_speakable
-from omni_ws.engine.first_to_start import check_is_heard
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, OutputModality, Task
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.clauses import is_speakable
 from omni_ws.engine.remote.answer_stream import DONE, event_content
 from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent, UpstreamAudio
 from omni_ws.engine.remote.settings import RemoteTtsSettings
-from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer, UpstreamEngine
-from omni_ws.errors import EmptyInput, EngineFailed, OmniError, UnsupportedModality
+from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
+from omni_ws.engine.tts.speech_engine import clause_by_clause
+from omni_ws.errors import EngineFailed, OmniError
 
 _EVENT_STREAM: Final = "text/event-stream"
 
 
-class RemoteTtsEngine(UpstreamEngine):
-    """Does the task speech, clause by clause, while the text still arrives."""
+class RemoteVoice:
+    """A Voice, which tells where clauses end, and no words."""
 
-    line_prefix: ClassVar[str] = "speech "
+    name = "remote"
+    measures_memory = False
 
     def __init__(self, settings: RemoteTtsSettings) -> None:
-        super().__init__(settings)
         self.settings = settings
+        self.model = settings.model or self.name
+        self._pool = Pool(settings)
+        self.hosts = self._pool.hosts
+
+    @property
+    def state(self) -> EngineState:
+        return self._pool.state
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -43,82 +49,46 @@ class RemoteTtsEngine(UpstreamEngine):
             speed=True,
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-        pool = self._pool
-        check_is_heard(request)
-        self.active_requests += 1
-        try:
-            voice = RemoteVoice(
-                pool,
-                sample_rate=self.settings.audio_sample_rate,
-                voice=request.voice,
-                speed=request.speed,
-                request_id=request.request_id,
-            )
-            words = WordCounter()
-            async with aclosing(_speech(request.input, words, voice)) as outputs:
-                async for output in outputs:
-                    if not request.sink.offer(output):
-                        yield output
-            usage = Usage(input_tokens=words.words, output_audio_ms=round(voice.output_ms))
-            yield Finished(FinishReason.STOP, usage)
-        finally:
-            self.active_requests -= 1
+    def describe(self) -> tuple[str, ...]:
+        return self._pool.describe("speech ")
+
+    async def start(self) -> None:
+        """Returns when at least one upstream can be used."""
+        await self._pool.start()
+        self.model = self._pool.model or self.model
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    def speak(self, request: GenerationRequest, text: AsyncIterator[str]) -> AsyncGenerator[AudioOutput, None]:
+        speech = _Speech(self._pool, request, sample_rate=self.settings.audio_sample_rate)
+        return clause_by_clause(request, text, speech.speak)
 
 
-async def _speech(source: InputSource, words: WordCounter, voice: RemoteVoice) -> AsyncGenerator[EngineOutput, None]:
-    async with (
-        aclosing(_text(source, words)) as text,
-        aclosing(clauses_to_read(text, source)) as clauses,
-    ):
-        async for clause in clauses:
-            if is_speakable(clause.text):
-                async with aclosing(voice.speak(clause.text)) as outputs:
-                    async for output in outputs:
-                        yield AudioOutput(output.samples, output.sample_rate, text_end=clause.end)
+class _Speech:
+    """The speech of one request: its clauses become one stream of audio at one rate."""
 
-
-async def _text(source: InputSource, words: WordCounter) -> AsyncGenerator[str, None]:
-    """The text as it arrives, counted. Raises UnsupportedModality for other input, EmptyInput for none."""
-    anything = False
-    async for chunk in source:
-        if chunk.tool_call_id is None and not chunk.payload:
-            continue
-        if chunk.tool_call_id is not None or chunk.modality is not Modality.TEXT:
-            raise UnsupportedModality("task speech takes text", param="modality")
-        anything = True
-        text = chunk.payload.decode()
-        words.feed(text)
-        yield text
-    if not anything:
-        raise EmptyInput("the request has no input")
-
-
-class RemoteVoice:
-    """One request's voice: its pieces of text become one stream of audio at one rate."""
-
-    def __init__(self, pool: Pool, *, sample_rate: int, voice: str | None, speed: float, request_id: str) -> None:
-        self.output_ms = 0.0
+    def __init__(self, pool: Pool, request: GenerationRequest, *, sample_rate: int) -> None:
         self._pool = pool
+        self._request = request
         self._sample_rate = sample_rate
-        self._voice = voice
-        self._speed = speed
-        self._headers = {"X-Request-Id": request_id, "Accept": "audio/*, application/json, text/event-stream"}
         self._audio = UpstreamAudio(sample_rate=sample_rate)
 
     async def speak(self, text: str) -> AsyncGenerator[AudioOutput, None]:
-        """The audio as it is made. Raises what the upstream's refusal means, and EngineFailed."""
-        async with self._pool.post("audio/speech", self._body(text), headers=self._headers) as answer:
+        """Yield the audio of a clause as it is made. Raises what the upstream's refusal means, and EngineFailed."""
+        if not is_speakable(text):
+            return
+        headers = {
+            "X-Request-Id": self._request.request_id,
+            "Accept": "audio/*, application/json, text/event-stream",
+        }
+        async with self._pool.post("audio/speech", self._body(text), headers=headers) as answer:
             outputs = self._events(answer) if answer.content_type.startswith(_EVENT_STREAM) else self._samples(answer)
             async with aclosing(outputs):
                 async for output in outputs:
-                    yield self._counted(output)
+                    yield output
         for output in self._audio.flush():
-            yield self._counted(output)
-
-    def _counted(self, output: AudioOutput) -> AudioOutput:
-        self.output_ms += len(output.samples) * 1000 / output.sample_rate
-        return output
+            yield output
 
     def _body(self, text: str) -> bytes:
         body: dict[str, Any] = {
@@ -129,10 +99,10 @@ class RemoteVoice:
             "stream": True,
             "stream_format": "audio",
         }
-        if self._voice is not None:
-            body["voice"] = self._voice
-        if self._speed != 1:
-            body["speed"] = self._speed
+        if self._request.voice is not None:
+            body["voice"] = self._request.voice
+        if self._request.speed != 1:
+            body["speed"] = self._request.speed
         return orjson.dumps(body)
 
     async def _samples(self, answer: UpstreamAnswer) -> AsyncGenerator[AudioOutput, None]:
