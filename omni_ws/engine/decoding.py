@@ -174,13 +174,14 @@ async def decode_input(
     limits: MediaLimits = NO_LIMITS,
     warn: Callable[[OmniError], None] = lambda error: None,
     check: Callable[[InputChunk], None] = lambda chunk: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
     ``lane`` is the place of the session in the ListeningThreads; without one, the request has its own.
     ``audio`` is the format of chunks that do not name one. Audio is decoded to mono at ``sample_rate`` Hz; images and
-    video are scaled to ``limits``. ``warn`` is told what was left out; ``check`` raises for chunks that are refused.
-    Close the generator when stopping early.
+    video are scaled to ``limits``. ``warn`` is told what was left out; ``check`` raises for chunks that are refused;
+    ``on_end`` is told when the source has been read to its end. Close the generator when stopping early.
 
     Memory is reserved in ``share`` before it is allocated. A part remains reserved until the next one is requested; a
     consumer that keeps it longer reserves it anew.
@@ -192,7 +193,7 @@ async def decode_input(
     decoder = InputDecoder(audio, sample_rate, limits, share)
     threads = _Threads(lane or Lane(), executor, sample_rate)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
-    reader = asyncio.create_task(_read(source, waiting, check), name="input reader")
+    reader = asyncio.create_task(_read(source, waiting, check, on_end), name="input reader")
     try:
         async for chunk in waiting:
             batch = [chunk]
@@ -221,6 +222,7 @@ def decode_request(
     share: MediaShare,
     executor: Executor | None = None,
     sample_rate: int = DEFAULT_SAMPLE_RATE,
+    on_end: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the parts of a request for a task that takes only some modalities, as ``decode_input`` does.
 
@@ -242,6 +244,7 @@ def decode_request(
         limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         warn=request.warn,
         check=check,
+        on_end=on_end,
     )
 
 
@@ -378,7 +381,12 @@ def _one_hop(
     return _Hop(deque(joined(decoded, share)), more, slot_bytes, audio_bytes, error)
 
 
-async def _read(source: InputSource, waiting: Channel[InputChunk], check: Callable[[InputChunk], None]) -> None:
+async def _read(
+    source: InputSource,
+    waiting: Channel[InputChunk],
+    check: Callable[[InputChunk], None],
+    on_end: Callable[[], None],
+) -> None:
     """Copy the source into ``waiting``, with backpressure."""
     try:
         async for chunk in source:
@@ -387,6 +395,7 @@ async def _read(source: InputSource, waiting: Channel[InputChunk], check: Callab
     except Exception as error:
         waiting.fail(error)
     else:
+        on_end()
         waiting.close()
 
 

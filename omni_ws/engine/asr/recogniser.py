@@ -259,7 +259,7 @@ class Seats:
         self._carried = carried
         #: Requests on the seats that have a holder, by holder.
         self._shared: dict[str, int] = {}
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: deque[tuple[str | None, asyncio.Future[None]]] = deque()
 
     @property
     def count(self) -> int:
@@ -288,18 +288,19 @@ class Seats:
             del self._shared[holder]
         self.taken -= 1
         while self._waiting and self.taken < self.count:
-            self._admit(self._waiting[0].holder)
+            self._admit(self._waiting[0][0])
 
     async def _wait(self, holder: str | None) -> None:
-        waiter = _Waiter(holder)
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (holder, admitted)
         self._waiting.append(waiter)
         try:
             async with asyncio.timeout(MAX_WAIT_SEC):
-                await waiter.admitted
+                await admitted
         except BaseException as error:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            elif waiter.admitted.done() and not waiter.admitted.cancelled():
+            elif admitted.done() and not admitted.cancelled():
                 self.leave(holder)  # it was given in the same moment
             if isinstance(error, TimeoutError):
                 refusal = f"all {self.count} recognisers are in use"
@@ -309,13 +310,13 @@ class Seats:
     def _admit(self, holder: str | None) -> None:
         """Give a seat to the one who has waited longest, and to all who share it."""
         first = self._waiting.popleft()
-        admitted = [first, *(one for one in self._waiting if holder is not None and one.holder == holder)]
-        for waiter in admitted:
+        others = [one for one in self._waiting if holder is not None and one[0] == holder]
+        for waiter in (first, *others):
             if waiter is not first:
                 self._waiting.remove(waiter)
             self._grant(holder)
-            if not waiter.admitted.done():
-                waiter.admitted.set_result(None)
+            if not waiter[1].done():
+                waiter[1].set_result(None)
             else:
                 self.leave(holder)  # cancelled, and about to say so
 
@@ -341,9 +342,3 @@ class Seat:
         seats, self._seats = self._seats, None
         if seats is not None:
             seats.leave(self.holder)
-
-
-class _Waiter:
-    def __init__(self, holder: str | None) -> None:
-        self.holder = holder
-        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()

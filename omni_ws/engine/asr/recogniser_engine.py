@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import replace
 
 from omni_ws.audio.vad import load_detector
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Usage
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
 from omni_ws.engine.asr.listener import AudioPace, Listener
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recogniser
@@ -20,7 +19,6 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
-    InputSource,
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
@@ -92,7 +90,6 @@ class RecogniserEngine:
             holder=request.conversation,
             tells_guesses=request.options.transcript_guesses,
         )
-        request = replace(request, input=_Watched(request.input, listener.input_over))
         self.active_requests += 1
         try:
             with request.media_room.share() as share:
@@ -139,7 +136,10 @@ async def _transcripts(
     request: GenerationRequest, listener: Listener, share: MediaShare
 ) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
     number: int | None = None
-    async with aclosing(decode_request(request, {Modality.AUDIO}, share=share, sample_rate=SAMPLE_RATE)) as parts:
+    decoded = decode_request(
+        request, {Modality.AUDIO}, share=share, sample_rate=SAMPLE_RATE, on_end=listener.input_over
+    )
+    async with aclosing(decoded) as parts:
         async for part in parts:
             assert isinstance(part, AudioPart)
             if number is not None and part.part != number:
@@ -156,21 +156,3 @@ async def _transcripts(
     async with aclosing(listener.end_part()) as transcripts:
         async for transcript in transcripts:
             yield transcript
-
-
-class _Watched(AsyncIterator[InputChunk]):
-    """The InputSource of a request, which tells when it has been read to its end."""
-
-    def __init__(self, source: InputSource, on_end: Callable[[], None]) -> None:
-        self._chunks = aiter(source)
-        self._on_end = on_end
-
-    def __aiter__(self) -> AsyncIterator[InputChunk]:
-        return self
-
-    async def __anext__(self) -> InputChunk:
-        try:
-            return await anext(self._chunks)
-        except StopAsyncIteration:
-            self._on_end()
-            raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -61,100 +62,96 @@ class RemoteVoice:
         await self._pool.stop()
 
     def speak(self, request: GenerationRequest, text: AsyncIterator[str]) -> AsyncGenerator[AudioOutput, None]:
-        speech = _Speech(self._pool, request, sample_rate=self.settings.audio_sample_rate)
-        return clause_by_clause(request, text, speech.speak)
+        # The clauses of a request become one stream of audio at one rate.
+        audio = UpstreamAudio(sample_rate=self.settings.audio_sample_rate)
+        return clause_by_clause(request, text, partial(self._say, request, audio))
 
-
-class _Speech:
-    """The speech of one request: its clauses become one stream of audio at one rate."""
-
-    def __init__(self, pool: Pool, request: GenerationRequest, *, sample_rate: int) -> None:
-        self._pool = pool
-        self._request = request
-        self._sample_rate = sample_rate
-        self._audio = UpstreamAudio(sample_rate=sample_rate)
-
-    async def speak(self, text: str) -> AsyncGenerator[AudioOutput, None]:
+    async def _say(
+        self, request: GenerationRequest, audio: UpstreamAudio, clause: str
+    ) -> AsyncGenerator[AudioOutput, None]:
         """Yield the audio of a clause as it is made. Raises what the upstream's refusal means, and EngineFailed."""
-        if not is_speakable(text):
+        if not is_speakable(clause):
             return
         headers = {
-            "X-Request-Id": self._request.request_id,
+            "X-Request-Id": request.request_id,
             "Accept": "audio/*, application/json, text/event-stream",
         }
-        async with self._pool.post("audio/speech", self._body(text), headers=headers) as answer:
-            outputs = self._events(answer) if answer.content_type.startswith(_EVENT_STREAM) else self._samples(answer)
+        async with self._pool.post("audio/speech", self._body(request, clause), headers=headers) as answer:
+            is_stream = answer.content_type.startswith(_EVENT_STREAM)
+            outputs = _events(answer, audio) if is_stream else self._samples(answer, audio)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output
-        for output in self._audio.flush():
+        for output in audio.flush():
             yield output
 
-    def _body(self, text: str) -> bytes:
+    def _body(self, request: GenerationRequest, clause: str) -> bytes:
         body: dict[str, Any] = {
             "model": self._pool.model,
-            "input": text,
+            "input": clause,
             "response_format": "pcm",
             # Whoever knows only one of the two streams all the same.
             "stream": True,
             "stream_format": "audio",
         }
-        if self._request.voice is not None:
-            body["voice"] = self._request.voice
-        if self._request.speed != 1:
-            body["speed"] = self._request.speed
+        if request.voice is not None:
+            body["voice"] = request.voice
+        if request.speed != 1:
+            body["speed"] = request.speed
         return orjson.dumps(body)
 
-    async def _samples(self, answer: UpstreamAnswer) -> AsyncGenerator[AudioOutput, None]:
+    async def _samples(self, answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerator[AudioOutput, None]:
         rate = self._rate_of(answer.content_type)
         async with aclosing(answer.chunks()) as chunks:
             async for chunk in chunks:
-                for output in self._audio.feed(chunk, sample_rate=rate):
+                for output in audio.feed(chunk, sample_rate=rate):
                     yield output
 
     def _rate_of(self, content_type: str) -> int:
         if content_type.partition(";")[0].strip().lower() in ("", "application/octet-stream"):
-            return self._sample_rate
+            return self.settings.audio_sample_rate
         try:
-            format = parse_audio_mime(content_type, default=AudioFormat(sample_rate=self._sample_rate))
+            format = parse_audio_mime(content_type, default=AudioFormat(sample_rate=self.settings.audio_sample_rate))
         except OmniError:
             raise EngineFailed("the upstream's speech is no audio that can be read") from None
         if format.encoding not in (AudioEncoding.PCM16, AudioEncoding.WAV) or format.channels != 1:
             raise EngineFailed("the upstream's speech is neither pcm nor wav")
         return format.sample_rate
 
-    async def _events(self, answer: UpstreamAnswer) -> AsyncGenerator[AudioOutput, None]:
-        reader = EventReader()
-        done = False
-        async with aclosing(answer.chunks()) as chunks:
-            async for chunk in chunks:
-                said = False
-                for event in reader.feed(chunk):
-                    outputs, done = self._read_event(event, answer.upstream)
-                    for output in outputs:
-                        said = True
-                        yield output
-                    if done:
-                        await answer.finish(chunks)
-                        return
-                answer.shows_work = said or reader.grows
-            for event in reader.finish():
-                outputs, done = self._read_event(event, answer.upstream)
-                for output in outputs:
-                    yield output
-        if not done:
-            raise EngineFailed("the upstream's speech ended before its end")
 
-    def _read_event(self, event: ServerSentEvent, upstream: str) -> tuple[list[AudioOutput], bool]:
-        """The audio of an event, and whether it is the last: of either of the two dialects."""
-        if event.data.strip() == DONE:
-            return [], True
-        content = event_content(event, upstream=upstream)
-        audio = content.get("audio")
-        if isinstance(audio, str):
-            return self._audio.feed_base64(audio), False
-        done = content.get("type") == "speech.audio.done" or content.get("finish_reason") is not None
-        if isinstance(audio, Mapping) and isinstance(data := audio.get("data"), str):
-            rate = audio.get("sample_rate")
-            return self._audio.feed_base64(data, sample_rate=rate if type(rate) is int else None), done
-        return [], done
+async def _events(answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerator[AudioOutput, None]:
+    reader = EventReader()
+    done = False
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            said = False
+            for event in reader.feed(chunk):
+                outputs, done = _read_event(event, audio, answer.upstream)
+                for output in outputs:
+                    said = True
+                    yield output
+                if done:
+                    await answer.finish(chunks)
+                    return
+            answer.shows_work = said or reader.grows
+        for event in reader.finish():
+            outputs, done = _read_event(event, audio, answer.upstream)
+            for output in outputs:
+                yield output
+    if not done:
+        raise EngineFailed("the upstream's speech ended before its end")
+
+
+def _read_event(event: ServerSentEvent, audio: UpstreamAudio, upstream: str) -> tuple[list[AudioOutput], bool]:
+    """The audio of an event, and whether it is the last: of either of the two dialects."""
+    if event.data.strip() == DONE:
+        return [], True
+    content = event_content(event, upstream=upstream)
+    told = content.get("audio")
+    if isinstance(told, str):
+        return audio.feed_base64(told), False
+    done = content.get("type") == "speech.audio.done" or content.get("finish_reason") is not None
+    if isinstance(told, Mapping) and isinstance(data := told.get("data"), str):
+        rate = told.get("sample_rate")
+        return audio.feed_base64(data, sample_rate=rate if type(rate) is int else None), done
+    return [], done

@@ -38,16 +38,18 @@ from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.tts.speech_engine import SpeechEngine, read_aloud
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import (
+    SHARE,
     Checkpoint,
     find_omni_model,
     lacks_chat_template,
+    memory_shares,
     read_chat_template,
     read_checkpoint,
+    weights_bytes,
 )
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import LONGEST_MS, EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 from omni_ws.engine.vllm.omni_voice import ForcedAnswer, OmniVoice, own_voice
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.sampling import SAMPLING, ParserNames

@@ -10,8 +10,8 @@ import pytest
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
+from omni_ws.engine.vllm.checkpoint import SHARE, memory_shares, weights_bytes
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 
 GB = 10**9
 FOUR = {"tensor_parallel_size": 4}
