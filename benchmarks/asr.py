@@ -23,7 +23,7 @@ from benchmarks.speech.word_errors import WordErrors, spoken_words, total, word_
 from benchmarks.speech.wordless import SOUNDS
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.weights import pinned_weights, weights_cache
 
@@ -44,7 +44,7 @@ LISTED_WORDS: Final = 25
 def new_engine(name: str) -> RecogniserEngine:
     """The engine of a recogniser, whose weights are fetched if they are not here."""
     weights_cache().fetch(pinned_weights()[PINNED[name]])
-    return WhisperEngine(name, max_recognisers=1)
+    return RecogniserEngine(WhisperRecogniser(name, max_recognisers=1))
 
 
 RECOGNISERS: Final = tuple(PINNED)

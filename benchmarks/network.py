@@ -27,7 +27,8 @@ from benchmarks.speech.word_errors import word_errors
 from omni_ws.audio.pcm import SampleLayout, Samples, StreamResampler, decode_mu_law, samples_from_bytes
 from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.server import create_app, listen
@@ -71,7 +72,7 @@ class Listener(ScriptedEngine):
 
 async def recognised(turns: Sequence[Samples]) -> str:
     """What Whisper hears, afterwards: it takes a core, which the calls would lack."""
-    engine = WhisperEngine(max_recognisers=1)
+    engine = RecogniserEngine(WhisperRecogniser(max_recognisers=1))
     await engine.start()
     try:
         return " ".join([(await hear(engine, turn)).text for turn in turns])

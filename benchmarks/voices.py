@@ -32,7 +32,8 @@ from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.spoken.speakable_text import spoken_form
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.errors import EngineFailed
 from omni_ws.weights import WeightsError, pinned_weights, weights_cache
 
@@ -68,8 +69,9 @@ def sentences() -> list[Sentence]:
     return [Sentence(**json.loads(line)) for line in SENTENCES.read_text(encoding="utf-8").splitlines()]
 
 
-async def speak(engine: SynthesisEngine, sentence: Sentence) -> Spoken:
+async def speak(engine: SpeechEngine, sentence: Sentence) -> Spoken:
     """Let an engine read a sentence aloud, as it reads an answer."""
+    assert isinstance(engine.voice, VoiceProcess)
     pid = engine.voice.worker_pid
     assert pid is not None
     text = "".join(piece.text for piece in spoken_form(sentence.written))
@@ -92,7 +94,7 @@ async def read_back(
     """What a voice says, and what is heard of it. Raises EngineFailed or WeightsError without it."""
     if choice is VoiceChoice.HIBARI:
         weights_cache().fetch(pinned_weights()["hibari"])
-    engine = SynthesisEngine(choice)
+    engine = SpeechEngine(VoiceProcess(choice))
     await engine.start()
     try:
         await speak(engine, read[0])  # what is loaded on first use

@@ -20,10 +20,12 @@ from omni_ws.caller.talk import say
 from omni_ws.client import ClientSession, connect
 from omni_ws.client.audio import Pcm16
 from omni_ws.config.model import VllmConfig
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import AheadLoad
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 
 MOST_UNTIL_TEXT_SEC: Final = 0.080
@@ -67,7 +69,9 @@ async def measure(report: Report, size: Size, models: Path) -> None:
         *("answers begun at a pause", "target"),
     )
     engine = ComposedEngine(
-        VllmEngine(VllmConfig(model=str(smollm2()), args=ENGINE_ARGS)), asr=WhisperEngine(), tts=SynthesisEngine()
+        VllmEngine(VllmConfig(model=str(smollm2()), args=ENGINE_ARGS)),
+        asr=RecogniserEngine(WhisperRecogniser()),
+        tts=SpeechEngine(VoiceProcess()),
     )
     outcomes: Counter[str] = Counter()
     async with live_server(engine) as server:

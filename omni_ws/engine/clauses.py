@@ -282,13 +282,6 @@ def first_clause_of(source: InputSource) -> tuple[int, float | None]:
     return (0, BEGIN_AFTER) if is_being_written(source) else (COMMA_AFTER, None)
 
 
-def clauses_to_read(text: AsyncIterator[str], source: InputSource) -> AsyncGenerator[TextClause, None]:
-    """The clauses of ``text``, which is decoded from the input ``source``, each as it comes."""
-    comma_after, begin_after_sec = first_clause_of(source)
-    splitter = ClauseSplitter(first_comma_after=comma_after)
-    return clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)
-
-
 async def with_pauses(
     source: AsyncIterator[str], patience: Callable[[], float | None]
 ) -> AsyncGenerator[str | None, None]:

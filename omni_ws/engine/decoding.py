@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -84,14 +84,6 @@ class VideoPart:
 
 
 DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | VideoPart
-
-MODALITIES: Final[Mapping[type[DecodedPart], Modality]] = {
-    AudioPart: Modality.AUDIO,
-    TextPart: Modality.TEXT,
-    ToolResultPart: Modality.TEXT,
-    ImagePart: Modality.IMAGE,
-    VideoPart: Modality.VIDEO,
-}
 
 
 def reserved_size(part: DecodedPart) -> int:
@@ -181,12 +173,15 @@ async def decode_input(
     lane: Lane | None = None,
     limits: MediaLimits = NO_LIMITS,
     warn: Callable[[OmniError], None] = lambda error: None,
+    check: Callable[[InputChunk], None] = lambda chunk: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
     ``lane`` is the place of the session in the ListeningThreads; without one, the request has its own.
     ``audio`` is the format of chunks that do not name one. Audio is decoded to mono at ``sample_rate`` Hz; images and
-    video are scaled to ``limits``. ``warn`` is told what was left out. Close the generator when stopping early.
+    video are scaled to ``limits``. ``warn`` is told what was left out; ``check`` raises for chunks that are refused;
+    ``on_end`` is told when the source has been read to its end. Close the generator when stopping early.
 
     Memory is reserved in ``share`` before it is allocated. A part remains reserved until the next one is requested; a
     consumer that keeps it longer reserves it anew.
@@ -198,7 +193,7 @@ async def decode_input(
     decoder = InputDecoder(audio, sample_rate, limits, share)
     threads = _Threads(lane or Lane(), executor, sample_rate)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
-    reader = asyncio.create_task(_read(source, waiting), name="input reader")
+    reader = asyncio.create_task(_read(source, waiting, check, on_end), name="input reader")
     try:
         async for chunk in waiting:
             batch = [chunk]
@@ -220,34 +215,37 @@ async def decode_input(
         share.give(decoder.yielded_bytes)
 
 
-async def decode_request(
+def decode_request(
     request: GenerationRequest,
     takes: Set[Modality],
     *,
-    executor: Executor,
     share: MediaShare,
+    executor: Executor | None = None,
     sample_rate: int = DEFAULT_SAMPLE_RATE,
+    on_end: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the parts of a request for a task that takes only some modalities, as ``decode_input`` does.
 
-    Raises UnsupportedModality for others.
+    ``executor`` is for images and video. Other input is not decoded, and raises UnsupportedModality.
     """
-    decoded = decode_input(
+
+    def check(chunk: InputChunk) -> None:
+        if chunk.has_content and chunk.modality not in takes:
+            message = f"task {request.task} takes {' and '.join(sorted(takes))}, not {chunk.modality}"
+            raise UnsupportedModality(message, param="modality")
+
+    return decode_input(
         request.input,
         audio=request.input_audio,
         sample_rate=sample_rate,
-        executor=executor,
+        executor=executor or request.lane,
         share=share,
         lane=request.lane,
         limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         warn=request.warn,
+        check=check,
+        on_end=on_end,
     )
-    async with aclosing(decoded) as parts:
-        async for part in parts:
-            if (modality := MODALITIES[type(part)]) not in takes:
-                message = f"task {request.task} takes {' and '.join(sorted(takes))}, not {modality}"
-                raise UnsupportedModality(message, param="modality")
-            yield part
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,14 +381,21 @@ def _one_hop(
     return _Hop(deque(joined(decoded, share)), more, slot_bytes, audio_bytes, error)
 
 
-async def _read(source: InputSource, waiting: Channel[InputChunk]) -> None:
+async def _read(
+    source: InputSource,
+    waiting: Channel[InputChunk],
+    check: Callable[[InputChunk], None],
+    on_end: Callable[[], None],
+) -> None:
     """Copy the source into ``waiting``, with backpressure."""
     try:
         async for chunk in source:
+            check(chunk)
             await waiting.put(chunk)
     except Exception as error:
         waiting.fail(error)
     else:
+        on_end()
         waiting.close()
 
 

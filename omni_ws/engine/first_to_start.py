@@ -1,13 +1,12 @@
-"""Engines of a single task: their capabilities, and the best of several that starts."""
+"""FirstToStart: of several engines for the same work the best that starts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
-from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineOutput, EngineState, GenerationRequest
-from omni_ws.errors import EngineFailed, UnsupportedParameter
+from omni_ws.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
 
@@ -69,25 +68,3 @@ class FirstToStart:
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         return self.engine.generate(request)
-
-
-def asr_capabilities(
-    *, sampling: Iterable[str], sampling_no_ops: Iterable[str] = (), languages: Iterable[str], word_times: bool
-) -> EngineCapabilities:
-    """Return the capabilities of an engine that writes speech down as it arrives."""
-    return EngineCapabilities(
-        input_modalities=frozenset({Modality.AUDIO}),
-        output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
-        tasks=frozenset({Task.TRANSCRIBE}),
-        extend=True,
-        sampling=frozenset(sampling),
-        sampling_no_ops=frozenset(sampling_no_ops),
-        languages=frozenset(languages),
-        word_times=word_times,
-    )
-
-
-def check_is_heard(request: GenerationRequest) -> None:
-    """Refuse a request for speech whose answer may have no audio. Raises UnsupportedParameter."""
-    if OutputModality.AUDIO not in request.modalities:
-        raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")

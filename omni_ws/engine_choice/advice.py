@@ -10,7 +10,7 @@ from omni_ws.config.parts import PartConfig
 from omni_ws.config.startup import is_loopback
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.base import Engine
-from omni_ws.engine.composed.parts import HasParts, HasShortcomings, Role, parts_of
+from omni_ws.engine.composed.parts import HasParts, Role, parts_of
 from omni_ws.installing import fetch_command
 
 
@@ -61,8 +61,8 @@ def advice(engine: Engine, config: ServerConfig, suggested: Iterable[str] = ()) 
     """
     if not is_loopback(config.host):
         return None
-    if isinstance(engine, HasShortcomings) and engine.shortcomings:
-        return engine.shortcomings[0]
+    if shortcomings := getattr(engine, "shortcomings", ()):
+        return str(shortcomings[0])
     llm = parts_of(engine)[Role.LLM]
     if config.engine is None and config.llm.use is None and llm is not None and llm.name == "rules":
         return next(iter(suggested), _BETTER_THAN_RULES)

@@ -43,23 +43,27 @@ def asr_of(config: ServerConfig) -> Engine | None:
     choice = config.asr.choice
     if choice.name == "none":
         return None
+    from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+
     if choice.name == SERVER:
-        from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
+        from omni_ws.engine.remote.recogniser import RemoteRecogniser
         from omni_ws.engine.remote.settings import RemoteAsrSettings
 
         asr, fields = config.asr, _upstream(config, config.asr)
         if asr.languages is not None:
             fields["languages"] = asr.languages
-        return RemoteAsrEngine(RemoteAsrSettings(**fields, word_times=asr.word_times, speculate=asr.speculate))
+        settings = RemoteAsrSettings(**fields, word_times=asr.word_times, speculate=asr.speculate)
+        return RecogniserEngine(RemoteRecogniser(settings))
     if choice.name == "vllm":
-        from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
+        from omni_ws.engine.vllm.recogniser import VllmRecogniser
 
         assert choice.model is not None  # without a model the configuration is refused
-        return VllmAsrEngine(choice.model, config.asr.args)
-    from omni_ws.engine.asr.whisper_engine import WhisperEngine
+        return RecogniserEngine(VllmRecogniser(choice.model, config.asr.args))
+    from omni_ws.engine.asr.whisper import WhisperRecogniser
     from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL
 
-    return WhisperEngine(choice.model or DEFAULT_MODEL, max_recognisers=config.embedded.max_recognisers)
+    most = config.embedded.max_recognisers
+    return RecogniserEngine(WhisperRecogniser(choice.model or DEFAULT_MODEL, max_recognisers=most))
 
 
 def llm_of(config: ServerConfig) -> Engine:
@@ -150,41 +154,47 @@ def _alone(vllm: VllmConfig, model: str | None, *, speaks: bool) -> VllmConfig:
 def tts_of(config: ServerConfig) -> Engine | None:
     """The part that speaks; None if there is none."""
     choice = config.tts.choice
+    if choice.name == "none":
+        return None
+    from omni_ws.engine.tts.speech_engine import SpeechEngine
+
     match choice.name:
-        case "none":
-            return None
         case "talker":
-            from omni_ws.engine.vllm.talker_engine import TalkerEngine
+            from omni_ws.engine.vllm.talker_engine import Speaker
 
             assert choice.model is not None  # without a model the configuration is refused
-            return TalkerEngine(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
+            talker = Speaker(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
+            return SpeechEngine(talker)
         case "embedded":
             return _best_voice(config)
         case "hibari" | "espeak":
-            from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+            from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
             default_voice = config.tts.voice or config.embedded.default_voice
             file = None if choice.model is None else Path(choice.model).expanduser()
-            return SynthesisEngine(VoiceChoice(choice.name), default_voice=default_voice, file=file)
+            return SpeechEngine(VoiceProcess(VoiceChoice(choice.name), default_voice=default_voice, file=file))
     from omni_ws.engine.remote.settings import RemoteTtsSettings
-    from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
+    from omni_ws.engine.remote.voice import RemoteVoice
 
     remote, voice = config.remote, config.tts.voice
     voices = remote.voices if voice is None else (voice, *(one for one in remote.voices if one != voice))
-    return RemoteTtsEngine(
-        RemoteTtsSettings(**_upstream(config, config.tts), voices=voices, audio_sample_rate=remote.audio_sample_rate)
+    settings = RemoteTtsSettings(
+        **_upstream(config, config.tts), voices=voices, audio_sample_rate=remote.audio_sample_rate
     )
+    return SpeechEngine(RemoteVoice(settings))
 
 
 def _best_voice(config: ServerConfig) -> Engine:
     """Hibari, else espeak-ng, unless ``embedded.voice`` names one."""
-    from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+    from omni_ws.engine.tts.speech_engine import SpeechEngine
+    from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
     choice, voice = config.embedded.voice, config.tts.voice or config.embedded.default_voice
-    chosen = SynthesisEngine(choice, default_voice=voice)
+    chosen = SpeechEngine(VoiceProcess(choice, default_voice=voice))
     if choice is not VoiceChoice.AUTO:
         return chosen
-    return FirstToStart({"hibari": SynthesisEngine(VoiceChoice.HIBARI, default_voice=voice), "espeak-ng": chosen})
+    hibari = SpeechEngine(VoiceProcess(VoiceChoice.HIBARI, default_voice=voice))
+    return FirstToStart({"hibari": hibari, "espeak-ng": chosen})
 
 
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from support.speech_clips import WORDS, clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -23,14 +24,14 @@ SENTENCE = "This is a sentence that takes some time to be spoken."
 
 
 async def test_a_voice_that_is_killed_leaves_the_text_and_speaks_the_next_turn(voice_choice: VoiceChoice) -> None:
-    llm, tts = RetortEngine(" ".join([SENTENCE] * 60)), SynthesisEngine(voice_choice)
-    engine = ComposedEngine(llm, asr=ears(), tts=tts, think_ahead=True)
+    llm, voice = RetortEngine(" ".join([SENTENCE] * 60)), VoiceProcess(voice_choice)
+    engine = ComposedEngine(llm, asr=ears(), tts=SpeechEngine(voice), think_ahead=True)
     async with live_server(engine, expect_errors=True) as server, native_client(server) as client:
         await client.configure(max_lead_ms=200)
         await client.chunk(clip_bytes("goforward") + silence(0.5), modality="audio", end=True)
         while (await client.until("output_chunk")).get("modality") != "audio":
             pass
-        pid = tts.voice.worker_pid
+        pid = voice.worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         answer = await client.answer()

@@ -23,7 +23,8 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import Dialect, RemoteLlmSettings
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 pytestmark = [pytest.mark.slow]
 
@@ -49,7 +50,7 @@ async def spoken_to(port: int) -> AsyncIterator[tuple[LiveServer, RemoteLlmEngin
         llm = RemoteLlmEngine(
             RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), api_key=KEY, start_timeout=500)
         )
-        engine = ComposedEngine(llm, asr=ears(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
+        engine = ComposedEngine(llm, asr=ears(), tts=SpeechEngine(VoiceProcess(VoiceChoice.ESPEAK)))
         async with live_server(engine) as server:
             yield server, llm, relay
 

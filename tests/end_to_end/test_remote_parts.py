@@ -14,11 +14,13 @@ from support.speech_clips import WORDS, silence, word_errors
 from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
 
 from omni_ws.client import connect
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteLlmEngine
+from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings, RemoteTtsSettings
-from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
+from omni_ws.engine.remote.voice import RemoteVoice
+from omni_ws.engine.tts.speech_engine import SpeechEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_task_left")]
 
@@ -29,8 +31,8 @@ async def in_front() -> AsyncIterator[LiveServer]:
         urls = (f"http://127.0.0.1:{back.port}",)
         engine = ComposedEngine(
             RemoteLlmEngine(RemoteLlmSettings(urls=urls, start_timeout=0)),
-            asr=RemoteAsrEngine(RemoteAsrSettings(urls=urls, start_timeout=0, languages=("en",))),
-            tts=RemoteTtsEngine(RemoteTtsSettings(urls=urls, start_timeout=0)),
+            asr=RecogniserEngine(RemoteRecogniser(RemoteAsrSettings(urls=urls, start_timeout=0, languages=("en",)))),
+            tts=SpeechEngine(RemoteVoice(RemoteTtsSettings(urls=urls, start_timeout=0))),
         )
         async with live_server(engine) as front:
             yield front

@@ -14,7 +14,8 @@ from omni_ws.config import ServerConfig
 from omni_ws.config.model import VoiceChoice
 from omni_ws.config.parts import LlmConfig
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.engine_choice.parts import llm_of
 
 pytestmark = [pytest.mark.slow]
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow]
 
 async def check_all_ways(llm: LlmConfig) -> None:
     """Ask a server whose LLM is given, between ears and a voice that need no weights."""
-    tts = SynthesisEngine(need(VoiceChoice.ESPEAK))
+    tts = SpeechEngine(VoiceProcess(need(VoiceChoice.ESPEAK)))
     async with live_server(ComposedEngine(llm_of(ServerConfig(llm=llm)), asr=ears(), tts=tts)) as server:
         for ask in WAYS.values():
             (await ask(server)).check()

@@ -245,8 +245,8 @@ async def test_a_killed_voice_fails_one_request_and_no_other(voiced: LiveServer)
             if isinstance(event, AudioChunk) and not killed:
                 killed = True
                 assert isinstance(voiced.engine, EmbeddedEngine)
-                assert voiced.engine.tts.voice.worker_pid is not None
-                os.kill(voiced.engine.tts.voice.worker_pid, signal.SIGKILL)
+                assert voiced.engine.voice.worker_pid is not None
+                os.kill(voiced.engine.voice.worker_pid, signal.SIGKILL)
             elif isinstance(event, ErrorEvent):
                 errors.append(event)
             elif isinstance(event, Final):

@@ -1,6 +1,6 @@
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from itertools import pairwise
 from random import Random
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk
+from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import (
     BEGIN_AFTER,
@@ -19,7 +20,7 @@ from omni_ws.engine.clauses import (
     TextClause,
     _is_abbreviation,
     clauses_as_they_come,
-    clauses_to_read,
+    first_clause_of,
     is_speakable,
 )
 
@@ -38,6 +39,12 @@ def clauses_of(*pieces: str, splitter: ClauseSplitter | None = None) -> list[str
         assert text[begin : clause.end].lstrip() == clause.text
         begin = clause.end
     return texts(clauses)
+
+
+def as_written(text: AsyncIterator[str], source: InputSource) -> AsyncGenerator[TextClause, None]:
+    """The clauses of a text that is decoded from ``source``, each as it comes."""
+    comma_after, begin_after_sec = first_clause_of(source)
+    return clauses_as_they_come(text, ClauseSplitter(first_comma_after=comma_after), begin_after_sec=begin_after_sec)
 
 
 def texts(clauses: Iterable[TextClause]) -> list[str]:
@@ -279,7 +286,7 @@ class TestAsTheyCome:
         ):
             text: Channel[str] = Channel(1000, cost=len)
             source: Channel[InputChunk] = Channel(1000, cost=lambda chunk: len(chunk.payload))
-            async with aclosing(clauses_to_read(aiter(text), source)) as clauses:
+            async with aclosing(as_written(aiter(text), source)) as clauses:
                 text.put_nowait(written[:4])
                 loop.call_later(0.3, text.put_nowait, written[4:])
                 before = loop.time()
@@ -296,7 +303,7 @@ class TestAsTheyCome:
         loop = asyncio.get_running_loop()
         text: Channel[str] = Channel(1000, cost=len)
         source: Channel[InputChunk] = Channel(1000, cost=lambda chunk: len(chunk.payload))
-        async with aclosing(clauses_to_read(aiter(text), source)) as clauses:
+        async with aclosing(as_written(aiter(text), source)) as clauses:
             text.put_nowait("Donau")
             loop.call_later(20, text.put_nowait, "dampfschiff f")
             before = loop.time()
@@ -306,7 +313,7 @@ class TestAsTheyCome:
         text = Channel(1000, cost=len)
         text.put_nowait("Well, this is all there is to be read.")
         text.close()
-        assert [clause.text async for clause in clauses_to_read(aiter(text), source)] == [
+        assert [clause.text async for clause in as_written(aiter(text), source)] == [
             "Well, this is all there is to be read."
         ]
 

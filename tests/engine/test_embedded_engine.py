@@ -82,9 +82,8 @@ async def voiced(started_with_voice: EmbeddedEngine) -> AsyncIterator[EmbeddedEn
 
 def nothing_is_held(engine: EmbeddedEngine) -> None:
     assert engine.active_requests == 0
-    assert engine.asr.listening is not None
-    assert engine.asr.listening.seats.taken == 0
-    assert engine.tts.voice.jobs == 0
+    assert engine.asr.recogniser.seats.taken == 0
+    assert engine.voice.jobs == 0
 
 
 # text
@@ -121,8 +120,8 @@ async def test_every_voice_can_be_asked_for(voiced: EmbeddedEngine) -> None:
 async def test_what_the_voice_cannot_read_is_written_all_the_same(
     voiced: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert voiced.tts.voice.facts is not None
-    monkeypatch.setattr(voiced.tts.voice, "facts", replace(voiced.tts.voice.facts, latin_only=True))
+    assert voiced.voice.facts is not None
+    monkeypatch.setattr(voiced.voice, "facts", replace(voiced.voice.facts, latin_only=True))
     result = await answered(voiced, text("repeat after me: 你好"), modalities=BOTH)
     assert (result.text, result.audio_ms) == ("你好.", 0)
     assert result.finished.reason is FinishReason.STOP
@@ -209,11 +208,11 @@ async def test_tasks_take_what_they_can_work_on(voiced: EmbeddedEngine) -> None:
 
 @pytest.mark.slow
 async def test_an_answer_goes_on_in_writing_when_the_voice_dies(voiced: EmbeddedEngine) -> None:
-    assert voiced.tts.voice.worker_pid is not None
-    os.kill(voiced.tts.voice.worker_pid, signal.SIGSTOP)
+    assert voiced.voice.worker_pid is not None
+    os.kill(voiced.voice.worker_pid, signal.SIGSTOP)
     speaking = asyncio.create_task(answered(voiced, text("hello"), modalities=BOTH))
-    await until(lambda: voiced.tts.voice.jobs == 1)
-    os.kill(voiced.tts.voice.worker_pid, signal.SIGKILL)
+    await until(lambda: voiced.voice.jobs == 1)
+    os.kill(voiced.voice.worker_pid, signal.SIGKILL)
     result = await speaking
     assert [type(output) for output in result.outputs if not isinstance(output, TextOutput)] == [PartFailed, Finished]
     assert (result.text, result.finished.reason) == ("Hello. How can I help you?", FinishReason.STOP)
@@ -226,8 +225,7 @@ async def test_requests_past_the_seats_are_refused_and_the_others_go_on(engine: 
     speech = audio(clip_bytes("goforward"))
     sources = [open_input(*speech) for _ in range(4)]
     running = [asyncio.create_task(collect(engine, source)) for source in sources]
-    assert engine.asr.listening is not None
-    seats = engine.asr.listening.seats
+    seats = engine.asr.recogniser.seats
     await until(lambda: seats.taken == 4)
     with pytest.raises(EngineOverloaded) as refusal:
         await answered(engine, *speech)
@@ -283,8 +281,7 @@ async def test_cancelling_at_every_step_frees_everything(voiced: EmbeddedEngine)
         await asyncio.wait([task])
         assert task.cancelled()
         assert voiced.active_requests == 0
-        assert voiced.asr.listening is not None
-        assert voiced.asr.listening.seats.taken == 0
+        assert voiced.asr.recogniser.seats.taken == 0
         steps *= 1.4
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support.engine_answers import AUDIO, BOTH, TEXT, open_input, request_of
 from support.live_server import live_server
 
 from omni_ws.client import connect
-from omni_ws.core.chunks import Task
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.engine.first_to_start import FirstToStart, check_is_heard
-from omni_ws.errors import EngineFailed, UnsupportedParameter
+from omni_ws.engine.first_to_start import FirstToStart
+from omni_ws.errors import EngineFailed
 from omni_ws.wire.server_frames import Part
 
 
@@ -82,11 +80,3 @@ async def test_requests_are_answered_by_what_started() -> None:
     async with live_server(engine) as server, connect(server.websocket_url) as session:
         assert session.created.parts.llm == Part(name="old", model="old")
         assert (await session.ask_text("hello")).text == "hello"
-
-
-def test_speech_that_nobody_would_hear_is_refused() -> None:
-    for modalities in (AUDIO, BOTH):
-        check_is_heard(request_of(open_input(), task=Task.SPEECH, modalities=modalities))
-    with pytest.raises(UnsupportedParameter, match="task speech answers with audio") as refused:
-        check_is_heard(request_of(open_input(), task=Task.SPEECH, modalities=TEXT))
-    assert refused.value.param == "modalities"

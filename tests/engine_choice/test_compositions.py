@@ -15,21 +15,23 @@ from support.speech_clips import clip_bytes
 from benchmarks.server_process import free_port
 from omni_ws.config import ServerConfig, load
 from omni_ws.config.parts import LOCAL_PORTS, SPOKEN_INSTRUCTIONS
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine, RemoteLlmEngine
+from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
-from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
-from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
+from omni_ws.engine.remote.voice import RemoteVoice
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.talker_engine import TalkerEngine
+from omni_ws.engine.vllm.recogniser import VllmRecogniser
+from omni_ws.engine.vllm.talker_engine import Speaker
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.local_llm import LocalServerLlm
 from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
@@ -43,33 +45,44 @@ def configured(*argv: str) -> ServerConfig:
 
 
 def settings_of(engine: Engine | None) -> Any:
-    assert isinstance(engine, RemoteLlmEngine | RemoteTtsEngine)
-    return engine._upstream_settings
+    part = engine.voice if isinstance(engine, SpeechEngine) else engine
+    assert isinstance(part, RemoteLlmEngine | RemoteVoice)
+    return part.settings
+
+
+def kind_of(part: Engine | None) -> type:
+    """What does the work of a part."""
+    match part:
+        case RecogniserEngine(recogniser=recogniser):
+            return type(recogniser)
+        case SpeechEngine(voice=voice):
+            return type(voice)
+    return type(part)
 
 
 @pytest.mark.parametrize(
     ("argv", "kinds"),
     [
-        (("--llm", "rules"), (WhisperEngine, RulesEngine, FirstToStart)),
+        (("--llm", "rules"), (WhisperRecogniser, RulesEngine, FirstToStart)),
         (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, FirstToStart)),
-        (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, TalkerEngine)),
-        (("--asr", "whisper:base", "--tts", "none"), (WhisperEngine, RulesEngine, type(None))),
-        (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
-        (("--llm", "ollama"), (WhisperEngine, LocalServerLlm, FirstToStart)),
-        (("--llm", "gguf:some/model.gguf"), (WhisperEngine, GgufEngine, FirstToStart)),
-        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (WhisperEngine, RemoteLlmEngine, RemoteTtsEngine)),
-        (("--asr", "http://h/v1", "--tts", "espeak"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
-        (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmAsrEngine, VllmEngine, TalkerEngine)),
+        (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, Speaker)),
+        (("--asr", "whisper:base", "--tts", "none"), (WhisperRecogniser, RulesEngine, type(None))),
+        (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmRecogniser, RulesEngine, type(None))),
+        (("--llm", "ollama"), (WhisperRecogniser, LocalServerLlm, FirstToStart)),
+        (("--llm", "gguf:some/model.gguf"), (WhisperRecogniser, GgufEngine, FirstToStart)),
+        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (WhisperRecogniser, RemoteLlmEngine, RemoteVoice)),
+        (("--asr", "http://h/v1", "--tts", "espeak"), (RemoteRecogniser, RulesEngine, VoiceProcess)),
+        (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmRecogniser, VllmEngine, Speaker)),
         (
             ("--llm", "vllm:c/d", "--tts", ORPHEUS, "--vllm.talker_args.dtype", "half"),
-            (WhisperEngine, VllmEngine, TalkerEngine),
+            (WhisperRecogniser, VllmEngine, Speaker),
         ),
-        (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, FirstToStart)),
+        (("--asr", "http://h/v1"), (RemoteRecogniser, RulesEngine, FirstToStart)),
     ],
 )
 def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[type, ...]) -> None:
     config = configured(*argv)
-    assert tuple(type(part) for part in (asr_of(config), llm_of(config), tts_of(config))) == kinds
+    assert tuple(map(kind_of, (asr_of(config), llm_of(config), tts_of(config)))) == kinds
     engine = create_engine(config)
     assert isinstance(engine, ComposedEngine)
     assert engine.name == "composed"
@@ -82,8 +95,9 @@ def test_an_asr_on_a_server_has_its_settings() -> None:
             *("--asr.word-times", "--asr.speculate", "false"),
         )
     )
-    assert isinstance(engine, RemoteAsrEngine)
-    settings = engine.settings
+    assert isinstance(engine, RecogniserEngine)
+    assert isinstance(engine.recogniser, RemoteRecogniser)
+    settings = engine.recogniser.settings
     assert (settings.urls, settings.model, settings.api_key, settings.section) == (
         ("http://h/v1",),
         "whisper",

@@ -12,7 +12,7 @@ from support.scrape import scrape
 from support.speech_clips import clip_bytes
 
 from omni_ws.config import load
-from omni_ws.engine.asr import whisper_engine
+from omni_ws.engine.asr import whisper
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice, part_lines, turn_lines
@@ -65,7 +65,7 @@ async def test_what_breaks_at_the_start_is_no_reason_to_refuse_text(monkeypatch:
     def breaks(model: str) -> str:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(whisper_engine, "whisper_problem", breaks)
+    monkeypatch.setattr(whisper, "whisper_problem", breaks)
     engine = created("--tts", "none")
     await engine.start()
     (line,) = engine.shortcomings

@@ -25,7 +25,8 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 CLIENTS = Path(__file__).parent / "clients"
 #: What the Realtime API takes and gives.
@@ -72,7 +73,7 @@ async def servers(*, greeting: bool = False, **fields: Any) -> AsyncIterator[tup
             ComposedEngine(
                 RemoteLlmEngine(RemoteLlmSettings(urls=(model.url,), start_timeout=0)),
                 asr=ears(),
-                tts=SynthesisEngine(VoiceChoice.ESPEAK),
+                tts=SpeechEngine(VoiceProcess(VoiceChoice.ESPEAK)),
             ),
             **options,
         ) as other,

@@ -21,7 +21,8 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 BUNDLE = "node_modules/@openai/agents-realtime/dist/bundle/openai-realtime-agents.umd.js"
 #: Longer than what is said after it begins.
@@ -66,7 +67,7 @@ async def test_the_agents_package_calls_from_a_page(tmp_path: Path) -> None:
             ComposedEngine(
                 RemoteLlmEngine(RemoteLlmSettings(urls=(model.url,), start_timeout=0)),
                 asr=ears(),
-                tts=SynthesisEngine(VoiceChoice.ESPEAK),
+                tts=SpeechEngine(VoiceProcess(VoiceChoice.ESPEAK)),
             )
         ) as server,
         chromium(

@@ -6,6 +6,7 @@ tests/engine/asr and tests/end_to_end/test_default_parts.py.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,11 +22,14 @@ from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.recogniser import Recognised, Utterance, UtteranceLimits
+from omni_ws.engine.asr.recogniser import Recognised, Seats, Utterance, UtteranceLimits, asr_capabilities
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.base import EngineState, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.threads import cores
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.engine_choice import EMBEDDED_MODEL
 
 #: Loudness is compared in steps of so many milliseconds.
@@ -42,19 +46,35 @@ _LEAST_STEPS: Final = 10
 class KnownRecordings:
     """A Recogniser that tells the recordings of the tests by how loud they are from moment to moment."""
 
+    name = "recordings"
+    model = "tests"
+    hosts: tuple[str, ...] = ()
+    state = EngineState.OK
+    capabilities = asr_capabilities(
+        sampling=("max_tokens", "stop"),
+        sampling_no_ops=("temperature", "top_p", "seed"),
+        languages={"en"},
+        word_times=True,
+    )
+    speculates = True
     limits = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 
-    def __init__(self) -> None:
+    def __init__(self, max_recognisers: int | None) -> None:
+        self.seats = Seats(max_recognisers or 4 * cores())
+        self._thread: ThreadPoolExecutor | None = None
+
+    def describe(self) -> tuple[str, ...]:
+        return ()
+
+    async def start(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="known recordings")
 
-    def start(self) -> None:
-        pass
+    async def stop(self) -> None:
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
-
-    def expect(self, talkers: int) -> None:
-        pass
+    def transcriber(self, request: GenerationRequest) -> KnownRecordings:
+        return self
 
     def live_text(self) -> KnownRecordings:
         return self
@@ -65,7 +85,8 @@ class KnownRecordings:
     def end(self) -> None:
         pass
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]) -> Future[Recognised]:
+        assert self._thread is not None
         return self._thread.submit(_recognised, pcm)
 
 
@@ -118,14 +139,7 @@ def _placed(name: str) -> Iterator[tuple[str, int, int]]:
 
 def ears(max_recognisers: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> RecogniserEngine:
     """An ASR that knows the recordings of the tests."""
-    return RecogniserEngine(
-        "recordings",
-        KnownRecordings,
-        model="tests",
-        languages=frozenset({"en"}),
-        max_talkers=max_recognisers,
-        clock=clock,
-    )
+    return RecogniserEngine(KnownRecordings(max_recognisers), clock=clock)
 
 
 class EmbeddedEngine(ComposedEngine):
@@ -141,6 +155,7 @@ class EmbeddedEngine(ComposedEngine):
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.asr = ears(max_recognisers, clock=clock)
-        self.tts = SynthesisEngine(voice, default_voice=default_voice)
+        self.voice = VoiceProcess(voice, default_voice=default_voice)
+        self.tts = SpeechEngine(self.voice)
         self.llm = RulesEngine(now=now)
         super().__init__(self.llm, asr=self.asr, tts=self.tts, name="embedded", model=EMBEDDED_MODEL)

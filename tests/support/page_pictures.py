@@ -15,13 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import numpy as np
 from PIL import Image
 from support.chromium import demo_page, recording
 from support.speech_clips import as_pcm16
 from support.worker_server import server_process
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.tts.synthesis_engine import Voice
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 #: What is said, with the seconds of silence before it.
 SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Tell me a joke."))
@@ -47,15 +48,15 @@ STILLS: Final = {"page-dark.png": (1440, 900), "page-phone.png": (360, 740)}
 RATE: Final = 24_000
 
 
-async def spoken(voice: Voice, text: str) -> bytes:
+async def spoken(voice: VoiceProcess, text: str) -> bytes:
     """16-bit mono samples of the text."""
-    pieces = [piece async for piece in voice.speak(text)]
+    pieces = [piece async for piece in voice.say(text)]
     assert {piece.sample_rate for piece in pieces} == {RATE}
-    return b"".join(as_pcm16(piece.samples) for piece in pieces)
+    return b"".join(as_pcm16(np.asarray(piece.samples, np.float32)) for piece in pieces)
 
 
 async def microphone(folder: Path) -> Path:
-    voice = Voice(VoiceChoice.HIBARI)
+    voice = VoiceProcess(VoiceChoice.HIBARI)
     await voice.start()
     pieces = [part for wait, text in SAID for part in (bytes(2 * round(wait * RATE)), await spoken(voice, text))]
     await voice.stop()

@@ -13,9 +13,10 @@ import orjson
 from support.http_server import RoutedApplication, serving
 
 from omni_ws.config.model import RemoteConfig
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import Engine
-from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine, RemoteLlmEngine
+from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings
 from omni_ws.transport.http.application import Handler
 from omni_ws.transport.http.exchange import HttpExchange, read_form
@@ -202,10 +203,10 @@ def remote_llm(*upstreams: ScriptedUpstream | str, **settings: Any) -> AbstractA
 
 def remote_asr(
     *upstreams: ScriptedUpstream | str, clock: Callable[[], float] = lambda: 0.0, **settings: Any
-) -> AbstractAsyncContextManager[RemoteAsrEngine]:
+) -> AbstractAsyncContextManager[RecogniserEngine]:
     """A started engine for the task transcribe alone; its clock stands still, so all audio comes as from a file."""
     settings = {"urls": _urls(upstreams), "start_timeout": 0, **settings}
-    return _started(RemoteAsrEngine(RemoteAsrSettings(**settings), clock=clock))
+    return _started(RecogniserEngine(RemoteRecogniser(RemoteAsrSettings(**settings)), clock=clock))
 
 
 @contextmanager

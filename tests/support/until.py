@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from support.virtual_clock import VirtualClockLoop
@@ -33,20 +33,18 @@ async def until(condition: Callable[[], bool], *, seconds: float = 100) -> None:
 async def until_heard(asr: RecogniserEngine) -> None:
     """Waits until an ASR of this process has dealt with the audio that it has been given: its threads have nothing to
     do, and a few passes of the loop give them nothing more. What comes next does not come too fast."""
-    assert asr.listening is not None
-    assert asr._decoding is not None
-    executors, shared = (asr._decoding, asr.listening.executor), Lane().threads
+    threads, shared = asr.threads, Lane().threads
+    assert threads is not None
     idle = 0
 
     def still_idle() -> bool:
         nonlocal idle
-        idle = idle + 1 if not shared._active and all(map(_has_nothing_to_do, executors)) else 0
+        idle = idle + 1 if not shared._active and _has_nothing_to_do(threads) else 0
         return idle > _IDLE_PASSES
 
     await until(still_idle)
 
 
-def _has_nothing_to_do(executor: Executor) -> bool:
-    assert isinstance(executor, ThreadPoolExecutor)
+def _has_nothing_to_do(executor: ThreadPoolExecutor) -> bool:
     # No method tells. A thread that finds the queue empty gives its permit back, and takes it again with its next work.
     return executor._work_queue.empty() and executor._idle_semaphore._value == len(executor._threads)

@@ -91,7 +91,7 @@ def speaking(engine: VllmEngine) -> int:
     """Requests that the Talker still works on."""
     if engine._speaker is None:
         return 0
-    count: int = engine._speaker.model.llm.get_num_unfinished_requests()
+    count: int = engine._speaker.talker.llm.get_num_unfinished_requests()
     return count
 
 

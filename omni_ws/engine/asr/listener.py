@@ -1,4 +1,4 @@
-"""Listener: listens for one request, samples in, transcripts out; its seat, and the utterances that it hears."""
+"""Listener: listens for one request, samples in, transcripts out; and the utterances that it hears."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,93 +16,89 @@ from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_p
 from omni_ws.audio.speech_watch import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, Recogniser, Utterance, UtteranceLimits
+from omni_ws.engine.asr.recogniser import (
+    SAMPLE_RATE,
+    LiveText,
+    Recognised,
+    Seat,
+    Seats,
+    Transcriber,
+    Utterance,
+    UtteranceLimits,
+)
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.threads import release_in_thread, run_in_thread
-from omni_ws.errors import EngineFailed, EngineOverloaded
+from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
 
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """What all listeners of an engine share. ``executor`` has a thread for every seat."""
-
-    seats: Seats
-    recogniser: Recogniser
-    executor: Executor
-
-    async def take_seat(self, holder: str | None) -> Seat:
-        """Wait for a seat. Raises EngineOverloaded when there is none; see Seats."""
-        seat = await self.seats.take(holder)
-        self.recogniser.expect(self.seats.taken)
-        return seat
-
-
-@dataclass(slots=True)
-class _Guess:
-    """A settled text that is being worked out in case that the pause is the end of the utterance."""
-
-    length: int
-    work: Future[Recognised]
-    told: bool = False
+T = TypeVar("T")
 
 
 class Listener:
-    """Holds ``seat`` until its input is over, at ``close`` at the latest. ``pace`` has watched since the input began.
+    """Has a seat from its first audio until its input is over, at ``close`` at the latest, shared by all of ``holder``.
 
-    Texts of an utterance after the first begin with a space: put together they are the whole transcript. With
-    ``tells_guesses``, what is worked out at a pause is told while the pause lasts.
+    ``pace`` has watched since the input began; ``executor`` is where speech is detected. Texts of an utterance after
+    the first begin with a space: put together they are the whole transcript. With ``tells_guesses``, what is worked out
+    at a pause is told while the pause lasts.
     """
 
-    def __init__(self, listening: Listening, seat: Seat, pace: AudioPace, *, tells_guesses: bool = False) -> None:
-        self._listening = listening
-        self._seat = seat
-        self._recogniser = listening.recogniser
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        seats: Seats,
+        pace: AudioPace,
+        executor: Executor,
+        *,
+        holder: str | None = None,
+        tells_guesses: bool = False,
+    ) -> None:
+        #: The length of the audio so far, in samples.
+        self.samples = 0
+        self._transcriber = transcriber
+        self._seats = seats
+        self._seat: Seat | None = None
         self._pace = pace
+        self._executor = executor
+        self._holder = holder
+        self._tells_guesses = tells_guesses
         #: Whether the audio comes as it is spoken.
         self._live = True
-        self._splitter = UtteranceSplitter(self._recogniser.live_text(), self._recogniser.limits)
-        self._tells_guesses = tells_guesses
-        self._guess: _Guess | None = None
+        self._splitter = UtteranceSplitter(transcriber.live_text(), transcriber.limits)
+        #: The text of the newest utterance, or of what may be one.
+        self._transcript: Transcript | None = None
+        #: One that was given up, and still takes a thread.
         self._stale: Future[Recognised] | None = None
-        #: The utterance up to a pause that lasts, while there is no guess at it.
+        #: The utterance up to a pause that lasts, while nothing is made of it.
         self._unguessed: Pcm16 | None = None
         self._separator = ""
         self._showing = False
         self._closed = False
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
-        """Take the next samples at 16 kHz; yield what changed."""
+        """Take the next samples at 16 kHz; yield what changed. Raises EngineOverloaded where there is no seat."""
+        if self._seat is None:
+            self._seat = await self._seats.take(self._holder)
+        self.samples += len(samples)
         self._live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
-        self._splitter.live = self._live and not self._listening.seats.crowded
+        self._splitter.live = self._live and not self._seats.crowded
         self._splitter.feed(samples)
-        while self._splitter.ready and (event := await self._advance()) is not None:
+        while self._splitter.ready and (event := await self._in_thread(self._splitter.advance)) is not None:
             match event:
                 case InterimText(text=text, start_ms=start_ms):
-                    self._showing = True
-                    yield TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
-                case UtterancePaused(pcm=pcm):
+                    yield self._interim(text, start_ms)
+                case UtterancePaused(pcm=pcm) if self._transcriber.speculates:
                     self._unguessed = pcm
                 case UtteranceResumed():
-                    if self._guess is not None and self._guess.told:
+                    if self._transcript is not None and self._transcript.told:
                         yield TranscriptGuess("")
-                    self._drop_guess()
+                    await self._withdraw()
                 case UtteranceEnded():
-                    if (transcript := await self._settle(event)) is not None:
-                        yield transcript
-        self._guess_if_free()
-        if self._tells_guesses and (text := self._new_guess()):
+                    async with aclosing(self._settle(event)) as transcripts:
+                        async for transcript in transcripts:
+                            yield transcript
+        await self._guess_if_free()
+        if self._tells_guesses and (guess := self._transcript) is not None and (text := guess.guessed()):
             yield TranscriptGuess(self._separator + text)
-
-    def _new_guess(self) -> str:
-        """Return the text of the guess, once, when it has been worked out; empty text otherwise."""
-        guess = self._guess
-        if guess is None or guess.told or not guess.work.done():
-            return ""
-        if guess.work.cancelled() or guess.work.exception() is not None:  # ``_settle`` raises its error
-            return ""
-        guess.told = True
-        return guess.work.result().text
 
     def input_over(self) -> None:
         """No more audio comes: somebody else may be listened to. Text that is due is still worked out.
@@ -110,75 +106,134 @@ class Listener:
         The seat of a request by itself is kept up to its end: a recording is fed faster than it is written down, and
         whoever sends many would have all of them wait.
         """
-        if self._seat.holder is not None:
+        if self._seat is not None and self._holder is not None:
             self._seat.leave()
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """The audio breaks off; yield the text of the utterance that was under way."""
-        with _recognising():
-            ended = await run_in_thread(self._listening.executor, self._splitter.end)
-        if ended is not None and (transcript := await self._settle(ended)) is not None:
-            yield transcript
+        if (ended := await self._in_thread(self._splitter.end)) is not None:
+            async with aclosing(self._settle(ended)) as transcripts:
+                async for transcript in transcripts:
+                    yield transcript
 
     async def close(self) -> None:
         """Release everything. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._drop_guess()
         try:
+            await self._withdraw()
             with events.span("release"):
-                await release_in_thread(self._listening.executor, self._splitter.close)
+                await release_in_thread(self._executor, self._splitter.close)
         finally:
-            self._seat.leave()
+            if self._seat is not None:
+                self._seat.leave()
 
-    async def _advance(self) -> UtteranceEvent | None:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         with _recognising():
-            return await run_in_thread(self._listening.executor, self._splitter.advance)
+            return await run_in_thread(self._executor, work)
 
-    def _guess_if_free(self) -> None:
-        # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.
+    async def _guess_if_free(self) -> None:
+        # One outdated text may still be worked out, for a thread cannot be stopped; a second one would take a core from
+        # others.
         pcm = self._unguessed
         if pcm is not None and self._live and (self._stale is None or self._stale.done()):
-            self._drop_guess()
-            self._guess = _Guess(len(pcm), self._transcribe(pcm))
+            await self._begin(pcm)
 
-    def _transcribe(self, pcm: Pcm16) -> Future[Recognised]:
-        return self._recogniser.transcribe(pcm, waited_for=self._live)
+    async def _begin(self, pcm: Pcm16) -> Transcript:
+        await self._withdraw()
+        self._transcript = Transcript(self._transcriber, pcm, waited_for=self._live)
+        return self._transcript
 
-    def _drop_guess(self) -> None:
-        guess, self._guess, self._unguessed = self._guess, None, None
-        if guess is not None and not guess.work.cancel():
-            self._stale = guess.work
+    async def _withdraw(self) -> None:
+        transcript, self._transcript, self._unguessed = self._transcript, None, None
+        if transcript is not None:
+            self._stale = await transcript.withdraw() or self._stale
 
-    async def _settle(self, ended: UtteranceEnded) -> TranscriptOutput | None:
-        """Return the settled text; None if nothing was understood and no interim text is to be replaced."""
-        guess = self._guess
-        if guess is None or guess.length != len(ended.pcm):
-            self._drop_guess()
-            guess = self._guess = _Guess(len(ended.pcm), self._transcribe(ended.pcm))
+    async def _settle(self, ended: UtteranceEnded) -> AsyncGenerator[TranscriptOutput, None]:
+        """Yield the texts of a whole utterance: none where nothing was understood, and nothing is to be replaced."""
+        transcript = self._transcript
+        if transcript is None or transcript.length != len(ended.pcm):
+            transcript = await self._begin(ended.pcm)
         with _recognising():
-            recognised = await _result_of(guess.work)
-        self._guess = None
+            async with aclosing(transcript.texts()) as texts:
+                async for text in texts:
+                    yield self._interim(text, ended.start_ms)
+        self._transcript = None
+        recognised = transcript.result()
         showing, self._showing = self._showing, False
-        if not recognised.text:
-            return TranscriptOutput("", start_ms=ended.start_ms) if showing else None
-        separator, self._separator = self._separator, " "
-        words = tuple(
-            Word(word.text, ended.start_ms + word.start_ms, ended.start_ms + word.end_ms) for word in recognised.words
-        )
-        hearing = None if recognised.hearing is None else recognised.hearing.shifted(ended.start_ms)
-        return TranscriptOutput(separator + recognised.text, start_ms=ended.start_ms, words=words, hearing=hearing)
+        if recognised.text:
+            yield _placed(recognised, ended.start_ms, separator=self._separator)
+            self._separator = " "
+        elif showing:
+            yield TranscriptOutput("", start_ms=ended.start_ms)
+
+    def _interim(self, text: str, start_ms: int) -> TranscriptOutput:
+        self._showing = True
+        return TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
 
 
-async def _result_of(work: Future[Recognised]) -> Recognised:
-    try:
-        return await asyncio.wrap_future(work)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise EngineFailed("speech recognition has stopped") from None  # the recogniser has dropped what waited
+class Transcript:
+    """The text of an utterance of ``length`` samples, which is worked out whether or not anybody reads it yet."""
+
+    def __init__(self, transcriber: Transcriber, pcm: Pcm16, *, waited_for: bool) -> None:
+        self.length = len(pcm)
+        #: Whether it was told as a guess.
+        self.told = False
+        self._newest = ""
+        self._changed = asyncio.Event()
+        self._work = transcriber.transcribe(pcm, waited_for=waited_for, tell=self._tell)
+
+    @property
+    def done(self) -> bool:
+        return self._work.done()
+
+    def guessed(self) -> str:
+        """Return the text, once, when it has been worked out; empty text otherwise, and for what will raise."""
+        work = self._work
+        if self.told or not work.done() or work.cancelled() or work.exception() is not None:
+            return ""
+        self.told = bool(work.result().text)
+        return work.result().text
+
+    async def texts(self) -> AsyncGenerator[str, None]:
+        """Yield what the text is so far, until it is worked out: of the texts that nobody has read, the newest."""
+        work = asyncio.wrap_future(self._work)
+        work.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not work.done():
+                await self._changed.wait()
+                self._changed.clear()
+                if self._newest and not work.done():
+                    newest, self._newest = self._newest, ""
+                    yield newest
+        finally:
+            if not work.cancel() and not work.cancelled():
+                work.exception()  # which ``result`` raises
+
+    def result(self) -> Recognised:
+        """Return what was understood. Raises what went wrong, EngineFailed where the recogniser has stopped."""
+        if self._work.cancelled():
+            raise EngineFailed("speech recognition has stopped")  # it has dropped what waited
+        return self._work.result()
+
+    async def withdraw(self) -> Future[Recognised] | None:
+        """Give it up. Returns the work of a thread that goes on with it."""
+        work, cancelled = self._work, self._work.cancel()
+        if not isinstance(work, Future):
+            await asyncio.gather(work, return_exceptions=True)
+            return None
+        return None if cancelled else work
+
+    def _tell(self, text: str) -> None:
+        self._newest = text
+        self._changed.set()
+
+
+def _placed(recognised: Recognised, start_ms: int, *, separator: str) -> TranscriptOutput:
+    words = tuple(Word(word.text, start_ms + word.start_ms, start_ms + word.end_ms) for word in recognised.words)
+    hearing = None if recognised.hearing is None else recognised.hearing.shifted(start_ms)
+    return TranscriptOutput(separator + recognised.text, start_ms=start_ms, words=words, hearing=hearing)
 
 
 def _recognising() -> AbstractContextManager[None]:
@@ -210,120 +265,6 @@ class AudioPace:
         self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000 + audio_ms)
         self._fed_at = now
         return self._lead_ms < AHEAD_MS and audio_ms < BACKLOG_MS
-
-
-# Seats: how many requests may be listened to at once.
-
-RETRY_AFTER_MS: Final = 1000
-#: How long a request waits for a seat. Longer, and it is refused: its speaker waits for an answer.
-MAX_WAIT_SEC: Final = 2.0
-
-#: How many talkers are carried just now, with interim texts or without.
-Carried: TypeAlias = Callable[[bool], int]
-
-
-class Seats:
-    """Counts who is listened to: ``most``, and no more than ``carried`` tells just now.
-
-    While more are listened to than are carried with interim texts, seats are *crowded*: there are no such texts then.
-    Requests of one ``holder``, such as a session whose speaker goes on while the turn before is still being written
-    down, share one seat. Seats are given in the order in which they were asked for.
-    """
-
-    def __init__(self, most: int, carried: Carried | None = None) -> None:
-        self.taken = 0
-        self._most = most
-        self._carried = carried
-        #: Requests on the seats that have a holder, by holder.
-        self._shared: dict[str, int] = {}
-        self._waiting: deque[_Waiter] = deque()
-
-    @property
-    def count(self) -> int:
-        """How many there are without interim texts."""
-        return self._most if self._carried is None else min(self._most, self._carried(False))
-
-    @property
-    def crowded(self) -> bool:
-        """Whether interim texts would be too much."""
-        return self._carried is not None and self.taken > self._carried(True)
-
-    async def take(self, holder: str | None = None) -> Seat:
-        """Wait for a seat, MAX_WAIT_SEC at most. Raises EngineOverloaded when there is none by then."""
-        if not self._shares(holder) and (self._waiting or self.taken >= self.count):
-            await self._wait(holder)
-        else:
-            self._grant(holder)
-        return Seat(self, holder)
-
-    def leave(self, holder: str | None) -> None:
-        """A request needs its seat no more; see Seat."""
-        if holder is not None:
-            self._shared[holder] -= 1
-            if self._shared[holder]:
-                return
-            del self._shared[holder]
-        self.taken -= 1
-        while self._waiting and self.taken < self.count:
-            self._admit(self._waiting[0].holder)
-
-    async def _wait(self, holder: str | None) -> None:
-        waiter = _Waiter(holder)
-        self._waiting.append(waiter)
-        try:
-            async with asyncio.timeout(MAX_WAIT_SEC):
-                await waiter.admitted
-        except BaseException as error:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif waiter.admitted.done() and not waiter.admitted.cancelled():
-                self.leave(holder)  # it was given in the same moment
-            if isinstance(error, TimeoutError):
-                refusal = f"all {self.count} recognisers are in use"
-                raise EngineOverloaded(refusal, retry_after_ms=RETRY_AFTER_MS) from None
-            raise
-
-    def _admit(self, holder: str | None) -> None:
-        """Give a seat to the one who has waited longest, and to all who share it."""
-        first = self._waiting.popleft()
-        admitted = [first, *(one for one in self._waiting if holder is not None and one.holder == holder)]
-        for waiter in admitted:
-            if waiter is not first:
-                self._waiting.remove(waiter)
-            self._grant(holder)
-            if not waiter.admitted.done():
-                waiter.admitted.set_result(None)
-            else:
-                self.leave(holder)  # cancelled, and about to say so
-
-    def _shares(self, holder: str | None) -> bool:
-        return holder is not None and holder in self._shared
-
-    def _grant(self, holder: str | None) -> None:
-        self.taken += not self._shares(holder)
-        if holder is not None:
-            self._shared[holder] = self._shared.get(holder, 0) + 1
-
-
-class Seat:
-    """The place of one request, from its first audio to the end of its input."""
-
-    def __init__(self, seats: Seats, holder: str | None) -> None:
-        self._seats: Seats | None = seats
-        #: Whose place it is; None where nobody can share it.
-        self.holder = holder
-
-    def leave(self) -> None:
-        """It is not needed any more. Idempotent."""
-        seats, self._seats = self._seats, None
-        if seats is not None:
-            seats.leave(self.holder)
-
-
-class _Waiter:
-    def __init__(self, holder: str | None) -> None:
-        self.holder = holder
-        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 # Utterances, cut out of a stream of audio.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
 from omni_ws.audio.pcm import Pcm16
-from omni_ws.core.chunks import Hearing, Word
+from omni_ws.core.chunks import Hearing, Modality, OutputModality, Task, Word
+from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.errors import EngineOverloaded
 
 #: The sample rate of all audio for recognisers, in Hz.
 SAMPLE_RATE: Final = 16_000
@@ -81,37 +85,84 @@ class LiveText(Protocol):
         ...
 
 
-class Recogniser(Protocol):
-    """Writes utterances down for any number of requests.
-
-    Its own threads do the work: what has been spoken to its end goes before what is still being spoken.
-    """
+class Transcriber(Protocol):
+    """Writes the utterances of one request down; used on the event loop."""
 
     limits: UtteranceLimits
-
-    def start(self) -> None:
-        """Load the model. Blocks; raises EngineFailed where recognition cannot work."""
-        ...
-
-    def close(self) -> None:
-        """Wait for the utterances under way, drop the waiting ones, and free all. Blocks. Idempotent."""
-        ...
-
-    def expect(self, talkers: int) -> None:
-        """Prepare for so many requests with speech at the same time. Does not block."""
-        ...
+    #: Whether an utterance is written down at each pause that may be its end: it is there sooner, or made in vain.
+    speculates: bool
 
     def live_text(self) -> LiveText:
-        """Return the reader for a new request."""
+        """Return what reads utterances while they are spoken."""
         ...
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
+    def transcribe(
+        self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]
+    ) -> Future[Recognised] | asyncio.Task[Recognised]:
         """Write a whole utterance down; equal samples give equal words.
 
-        ``waited_for``: a speaker waits for the words, as opposed to whoever sends a recording. Cancelling works until
-        the work has begun; after that, the result may be ignored.
+        ``waited_for``: a speaker waits for the words, as opposed to whoever sends a recording. ``tell`` is told on the
+        event loop what the words are so far. Cancelling a Future works until a thread has begun; after that, the result
+        may be ignored. A Task is withdrawn by it.
         """
         ...
+
+
+class Recogniser(Protocol):
+    """What writes speech down for any number of requests, and what is known of it.
+
+    What has been spoken to its end goes before what is still being spoken.
+    """
+
+    name: str
+    #: The name of the model; final once started.
+    model: str
+    #: The names of the other machines that do the work.
+    hosts: tuple[str, ...]
+    #: How many requests may be listened to at once.
+    seats: Seats
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the model, once started."""
+        ...
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """See ``asr_capabilities``; final once started."""
+        ...
+
+    def describe(self) -> tuple[str, ...]:
+        """Return lines for the operator."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Raises EngineFailed where recognition cannot work."""
+        ...
+
+    async def stop(self) -> None:
+        """Drop the utterances that wait, and free all. Idempotent."""
+        ...
+
+    def transcriber(self, request: GenerationRequest) -> Transcriber:
+        """Return what writes the utterances of ``request`` down."""
+        ...
+
+
+def asr_capabilities(
+    *, sampling: Iterable[str], sampling_no_ops: Iterable[str] = (), languages: Iterable[str], word_times: bool
+) -> EngineCapabilities:
+    """Return the capabilities of an engine that writes speech down as it arrives."""
+    return EngineCapabilities(
+        input_modalities=frozenset({Modality.AUDIO}),
+        output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
+        tasks=frozenset({Task.TRANSCRIBE}),
+        extend=True,
+        sampling=frozenset(sampling),
+        sampling_no_ops=frozenset(sampling_no_ops),
+        languages=frozenset(languages),
+        word_times=word_times,
+    )
 
 
 # Interim texts.
@@ -182,3 +233,112 @@ class StretchedText:
         self._reading, self._next = None, next_length
         if not work.cancelled() and work.exception() is None:  # the settled text will report a failure
             self._text = work.result()
+
+
+# Seats: how many requests may be listened to at once.
+
+RETRY_AFTER_MS: Final = 1000
+#: How long a request waits for a seat. Longer, and it is refused: its speaker waits for an answer.
+MAX_WAIT_SEC: Final = 2.0
+
+#: How many talkers are carried just now, with interim texts or without.
+Carried: TypeAlias = Callable[[bool], int]
+
+
+class Seats:
+    """Counts who is listened to: ``most``, and no more than ``carried`` tells just now.
+
+    While more are listened to than are carried with interim texts, seats are *crowded*: there are no such texts then.
+    Requests of one ``holder``, such as a session whose speaker goes on while the turn before is still being written
+    down, share one seat. Seats are given in the order in which they were asked for.
+    """
+
+    def __init__(self, most: int, carried: Carried | None = None) -> None:
+        self.taken = 0
+        self._most = most
+        self._carried = carried
+        #: Requests on the seats that have a holder, by holder.
+        self._shared: dict[str, int] = {}
+        self._waiting: deque[tuple[str | None, asyncio.Future[None]]] = deque()
+
+    @property
+    def count(self) -> int:
+        """How many there are without interim texts."""
+        return self._most if self._carried is None else min(self._most, self._carried(False))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether interim texts would be too much."""
+        return self._carried is not None and self.taken > self._carried(True)
+
+    async def take(self, holder: str | None = None) -> Seat:
+        """Wait for a seat, MAX_WAIT_SEC at most. Raises EngineOverloaded when there is none by then."""
+        if not self._shares(holder) and (self._waiting or self.taken >= self.count):
+            await self._wait(holder)
+        else:
+            self._grant(holder)
+        return Seat(self, holder)
+
+    def leave(self, holder: str | None) -> None:
+        """A request needs its seat no more; see Seat."""
+        if holder is not None:
+            self._shared[holder] -= 1
+            if self._shared[holder]:
+                return
+            del self._shared[holder]
+        self.taken -= 1
+        while self._waiting and self.taken < self.count:
+            self._admit(self._waiting[0][0])
+
+    async def _wait(self, holder: str | None) -> None:
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (holder, admitted)
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(MAX_WAIT_SEC):
+                await admitted
+        except BaseException as error:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif admitted.done() and not admitted.cancelled():
+                self.leave(holder)  # it was given in the same moment
+            if isinstance(error, TimeoutError):
+                refusal = f"all {self.count} recognisers are in use"
+                raise EngineOverloaded(refusal, retry_after_ms=RETRY_AFTER_MS) from None
+            raise
+
+    def _admit(self, holder: str | None) -> None:
+        """Give a seat to the one who has waited longest, and to all who share it."""
+        first = self._waiting.popleft()
+        others = [one for one in self._waiting if holder is not None and one[0] == holder]
+        for waiter in (first, *others):
+            if waiter is not first:
+                self._waiting.remove(waiter)
+            self._grant(holder)
+            if not waiter[1].done():
+                waiter[1].set_result(None)
+            else:
+                self.leave(holder)  # cancelled, and about to say so
+
+    def _shares(self, holder: str | None) -> bool:
+        return holder is not None and holder in self._shared
+
+    def _grant(self, holder: str | None) -> None:
+        self.taken += not self._shares(holder)
+        if holder is not None:
+            self._shared[holder] = self._shared.get(holder, 0) + 1
+
+
+class Seat:
+    """The place of one request, from its first audio to the end of its input."""
+
+    def __init__(self, seats: Seats, holder: str | None) -> None:
+        self._seats: Seats | None = seats
+        #: Whose place it is; None where nobody can share it.
+        self.holder = holder
+
+    def leave(self) -> None:
+        """It is not needed any more. Idempotent."""
+        seats, self._seats = self._seats, None
+        if seats is not None:
+            seats.leave(self.holder)

@@ -12,7 +12,7 @@ from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, UsageMeter
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, ChannelClosed, Outputs, output_cost, pipeline
 from omni_ws.engine.composed.parts import AheadLoad, AnswerUnderWay, SpeculationOutcome
-from omni_ws.engine.composed.stages import INPUT_LINK, AnsweringParts, Guess
+from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, Guess
 from omni_ws.engine.decoding import Chunks
 
 #: Answers that are begun ahead for one request, at most: somebody may pause often.
@@ -34,7 +34,7 @@ class AheadStage:
 
     def __init__(
         self,
-        parts: AnsweringParts,
+        answered: Callable[[GenerationRequest], AnswerStages],
         request: GenerationRequest,
         load: AheadLoad,
         *,
@@ -42,7 +42,7 @@ class AheadStage:
     ) -> None:
         #: How the answer ended; None until then.
         self.finished: Finished | None = None
-        self._parts = parts
+        self._answered = answered
         self._request = request
         self._load = load
         self._report = report
@@ -57,7 +57,7 @@ class AheadStage:
     async def run(self, source: AsyncIterator[InputChunk | Guess], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Answer the input."""
         prompt: Channel[InputChunk] = Channel(INPUT_LINK.capacity, cost=INPUT_LINK.cost)
-        opened = _Attempt(self._parts, replace(self._request, input=prompt), prompt, outputs)
+        opened = _Attempt(self._answered, replace(self._request, input=prompt), prompt, outputs)
         passing = asyncio.create_task(self._pass_on(opened, outputs), name="open answer")
         try:
             await self._read(source, prompt, outputs)
@@ -139,7 +139,7 @@ class AheadStage:
         given = (*self._given, chunk)
         request_id = f"{self._request.request_id}-ahead{self._tries}"
         request = replace(self._request, request_id=request_id, input=Chunks(given), meter=UsageMeter())
-        self._ahead = _Attempt(self._parts, request, Chunks(given), outputs, given=given)
+        self._ahead = _Attempt(self._answered, request, Chunks(given), outputs, given=given)
         self._ahead.count(self._load.begin(ahead=True))
 
     async def _use(self, ahead: _Attempt) -> None:
@@ -164,7 +164,7 @@ class _Attempt:
 
     def __init__(
         self,
-        parts: AnsweringParts,
+        answered: Callable[[GenerationRequest], AnswerStages],
         request: GenerationRequest,
         source: Any,
         outputs: Outputs,
@@ -176,7 +176,7 @@ class _Attempt:
         #: Whether it has made any output.
         self.began = False
         self.failed = False
-        self._answer = parts.stages(request)
+        self._answer = answered(request)
         self._meter = request.meter
         self._outputs = outputs
         self._held: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=output_cost)

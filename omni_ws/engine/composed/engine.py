@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -28,7 +29,6 @@ from omni_ws.engine.composed.parts import (
     AheadLoad,
     FirstOutputSink,
     HasParts,
-    MeasuresMemory,
     PartDescription,
     Patience,
     Role,
@@ -40,7 +40,7 @@ from omni_ws.engine.composed.parts import (
     parts_of,
     speaks,
 )
-from omni_ws.engine.composed.stages import INPUT_LINK, AnsweringParts, AnswerStages, AsrStage
+from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed, UnsupportedParameter
@@ -172,7 +172,8 @@ class ComposedEngine:
         self._started = True
 
     async def _start_others(self, parts: Sequence[Engine]) -> None:
-        if any(isinstance(part, MeasuresMemory) for part in parts):
+        # What measures the memory that is free when it starts, such as vLLM, starts alone.
+        if any(getattr(part, "measures_memory", False) for part in parts):
             for part in parts:
                 await self._start_part(part)
             return
@@ -283,7 +284,8 @@ class ComposedEngine:
         if tts is not None and request.options.choices > 1:
             raise UnsupportedParameter("only one answer can be spoken", param="n")
         llm_hears = Modality.AUDIO in self._llm.capabilities.input_modalities
-        parts = AnsweringParts(
+        answered = partial(
+            AnswerStages,
             llm=self._llm,
             tts=tts,
             words_only=asr is not None and not llm_hears,
@@ -295,10 +297,10 @@ class ComposedEngine:
         load = self._ahead_load if asr is not None and not llm_hears else None
         answer: AnswerStages | AheadStage
         if load is None:
-            answer = parts.stages(request)
+            answer = answered(request)
             stages, links = answer.stages, answer.links
         else:
-            answer = AheadStage(parts, request, load, report=self.on_speculation)
+            answer = AheadStage(answered, request, load, report=self.on_speculation)
             stages, links = [answer], []
         hearing, source, cut = None, request.input, None
         if asr is not None:

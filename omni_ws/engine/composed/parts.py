@@ -6,11 +6,11 @@ That is how long one has done nothing, and whether the LLM may begin an answer b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
@@ -67,33 +67,6 @@ class HasParts(Protocol):
         ...
 
 
-@runtime_checkable
-class SendsAway(Protocol):
-    """An engine whose work other machines may do."""
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The names of those machines, each once; empty where all of the work stays on this one."""
-        ...
-
-
-@runtime_checkable
-class HasShortcomings(Protocol):
-    """An engine that may lack a part, or whose parts may not be the best of their kind."""
-
-    @property
-    def shortcomings(self) -> tuple[str, ...]:
-        """Why that is so, once started: a line for each, with what to do."""
-        ...
-
-
-@runtime_checkable
-class MeasuresMemory(Protocol):
-    """An engine that takes the memory that is free when it starts: nothing else may start at the same time."""
-
-    measures_memory: Literal[True]
-
-
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
     """Return the parts of any engine. One that is not made of others is the LLM."""
     if isinstance(engine, HasParts):
@@ -103,7 +76,7 @@ def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
 
 def description_of(part: Engine) -> PartDescription:
     """Return what clients and operators see of an engine that is a part."""
-    return PartDescription(part.name, part.model, part.hosts if isinstance(part, SendsAway) else ())
+    return PartDescription(part.name, part.model, getattr(part, "hosts", ()))
 
 
 @contextmanager
@@ -364,14 +337,6 @@ class SpeculationOutcome(StrEnum):
     FAILED = "failed"
     #: It was not begun: the LLM has enough to do.
     SKIPPED = "skipped"
-
-
-@runtime_checkable
-class ThinksAhead(Protocol):
-    """An engine that may begin answers before the turn has ended."""
-
-    #: Told what becomes of each.
-    on_speculation: Callable[[SpeculationOutcome], None]
 
 
 class AheadLoad:

@@ -596,38 +596,12 @@ async def _chunks(first: str, rest: AsyncIterator[str]) -> AsyncGenerator[InputC
 # The stages of one answer: the LLM, and the TTS if the answer is spoken.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweringParts:
-    """What answers. ``words_only`` and those behind it are those of LlmStage."""
-
-    llm: Engine
-    tts: Engine | None
-    words_only: bool
-    transcribed: bool
-    first_byte_timeout_sec: float | None
-    tool_filler: str = ""
-    max_spoken_tokens: int | None = None
-
-    def stages(self, request: GenerationRequest) -> AnswerStages:
-        """Return the stages for a request."""
-        return AnswerStages(self, request)
-
-
 class AnswerStages:
-    """The stages of one answer, and the links between them."""
+    """The stages of one answer, and the links between them. ``options`` are those of LlmStage."""
 
-    def __init__(self, parts: AnsweringParts, request: GenerationRequest) -> None:
-        self._llm = LlmStage(
-            parts.llm,
-            request,
-            words_only=parts.words_only,
-            transcribed=parts.transcribed,
-            spoken=parts.tts is not None,
-            first_byte_timeout_sec=parts.first_byte_timeout_sec,
-            tool_filler=parts.tool_filler,
-            max_spoken_tokens=parts.max_spoken_tokens,
-        )
-        self._tts = None if parts.tts is None else TtsStage(parts.tts, request)
+    def __init__(self, request: GenerationRequest, *, llm: Engine, tts: Engine | None, **options: Any) -> None:
+        self._llm = LlmStage(llm, request, spoken=tts is not None, **options)
+        self._tts = None if tts is None else TtsStage(tts, request)
         self.stages: list[Stage[Any]] = [self._llm, *([self._tts] if self._tts is not None else [])]
         self.links: list[StageLink] = [SPEECH_LINK] * (len(self.stages) - 1)
 

@@ -28,7 +28,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_input import unanswered
-from omni_ws.engine.decoding import DECODING_THREADS, MODALITIES, Chunks, ImagePart, TextPart, VideoPart, decode_request
+from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, exact_answer, prepare
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
@@ -150,7 +150,8 @@ class _Question:
                     counter.feed(part.text)
                     self.words += counter.words - counted
                 elif isinstance(part, (ImagePart, VideoPart)):
-                    with events.span("sights", "encoder_start", "encoder_end", modality=MODALITIES[type(part)].value):
+                    modality = Modality.IMAGE if isinstance(part, ImagePart) else Modality.VIDEO
+                    with events.span("sights", "encoder_start", "encoder_end", modality=modality.value):
                         await run_in_thread(self._threads, self._sights.look, part)
                 number = part.part
         if number is None:

@@ -1,16 +1,13 @@
-"""The stages that speak an answer with an omni model: its Talker and its vocoder, each in a process of its own.
-
-The stages see the processes as TalkerProcess and VocoderProcess; TalkerHost and VocoderHost are those that run.
-"""
+"""The stages that speak an answer with an omni model: its Talker and its vocoder, each in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +56,7 @@ class OmniTalker:
 
     name = "talker"
 
-    def __init__(self, process: TalkerProcess, settings: Mapping[str, Any]) -> None:
+    def __init__(self, process: TalkerHost, settings: Mapping[str, Any]) -> None:
         #: Rows of prompt and answer that the Talker was given, and frames that it made, for the usage of the request.
         self.prompt_tokens = 0
         self.tokens = 0
@@ -154,7 +151,7 @@ class VocoderStage:
 
     def __init__(
         self,
-        process: VocoderProcess,
+        process: VocoderHost,
         *,
         settings: Mapping[str, Any] | None = None,
         policy: ChunkPolicy | None = None,
@@ -262,87 +259,6 @@ class SpeechPart:
                 pass
 
 
-class TalkerSession(Protocol):
-    """One answer in the Talker's process. Iterating yields its Codes, up to the item whose ``end`` is set.
-
-    ``feed`` and the iteration raise InvalidValue for input that the Talker refuses, and EngineFailed once its process
-    has ended.
-    """
-
-    async def feed(self, item: TalkerItem) -> None:
-        """Hand over ``item``; waits while the process has too much input of this session."""
-        ...
-
-    def grant(self, frames: int) -> None:
-        """Allow ``frames`` codec frames more; without a grant none are made.
-
-        The Talker stage grants what its link to the vocoder has room for: first the capacity, then as many as it has
-        put into the link.
-        """
-        ...
-
-    def __aiter__(self) -> AsyncIterator[Codes]: ...
-
-
-class VocoderSession(Protocol):
-    """One answer in the vocoder's process."""
-
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
-        """Decode the next codes; the process does so in one batch with those of other sessions.
-
-        Calls do not overlap. Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has
-        ended.
-        """
-        ...
-
-
-class TalkerProcess(Protocol):
-    """The process of a Talker."""
-
-    @property
-    def frame_ms(self) -> float:
-        """The duration of a codec frame in milliseconds."""
-        ...
-
-    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[TalkerSession]:
-        """Open a session for one answer; leaving the block frees its slot at once.
-
-        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
-        """
-        ...
-
-
-class VocoderProcess(Protocol):
-    """The process of a vocoder."""
-
-    @property
-    def sample_rate(self) -> int:
-        """The rate of its samples in Hz."""
-        ...
-
-    @property
-    def frame_ms(self) -> float:
-        """The duration of a codec frame in milliseconds."""
-        ...
-
-    @property
-    def context_frames(self) -> int:
-        """How many frames a chunk's decoding costs besides its own."""
-        ...
-
-    @property
-    def ms_per_frame(self) -> float:
-        """The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown."""
-        ...
-
-    def open(self, settings: Mapping[str, Any]) -> AbstractAsyncContextManager[VocoderSession]:
-        """Open a session for one answer; leaving the block frees its slot at once.
-
-        Entering raises InvalidValue for settings, EngineFailed without a process or a free slot.
-        """
-        ...
-
-
 #: The most rows in a message: 64 states of 3584 values are 0.9 MB.
 ROWS_PER_MESSAGE: Final = 64
 #: What a message costs besides its rows, in bytes.
@@ -351,17 +267,27 @@ _OVERHEAD_BYTES: Final = 128
 _SMOOTHING: Final = 0.3
 
 
-class _TalkerSession:
-    """See TalkerSession."""
+class TalkerSession:
+    """One answer in the Talker's process. Iterating yields its Codes, up to the item whose ``end`` is set.
+
+    ``feed`` and the iteration raise InvalidValue for input that the Talker refuses, and EngineFailed once its process
+    has ended.
+    """
 
     def __init__(self, session: StepSession) -> None:
         self._session = session
 
     async def feed(self, item: TalkerItem) -> None:
+        """Hand over ``item``; waits while the process has too much input of this session."""
         for piece in _pieces(item):
             await self._session.feed(piece, _cost(piece))
 
     def grant(self, frames: int) -> None:
+        """Allow ``frames`` codec frames more; without a grant none are made.
+
+        The Talker stage grants what its link to the vocoder has room for: first the capacity, then as many as it has
+        put into the link.
+        """
         self._session.grant(frames)
 
     async def __aiter__(self) -> AsyncIterator[Codes]:
@@ -372,7 +298,7 @@ class _TalkerSession:
 
 
 class TalkerHost:
-    """A TalkerProcess. ``frame_ms`` is the duration of its codec frames in milliseconds."""
+    """The process of a Talker. ``frame_ms`` is the duration of its codec frames in milliseconds."""
 
     def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
         self.process = process
@@ -380,19 +306,27 @@ class TalkerHost:
 
     @asynccontextmanager
     async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
-        """See TalkerProcess; raises EngineOverloaded without a free slot."""
+        """Open a session for one answer; leaving the block frees its slot at once.
+
+        Entering raises InvalidValue for settings, EngineFailed without a process, EngineOverloaded without a free slot.
+        """
         async with self.process.open(settings) as session:
-            yield _TalkerSession(session)
+            yield TalkerSession(session)
 
 
-class _VocoderSession:
-    """See VocoderSession."""
+class VocoderSession:
+    """One answer in the vocoder's process."""
 
     def __init__(self, host: VocoderHost, session: StepSession) -> None:
         self._host = host
         self._session = session
 
     async def decode(self, item: VocoderInput) -> VocoderOutput:
+        """Decode the next codes; the process does so in one batch with those of other sessions.
+
+        Calls do not overlap. Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has
+        ended.
+        """
         began = time.monotonic()
         await self._session.feed(item, item.codes.nbytes + _OVERHEAD_BYTES)
         made: VocoderOutput = await anext(self._session.made)
@@ -401,7 +335,10 @@ class _VocoderSession:
 
 
 class VocoderHost:
-    """A VocoderProcess; the figures are those of its model."""
+    """The process of a vocoder; the figures are those of its model.
+
+    ``context_frames`` is how many frames a chunk's decoding costs besides its own.
+    """
 
     def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
         self.process = process
@@ -413,9 +350,9 @@ class VocoderHost:
 
     @asynccontextmanager
     async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
-        """See VocoderProcess; raises EngineOverloaded without a free slot."""
+        """Open a session for one answer; see ``TalkerHost.open``."""
         async with self.process.open(settings) as session:
-            yield _VocoderSession(self, session)
+            yield VocoderSession(self, session)
 
     def note(self, frames: int, seconds: float) -> None:
         """Take a measurement into the average."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
-from typing import ClassVar, Final
+from typing import Final, TypeVar
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
 from omni_ws.core.history import Message
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
 from omni_ws.engine.continued_input import whole_turns
@@ -30,16 +31,20 @@ from omni_ws.engine.remote.settings import (
     key_of,
     patience,
 )
-from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
-from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, UpstreamEngine, normalised
+from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, normalised
+from omni_ws.engine.remote.voice import RemoteVoice
+from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, MediaLimitFields
+
+T = TypeVar("T")
 
 
 class RemoteEngine(ComposedEngine):
     """Streaming input in front of a server, as ``remote.*`` configures it.
 
-    It is a RemoteLlmEngine, and a RemoteTtsEngine where there is a speech upstream.
+    It is a RemoteLlmEngine, and a RemoteVoice where there is a speech upstream.
 
     A model that speaks by itself speaks its answers also beside a speech upstream, which then only reads aloud.
     """
@@ -52,7 +57,8 @@ class RemoteEngine(ComposedEngine):
         self._speaks_itself = OutputModality.AUDIO.value in config.modalities
         tts = None
         if config.speech_upstream is not None:
-            tts = RemoteTtsEngine(replace(_tts_settings(config, config.speech_upstream), log_content=log_content))
+            voice = RemoteVoice(replace(_tts_settings(config, config.speech_upstream), log_content=log_content))
+            tts = SpeechEngine(voice)
         super().__init__(
             self.llm, tts=tts, name="remote", first_byte_timeout_sec=None, max_spoken_tokens=max_spoken_tokens
         )
@@ -105,37 +111,74 @@ _MESSAGE_BYTES: Final = 16
 _THINKING_ARGUMENTS: Final = ("enable_thinking", "thinking")
 
 
-class RemoteLlmEngine(UpstreamEngine):
+#: Threads that decode audio, and write and read large JSON.
+_THREADS: Final = 4
+#: More than this, in bytes, is written and read in a thread: less takes less time than the way there.
+_INLINE_BYTES: Final = 256 * 1024
+
+
+class RemoteLlmEngine:
     """Does the task chat, with one streamed chat completion for each request.
 
     Frozen prompts only: an upstream takes a request whole, so nothing can join it once it has been sent. Turns that do
     not fit the context of the model are left out, the oldest first.
     """
 
-    reads_context: ClassVar[bool] = True
+    name = "remote"
 
     def __init__(self, settings: RemoteLlmSettings) -> None:
-        super().__init__(settings)
         self.settings = settings
+        #: Where the settings name none it is known after the start.
+        self.model = settings.model or self.name
+        self.active_requests = 0
+        self._pool = Pool(settings, reads_context=True)
+        self.hosts = self._pool.hosts
+        self._running_threads: ThreadPoolExecutor | None = None
         self._window = ContextWindow()
         self._capabilities = _capabilities(settings, upstreams=())
+
+    @property
+    def state(self) -> EngineState:
+        return self._pool.state
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        """Those of a running engine."""
+        return self._pool.upstreams
 
     @property
     def capabilities(self) -> EngineCapabilities:
         return self._capabilities
 
+    def describe(self) -> tuple[str, ...]:
+        return self._pool.describe()
+
     async def start(self) -> None:
         """Returns when at least one upstream can be used. Idempotent."""
-        await super().start()
-        self._capabilities = _capabilities(self.settings, upstreams=[one for one in self.upstreams if one.models])
-
-    def _check_started(self, pool: Pool) -> None:
-        if pool.model is None:
-            is_ollama = any(upstream.dialect is Dialect.OLLAMA for upstream in pool.upstreams)
+        await self._pool.start()
+        if self._pool.model is None:
+            is_ollama = any(upstream.dialect is Dialect.OLLAMA for upstream in self.upstreams)
             pull = "; Ollama gets one with: ollama pull NAME" if is_ollama else ""
+            await self._pool.stop()
             raise EngineFailed(
                 f"the upstreams list no model; name one with {self.settings.section}.model{pull}", fatal=True
             )
+        if self._running_threads is None:
+            self._running_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self.name)
+        self.model = self._pool.model
+        self._capabilities = _capabilities(self.settings, upstreams=[one for one in self.upstreams if one.models])
+
+    async def stop(self) -> None:
+        threads, self._running_threads = self._running_threads, None
+        await self._pool.stop()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._running_threads is None:
+            raise EngineFailed("the engine is not running", fatal=True)
+        return self._running_threads
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         threads = self._threads
@@ -251,6 +294,12 @@ class RemoteLlmEngine(UpstreamEngine):
 
     async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:
         return await self._run(len(event.data), lambda: answer.read(event))
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """Work on ``size`` bytes: here where they are few, else in a thread."""
+        if size <= _INLINE_BYTES:
+            return work()
+        return await run_in_thread(self._threads, work)
 
 
 def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:

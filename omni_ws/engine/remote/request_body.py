@@ -34,18 +34,6 @@ _TS_SYNC: Final = 0x47
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Audio:
-    """At AUDIO_SAMPLE_RATE."""
-
-    samples: Samples
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     """An image or a video as it came; ``kind`` is ``image_url`` or ``video_url``."""
 
@@ -54,7 +42,8 @@ class Picture:
     data: bytes
 
 
-Part: TypeAlias = Text | Audio | Picture
+#: Text, audio at AUDIO_SAMPLE_RATE, or a picture.
+Part: TypeAlias = str | Samples | Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +60,16 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
     def is_text(self) -> bool:
         """Whether there is nothing but text, here and in the history."""
-        return not self.earlier and all(isinstance(part, Text) for part in self.parts)
+        return not self.earlier and all(isinstance(part, str) for part in self.parts)
 
     @property
     def words(self) -> int:
-        return sum(count_words(part.text) for part in self.parts if isinstance(part, Text))
+        return sum(count_words(part) for part in self.parts if isinstance(part, str))
 
 
 async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int, share: MediaShare) -> Prompt:
@@ -165,7 +154,7 @@ class _Collected:
         self._end_audio()
         for part in parts:
             self.parts.append(part)
-            self._count(_base64_length(len(part.data)) if isinstance(part, Picture) else _text_length(part))
+            self._count(_base64_length(len(part.data)) if isinstance(part, Picture) else len(part))
 
     def prompt(self) -> Prompt:
         self._end_audio()
@@ -176,17 +165,13 @@ class _Collected:
 
     def _end_audio(self) -> None:
         if self.audio:
-            self.parts.append(Audio(np.concatenate(self.audio) if len(self.audio) > 1 else self.audio[0]))
+            self.parts.append(np.concatenate(self.audio) if len(self.audio) > 1 else self.audio[0])
         self.audio, self.audio_part = [], -1
 
     def _count(self, size: int) -> None:
         self.size += size
         if self.size > self.max_bytes:
             raise PayloadTooLarge(f"the input takes more than {self.max_bytes} bytes on its way to the upstream")
-
-
-def _text_length(part: Part) -> int:
-    return len(part.text) if isinstance(part, Text) else 0
 
 
 def _base64_length(size: int) -> int:
@@ -196,7 +181,7 @@ def _base64_length(size: int) -> int:
 def _parts(modality: Modality, run: Sequence[InputChunk]) -> Iterator[Part]:
     match modality:
         case Modality.TEXT:
-            yield Text(b"".join(chunk.payload for chunk in run).decode())
+            yield b"".join(chunk.payload for chunk in run).decode()
         case Modality.IMAGE:
             for chunk in run:
                 yield Picture("image_url", _image_type(chunk), chunk.payload)
@@ -333,26 +318,27 @@ def _earlier_content(message: Message, prompt: Prompt) -> str | list[dict[str, A
 
 def _earlier_parts(message: Message, prompt: Prompt) -> Iterator[Part]:
     if message.text:
-        yield Text(message.text)
+        yield message.text
     if message.picture is not None:
         yield from _parts(message.picture.modality, [message.picture])
     if message.speech is not None:
         samples = prompt.earlier.get(message.speech)
-        yield Text(WORDS_UNKNOWN) if samples is None else Audio(samples)
+        yield WORDS_UNKNOWN if samples is None else samples
 
 
 def _content(parts: Sequence[Part]) -> str | list[dict[str, Any]]:
     """A bare text where there is nothing else: servers of text models know no parts."""
-    if all(isinstance(part, Text) for part in parts):
-        return "".join(part.text for part in parts if isinstance(part, Text))
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return "".join(texts)
     return [_content_part(part) for part in parts]
 
 
 def _content_part(part: Part) -> dict[str, Any]:
     match part:
-        case Text(text=text):
+        case str(text):
             return {"type": "text", "text": text}
-        case Audio(samples=samples):
+        case np.ndarray() as samples:
             pcm = pcm16_from_samples(samples).tobytes()
             header = wav_header(sample_rate=AUDIO_SAMPLE_RATE, channels=1, data_bytes=len(pcm))
             return {"type": "input_audio", "input_audio": {"data": _base64(header + pcm), "format": "wav"}}

@@ -1,4 +1,4 @@
-"""The servers behind this one: one, several that serve one model, and what engines over them have in common."""
+"""The servers behind this one: several that serve one model, and each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 import ssl
 import struct
 import zlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -40,129 +40,9 @@ from omni_ws.engine.remote.settings import (
     listed_models,
     opens_thoughts_in_props,
 )
-from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
-
-
-# What the remote engines have in common: a pool of upstreams, and threads for large work.
-
-#: Threads that decode audio, and write and read large JSON.
-_THREADS: Final = 4
-#: More than this, in bytes, is written and read in a thread: less takes less time than the way there.
-_INLINE_BYTES: Final = 256 * 1024
-
-
-class UpstreamEngine:
-    """The life of an engine whose work is done by other servers."""
-
-    name = "remote"
-    #: Begins the operator's lines about the upstreams.
-    line_prefix: ClassVar[str] = ""
-    #: Whether the context of the model matters.
-    reads_context: ClassVar[bool] = False
-
-    def __init__(self, settings: UpstreamSettings) -> None:
-        #: The upstreams' own name for it; where the settings name none it is known after the start.
-        self.model = settings.model or self.name
-        self.active_requests = 0
-        self._upstream_settings = settings
-        self._running_pool: Pool | None = None
-        self._running_threads: ThreadPoolExecutor | None = None
-
-    @property
-    def state(self) -> EngineState:
-        if self._running_pool is None:
-            return EngineState.STARTING
-        return EngineState.OK if self._running_pool.available else EngineState.UNHEALTHY
-
-    @property
-    def upstreams(self) -> tuple[Upstream, ...]:
-        """Those of a running engine."""
-        return () if self._running_pool is None else self._running_pool.upstreams
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The names of the machines of the upstreams, without this one: of their URLs the host alone."""
-        names = [urlsplit(url).hostname or "" for url in self._upstream_settings.urls]
-        return tuple(dict.fromkeys(name for name in names if not is_loopback(name)))
-
-    def describe(self) -> tuple[str, ...]:
-        lines = () if self._running_pool is None else self._running_pool.describe()
-        return tuple(self.line_prefix + line for line in lines)
-
-    async def start(self) -> None:
-        """Returns when at least one upstream can be used. Idempotent."""
-        if self._running_pool is not None:
-            return
-        async with AsyncExitStack() as undo:
-            pool = self._new_pool()
-            undo.push_async_callback(pool.stop)
-            await pool.start()
-            self._check_started(pool)
-            undo.pop_all()
-        self._running_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self.name)
-        self._running_pool = pool
-        self.model = pool.model or self.model
-
-    async def stop(self) -> None:
-        pool, self._running_pool = self._running_pool, None
-        threads, self._running_threads = self._running_threads, None
-        if pool is not None:
-            await pool.stop()
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    def _check_started(self, pool: Pool) -> None:
-        """Raises EngineFailed where these upstreams cannot be used after all."""
-
-    @property
-    def _pool(self) -> Pool:
-        if self._running_pool is None:
-            raise EngineFailed("the engine is not running", fatal=True)
-        return self._running_pool
-
-    @property
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._running_threads is None:
-            raise EngineFailed("the engine is not running", fatal=True)
-        return self._running_threads
-
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Work on ``size`` bytes: here where they are few, else in a thread."""
-        if size <= _INLINE_BYTES:
-            return work()
-        return await run_in_thread(self._threads, work)
-
-    def _new_pool(self) -> Pool:
-        settings = self._upstream_settings
-        timeouts = Timeouts(
-            connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
-        )
-        ca_file = None if settings.ca_file is None else str(settings.ca_file)
-        variable = settings.key_variable or f"OMNI_WS_{settings.section.upper()}__API_KEY"
-        key = settings.api_key
-        return Pool(
-            [
-                Upstream(
-                    url,
-                    key=key,
-                    timeouts=timeouts,
-                    ca_file=ca_file,
-                    key_variable=variable,
-                    log_content=settings.log_content,
-                )
-                for url in settings.urls
-            ],
-            model=settings.model,
-            retries=settings.retries,
-            health_interval=settings.health_interval,
-            start_timeout=settings.start_timeout,
-            reads_context=self.reads_context,
-        )
 
 
 # Several servers of one model: which are well, which has the least to do, and which is asked next.
@@ -182,53 +62,71 @@ _MOST_MODELS: Final = 1000
 
 
 class Pool:
-    """``start`` … ``post`` … ``stop``. ``model`` is None until ``start`` unless it is given."""
+    """``start`` … ``post`` … ``stop``, any number of times.
 
-    def __init__(
-        self,
-        upstreams: Sequence[Upstream],
-        *,
-        model: str | None,
-        retries: int,
-        health_interval: float,
-        start_timeout: float,
-        reads_context: bool = False,
-    ) -> None:
-        """``reads_context``: whether the context of the model matters, and is asked for."""
-        self.upstreams = tuple(upstreams)
-        self.model = model
-        self._retries = retries
-        self._health_interval = health_interval
-        self._start_timeout = start_timeout
+    ``reads_context``: whether the context of the model matters, and is asked for.
+    """
+
+    def __init__(self, settings: UpstreamSettings, *, reads_context: bool = False) -> None:
+        #: The upstreams' own name for the model; where the settings name none it is known after the start.
+        self.model = settings.model
+        #: Those of a running pool.
+        self.upstreams: tuple[Upstream, ...] = ()
+        #: The names of the machines of the upstreams, without this one: of their URLs the host alone.
+        names = [urlsplit(url).hostname or "" for url in settings.urls]
+        self.hosts = tuple(dict.fromkeys(name for name in names if not is_loopback(name)))
+        self._settings = settings
         self._reads_context = reads_context
+        self._started = False
         self._watchers: list[asyncio.Task[None]] = []
-        self._troubled = {upstream: asyncio.Event() for upstream in self.upstreams}
-        self._slow_checks = dict.fromkeys(self.upstreams, 0)
+        self._troubled: defaultdict[Upstream, asyncio.Event] = defaultdict(asyncio.Event)
+        #: Checks in a row that came back too late.
+        self._slow_checks: defaultdict[Upstream, int] = defaultdict(int)
         self._turns = count()
-        self._last_turn = dict.fromkeys(self.upstreams, -1)
+        #: Of those that have had a request.
+        self._last_turn: dict[Upstream, int] = {}
         #: Until when, in the loop's time, an upstream asked to be left alone.
-        self._rests_until = dict.fromkeys(self.upstreams, 0.0)
+        self._rests_until: defaultdict[Upstream, float] = defaultdict(float)
 
     @property
-    def available(self) -> bool:
-        return any(upstream.state is UpstreamState.UP for upstream in self.upstreams)
+    def state(self) -> EngineState:
+        """OK while one upstream is well."""
+        if not self._started:
+            return EngineState.STARTING
+        return EngineState.OK if any(map(_is_up, self.upstreams)) else EngineState.UNHEALTHY
 
     @property
     def context(self) -> int | None:
         """The smallest context that the upstreams tell, in tokens; None where none does."""
         return min((one.context for one in self.upstreams if _is_up(one) and one.context is not None), default=None)
 
-    def describe(self) -> tuple[str, ...]:
+    def describe(self, prefix: str = "") -> tuple[str, ...]:
+        """Return a line for each upstream, once started."""
         return tuple(
-            f"upstream {upstream.name} {f'serves {self.model}' if _is_up(upstream) else f'is lost: {upstream.problem}'}"
-            for upstream in self.upstreams
+            f"{prefix}upstream {upstream.name} "
+            f"{f'serves {self.model}' if _is_up(upstream) else f'is lost: {upstream.problem}'}"
+            for upstream in (self.upstreams if self._started else ())
         )
 
     # life
 
     async def start(self) -> None:
         """Returns when at least one upstream can be used. Raises EngineFailed when none can, or none in time."""
-        deadline = asyncio.get_running_loop().time() + self._start_timeout
+        if self._started:
+            return
+        settings = self._settings
+        self.model = settings.model
+        self.upstreams = tuple(Upstream(url, settings) for url in settings.urls)
+        try:
+            await self._wait_for_one(asyncio.get_running_loop().time() + settings.start_timeout)
+        except BaseException:
+            await self.stop()
+            raise
+        for upstream in self.upstreams:
+            self._watchers.append(asyncio.create_task(self._watch(upstream), name=f"watch {upstream.name}"))
+        self._started = True
+
+    async def _wait_for_one(self, deadline: float) -> None:
         backoff, told = FIRST_BACKOFF, ""
         while not await self._look_at_all():
             now = asyncio.get_running_loop().time()
@@ -239,16 +137,18 @@ class Pool:
                 told = problems
             await asyncio.sleep(min(backoff, deadline - now))
             backoff = min(2 * backoff, LONGEST_BACKOFF)
-        for upstream in self.upstreams:
-            self._watchers.append(asyncio.create_task(self._watch(upstream), name=f"watch {upstream.name}"))
 
     async def stop(self) -> None:
         """Idempotent."""
+        self._started = False
+        upstreams, self.upstreams = self.upstreams, ()
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-        for upstream in self.upstreams:
+        for kept in (self._troubled, self._slow_checks, self._last_turn, self._rests_until):
+            kept.clear()
+        for upstream in upstreams:
             await upstream.close()
 
     async def _look_at_all(self) -> bool:
@@ -260,9 +160,11 @@ class Pool:
             for upstream in self.upstreams:
                 self._judge_model(upstream)
             await asyncio.gather(*(self._read_context(upstream) for upstream in self.upstreams))
-        if not self.available and all(failure is not None and failure.lasting for failure in failures):
+        if not any(map(_is_up, self.upstreams)) and all(
+            failure is not None and failure.lasting for failure in failures
+        ):
             raise EngineFailed(f"no upstream can be used: {'; '.join(self._problems())}", fatal=True)
-        return self.available
+        return any(map(_is_up, self.upstreams))
 
     def _problems(self) -> list[str]:
         return [f"{upstream.name}: {upstream.problem}" for upstream in self.upstreams]
@@ -275,7 +177,7 @@ class Pool:
         while True:
             lost = upstream.state is not UpstreamState.UP
             try:
-                async with asyncio.timeout(backoff if lost else self._health_interval):
+                async with asyncio.timeout(backoff if lost else self._settings.health_interval):
                     await self._troubled[upstream].wait()
                 self._troubled[upstream].clear()
                 if upstream.state is not UpstreamState.UP:
@@ -379,7 +281,7 @@ class Pool:
                 upstream in tried,
                 self._rests_until[upstream] > now,
                 upstream.active,
-                self._last_turn[upstream],
+                self._last_turn.get(upstream, -1),
             ),
         )
 
@@ -394,7 +296,7 @@ class Pool:
 
     def _delay_before_next(self, attempt: int, tried: Sequence[Upstream], refused: NotTaken) -> float | None:
         """Seconds until the next try; None where there is none."""
-        if attempt >= self._retries:
+        if attempt >= self._settings.retries:
             return None
         now = asyncio.get_running_loop().time()
         if any(
@@ -443,15 +345,6 @@ class UpstreamState(Enum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Seconds. ``first_byte`` is the time until an answer has begun, see ``UpstreamAnswer.begun``."""
-
-    connect: float
-    first_byte: float
-    idle: float
-
-
 class NotTaken(Exception):
     """The upstream did no work on the request: it may be sent again. ``unreachable``: nobody was there.
 
@@ -484,16 +377,7 @@ def normalised(url: str) -> str:
 class Upstream:
     """``name`` is for people and logs: the address without credentials. ``active`` counts its requests under way."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None,
-        timeouts: Timeouts,
-        ca_file: str | None = None,
-        key_variable: str = "OMNI_WS_REMOTE__API_KEY",
-        log_content: bool = False,
-    ) -> None:
+    def __init__(self, url: str, settings: UpstreamSettings) -> None:
         self.url = normalised(url)
         parts = urlsplit(self.url)
         self.name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
@@ -511,8 +395,8 @@ class Upstream:
         self.opens_thoughts = False
         self._template_opens_thoughts = False
         self._waited_in_vain = 0
-        self._timeouts = timeouts
-        self._log_content = log_content
+        self._settings = settings
+        key, key_variable = settings.api_key, settings.key_variable or f"OMNI_WS_{settings.section.upper()}__API_KEY"
         self._where_key = f"{'set' if key is None else 'look at'} {key_variable}"
         self._health: bool = True
         self._listed: list[Mapping[str, Any]] = []
@@ -523,9 +407,9 @@ class Upstream:
             headers["Authorization"] = f"Bearer {key}"
         self._client = httpx.AsyncClient(
             headers=headers,
-            timeout=httpx.Timeout(None, connect=timeouts.connect),
+            timeout=httpx.Timeout(None, connect=settings.connect_timeout),
             transport=httpx.AsyncHTTPTransport(
-                verify=ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else False,
+                verify=_tls(settings) if parts.scheme == "https" else False,
                 limits=httpx.Limits(
                     max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC
                 ),
@@ -549,11 +433,11 @@ class Upstream:
     async def check(self) -> None:
         """Asks whether it is well, and which models it has. Raises Unusable."""
         try:
-            async with asyncio.timeout(self._timeouts.connect):
+            async with asyncio.timeout(self._settings.connect_timeout):
                 await self._check_health()
                 await self._read_models()
         except (TimeoutError, httpx.TimeoutException):
-            raise Unusable(f"no answer within {self._timeouts.connect:g} s", slow=True) from None
+            raise Unusable(f"no answer within {self._settings.connect_timeout:g} s", slow=True) from None
         except httpx.HTTPError as error:
             raise Unusable(_reason(error)) from None
 
@@ -610,7 +494,7 @@ class Upstream:
     async def read_context(self, model: str) -> None:
         """Ask for the context of ``model``, where the server tells it. What cannot be read changes nothing."""
         with suppress(TimeoutError, httpx.HTTPError, Unusable):
-            async with asyncio.timeout(self._timeouts.connect):
+            async with asyncio.timeout(self._settings.connect_timeout):
                 self.context = await self._context(model)
 
     async def _context(self, model: str) -> int | None:
@@ -655,11 +539,11 @@ class Upstream:
         A server may close an idle connection while a request is on its way to it (RFC 9112, section 9.5). What is lost
         with a connection that was used before therefore goes out again, at once.
         """
-        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
+        deadline = asyncio.get_running_loop().time() + self._settings.first_byte_timeout
         while (response := await self._send(path, body, headers, deadline=deadline)) is None:
             logger.info("upstream %s: it closed a connection that was used again", self.name)
         if response.status_code == 200:
-            return UpstreamAnswer(response, self, deadline=deadline, idle=self._timeouts.idle)
+            return UpstreamAnswer(response, self, deadline=deadline, idle=self._settings.idle_timeout)
         raise await self._refusal(response)
 
     async def _send(
@@ -687,8 +571,10 @@ class Upstream:
             logger.warning("upstream %s: %s", self.name, _reason(error))
             raise NotTaken(failed, delay=None, unreachable=True, status=None) from None
         except TimeoutError:
-            logger.warning("upstream %s: no answer within %g s", self.name, self._timeouts.first_byte)
-            raise EngineFailed(f"the upstream did not answer within {self._timeouts.first_byte:g} seconds") from None
+            logger.warning("upstream %s: no answer within %g s", self.name, self._settings.first_byte_timeout)
+            raise EngineFailed(
+                f"the upstream did not answer within {self._settings.first_byte_timeout:g} seconds"
+            ) from None
         except httpx.HTTPError as error:
             if not is_new and isinstance(error, _LOST):
                 return None
@@ -701,7 +587,9 @@ class Upstream:
             body = await _error_body(response)
         finally:
             await response.aclose()
-        error = refusal(status, body, retry_after=retry_after, upstream=self.name, log_content=self._log_content)
+        error = refusal(
+            status, body, retry_after=retry_after, upstream=self.name, log_content=self._settings.log_content
+        )
         if status in (401, 403) and isinstance(error, EngineFailed):
             error.private = f"{error.private} ({self._where_key})".lstrip()
         if status not in _RETRYABLE:
@@ -779,6 +667,10 @@ class _Reply:
         except (InvalidFrame, ValueError):
             return None
         return content
+
+
+def _tls(settings: UpstreamSettings) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=None if settings.ca_file is None else str(settings.ca_file))
 
 
 async def _bounded_body(response: httpx.Response, most: int) -> bytes | None:

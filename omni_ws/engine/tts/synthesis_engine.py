@@ -1,13 +1,11 @@
-"""SynthesisEngine: reads text aloud clause by clause, while it still arrives, with a voice in a process of its own."""
+"""VoiceProcess: speaks clause by clause with hibari or espeak-ng, in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import unicodedata
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -15,19 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_bytes
+from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, samples_from_bytes
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
-from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.core.chunks import Modality, OutputModality, Task, Word
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
-from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, first_clause_of, pieces_of
-from omni_ws.engine.decoding import TextPart, decode_request
-from omni_ws.engine.first_to_start import check_is_heard
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
+from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
     Done,
@@ -41,203 +34,13 @@ from omni_ws.engine.tts.synthesiser import (
     VoiceMissing,
     VoiceReady,
 )
-from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
+from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
 from omni_ws.weights import fetched_file
 
 log = logging.getLogger(__name__)
 
-
-class SynthesisEngine:
-    """Speaks with hibari or espeak-ng, in a process of its own that is started again when it dies.
-
-    Where ``choice`` is AUTO and there is no synthesiser, the engine starts all the same, and can do nothing.
-    ``default_voice`` is one of the voices of the synthesiser, None for its usual one; ``file`` is what hibari speaks
-    from, None for the one in the cache of weights. Once started, the engine is named like the synthesiser, and its
-    model like the voice.
-    """
-
-    def __init__(
-        self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None, file: Path | None = None
-    ) -> None:
-        self.name = "synthesis"
-        self.model = choice.value
-        self.active_requests = 0
-        self.voice = Voice(choice, default_voice=default_voice, file=file)
-        self._threads: ThreadPoolExecutor | None = None
-
-    @property
-    def state(self) -> EngineState:
-        if self._threads is None:
-            return EngineState.STARTING
-        return EngineState.OK if self.voice.healthy else EngineState.UNHEALTHY
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        voices = self.voice.voices
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
-            tasks=frozenset({Task.SPEECH} if voices else ()),
-            extend=True,
-            voices=voices,
-            voice_aliases=self.voice.aliases,
-            voice_languages=self.voice.languages,
-            speed=bool(voices),
-            sampling=frozenset({"max_tokens", "stop"}),
-            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
-        )
-
-    def describe(self) -> tuple[str, ...]:
-        return (self.voice.describe(),)
-
-    async def start(self) -> None:
-        """Find a voice and start its process. Idempotent. Raises EngineFailed if the chosen one is missing."""
-        if self._threads is None:
-            await self.voice.start()
-            if self.voice.facts is not None:
-                self.name = self.voice.facts.synthesiser.partition(" ")[0]
-                self.model = self.voice.voices[0]
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="text decoder")
-
-    async def stop(self) -> None:
-        threads, self._threads = self._threads, None
-        await self.voice.stop()
-        if threads is not None:
-            await asyncio.to_thread(threads.shutdown)
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-        if self._threads is None:
-            raise EngineFailed("the engine is not running", fatal=True)
-        self._check(request)
-        self.active_requests += 1
-        try:
-            with request.media_room.share() as share:
-                reading = _Reading(request, self.voice, threads=self._threads, share=share)
-                async with aclosing(reading.outputs()) as outputs:
-                    async for output in outputs:
-                        yield output
-        finally:
-            self.active_requests -= 1
-
-    def _check(self, request: GenerationRequest) -> None:
-        if not self.voice.voices:
-            raise UnsupportedParameter(f"this server has no voice; {self.voice.describe()}", param="task")
-        check_is_heard(request)
-        if request.voice is not None:
-            self.voice.check(request.voice)
-
-
-class _Reading:
-    """One request: text in, speech out."""
-
-    def __init__(
-        self, request: GenerationRequest, voice: Voice, *, threads: ThreadPoolExecutor, share: MediaShare
-    ) -> None:
-        self._request = request
-        self._voice = voice
-        self._threads = threads
-        self._share = share
-        self._read = WordCounter()
-        self._text = AnswerText(request.sampling)
-        self._spoken_ms = 0.0
-        language = voice.languages.get(request.voice or next(iter(voice.voices), ""), "")
-        reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
-        comma_after, self._begin_after_sec = first_clause_of(request.input)
-        self._clauses = (
-            _SpokenClauses(language, comma_after) if reads_numbers else ClauseSplitter(first_comma_after=comma_after)
-        )
-
-    async def outputs(self) -> AsyncGenerator[EngineOutput, None]:
-        async with (
-            aclosing(self._pieces()) as pieces,
-            aclosing(clauses_as_they_come(pieces, self._clauses, begin_after_sec=self._begin_after_sec)) as clauses,
-        ):
-            async for clause in clauses:
-                async with aclosing(self._speak(clause.text)) as outputs:
-                    async for output in outputs:
-                        yield output
-        if not self._read.words:
-            raise EmptyInput("there is no text to read aloud")
-        usage = Usage(
-            input_tokens=self._read.words + sum(count_words(message.text) for message in self._request.history),
-            output_tokens=self._text.words,
-            output_audio_ms=round(self._spoken_ms),
-        )
-        yield Finished(self._text.reached or FinishReason.STOP, usage)
-
-    async def _pieces(self) -> AsyncGenerator[str, None]:
-        """Yield what is to be read aloud, as it arrives."""
-        decoded = decode_request(self._request, {Modality.TEXT}, executor=self._threads, share=self._share)
-        async with aclosing(decoded) as parts:
-            async for part in parts:
-                assert isinstance(part, TextPart)
-                self._read.feed(part.text)
-                async for piece in self._text.add(part.text):
-                    for short in pieces_of(piece, AT_A_STRETCH):
-                        yield short
-                if self._text.reached is not None:
-                    return
-        yield self._text.finish()
-
-    async def _speak(self, clause: str) -> AsyncGenerator[AudioOutput, None]:
-        latin_only = self._voice.facts is not None and self._voice.facts.latin_only
-        if latin_only and any(map(str.isalpha, clause)) and not _has_latin(clause):
-            if self._request.options.skip_unreadable:
-                return
-            raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
-        start_ms = self._spoken_ms
-        sample_rate = 0
-        async with aclosing(self._voice.speak(clause, voice=self._request.voice, speed=self._request.speed)) as pieces:
-            async for piece in pieces:
-                # Words that are told after the last sample come without a rate of their own.
-                sample_rate = piece.sample_rate or sample_rate
-                if not sample_rate:
-                    continue
-                self._spoken_ms += len(piece.samples) * 1000 / sample_rate
-                words = tuple(_moved(word, start_ms) for word in piece.words)
-                if isinstance(self._clauses, _SpokenClauses):
-                    words = self._clauses.written.place(words)
-                yield AudioOutput(piece.samples, sample_rate, words)
-
-
-class _SpokenClauses(ClauseSplitter):
-    """Splits what is read of a text of English, which is the text itself with its numbers in words, into clauses."""
-
-    def __init__(self, language: str, first_comma_after: int) -> None:
-        super().__init__(first_comma_after=first_comma_after)
-        self.written = WrittenWords()
-        self._speakable = SpeakableText(language, literal=True)
-
-    def feed(self, text: str) -> list[TextClause]:
-        return super().feed(self._noted(self._speakable.feed(text)))
-
-    @property
-    def looks_complete(self) -> bool:
-        return self._speakable.looks_complete or super().looks_complete
-
-    def rest(self) -> TextClause:
-        clauses = super().feed(self._noted(self._speakable.rest()))
-        last = super().rest()
-        return TextClause(" ".join(clause.text for clause in (*clauses, last) if clause.text), last.end)
-
-    def _noted(self, pieces: Iterable[Spoken]) -> str:
-        noted = list(pieces)
-        self.written.add(noted)
-        return "".join(piece.text for piece in noted)
-
-
-def _has_latin(text: str) -> bool:
-    """Whether any of a text can be read by who knows Latin letters and digits alone, accents aside."""
-    return any(letter.isascii() and letter.isalnum() for letter in unicodedata.normalize("NFKD", text))
-
-
-def _moved(word: Word, by_ms: float) -> Word:
-    return Word(word.text, round(word.start_ms + by_ms), round(word.end_ms + by_ms))
-
-
-# The server's side of the voice
 
 WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
@@ -255,34 +58,33 @@ MANY_VOICES = 20
 HOW_TO_GET_ONE = install_command("espeak")
 
 
-@dataclass(frozen=True, slots=True)
-class SpokenAudio:
-    """A piece of speech; the words are placed from the start of the text's audio, not of the piece."""
-
-    samples: Samples
-    sample_rate: int
-    words: tuple[Word, ...] = ()
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     asked: Speak
     #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
-    output: Channel[SpokenAudio] = field(default_factory=lambda: Channel(0, cost=lambda spoken: len(spoken.samples)))
+    output: Channel[AudioOutput] = field(default_factory=lambda: Channel(0, cost=lambda spoken: len(spoken.samples)))
     words: tuple[Word, ...] = ()
+    sample_rate: int = 0
     withdrawn: bool = False
 
 
-class Voice:
-    """Owns the worker process, gives it one job at a time, and starts it again when it dies.
+class VoiceProcess:
+    """A Voice, hibari or espeak-ng: owns the worker process, gives it one job at a time, and starts it again.
 
-    It speaks for any number of callers; their texts take turns in the order in which they came.
-    ``file`` is what hibari speaks from, None for the one in the cache of weights.
+    It speaks for any number of callers; their texts take turns in the order in which they came. Where ``choice`` is
+    AUTO and there is no synthesiser, it starts all the same, and can do nothing. ``default_voice`` is one of the voices
+    of the synthesiser, None for its usual one; ``file`` is what hibari speaks from, None for the one in the cache of
+    weights.
     """
+
+    hosts: tuple[str, ...] = ()
+    measures_memory = False
 
     def __init__(
         self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None, file: Path | None = None
     ) -> None:
+        self.name = "synthesis"
+        self.model = choice.value
         #: What speaks; None before ``start`` and where there is no voice.
         self.facts: VoiceFacts | None = None
         #: Why there is no voice.
@@ -300,6 +102,26 @@ class Voice:
         self._watchdog: asyncio.TimerHandle | None = None
         self._deaths = 0
         self._backoff = Backoff()
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.OK if self.healthy else EngineState.UNHEALTHY
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        voices = self.voices
+        return EngineCapabilities(
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
+            tasks=frozenset({Task.SPEECH} if voices else ()),
+            extend=True,
+            voices=voices,
+            voice_aliases=self.aliases,
+            voice_languages=self.languages,
+            speed=bool(voices),
+            sampling=frozenset({"max_tokens", "stop"}),
+            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+        )
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -339,12 +161,11 @@ class Voice:
         """Texts that are being spoken or wait for it."""
         return len(self._waiting) + (self._current is not None and not self._current.withdrawn)
 
-    def describe(self) -> str:
-        """One line for the person who starts the server."""
+    def describe(self) -> tuple[str, ...]:
         if self.facts is None:
-            return f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}"
+            return (f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}",)
         name = f" {self.voices[0]}" if len(self.facts.voices) < MANY_VOICES else ""
-        return f"voice: {self.facts.synthesiser}{name} ({self.facts.source})"
+        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source})",)
 
     async def start(self) -> None:
         """Finds a voice and starts its worker. Finding none is no error, unless one was asked for by name."""
@@ -367,6 +188,7 @@ class Voice:
             name, known = self.facts.synthesiser, ", ".join(self.facts.voices)
             await self.stop()
             raise EngineFailed(f"{name} has no voice {self._default_voice!r}; there are {known}")
+        self.name, self.model = self.facts.synthesiser.partition(" ")[0], self.voices[0]
         keeping = keep_running("the voice worker", self._until_death, self._start_again, self._backoff)
         self._keeper = asyncio.create_task(keeping, name="voice worker")
 
@@ -387,10 +209,28 @@ class Voice:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
 
-    async def speak(
+    async def speak(self, request: GenerationRequest, text: AsyncIterator[str]) -> AsyncGenerator[AudioOutput, None]:
+        """See Voice. Raises UnsupportedParameter where there is none."""
+        if self.facts is None:
+            (reason,) = self.describe()
+            raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
+        voice = self.voices[0] if request.voice is None else self.check(request.voice)
+        spoken = clause_by_clause(
+            request,
+            text,
+            lambda clause: self.say(clause, voice=voice, speed=request.speed),
+            language=self.languages[voice],
+            latin_only=self.facts.latin_only,
+            tells_words=True,
+        )
+        async with aclosing(spoken) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def say(
         self, text: str, *, voice: str | None = None, speed: float = 1.0
-    ) -> AsyncGenerator[SpokenAudio, None]:
-        """Speaks one clause, ``speed`` times as fast as the voice does by itself.
+    ) -> AsyncGenerator[AudioOutput, None]:
+        """Speaks one clause, ``speed`` times as fast as the voice does by itself; words count from its beginning.
 
         Closing the iterator takes the job back, at once and wherever it stands.
         Raises EngineFailed where there is no voice or the worker dies with this text.
@@ -507,15 +347,15 @@ class Voice:
             return
         match said:
             case SpokenPcm(_, sample_rate) if not job.withdrawn:
+                job.sample_rate = sample_rate
                 words, job.words = job.words, ()
-                samples = samples_from_bytes(body, SampleLayout.S16)
-                job.output.put_nowait(SpokenAudio(samples, sample_rate, words))
+                job.output.put_nowait(AudioOutput(samples_from_bytes(body, SampleLayout.S16), sample_rate, words))
             case SpokenWords(_, words):
                 job.words += tuple(Word(*word) for word in words)
             case Done():
-                if job.words and not job.withdrawn:
+                if job.words and job.sample_rate and not job.withdrawn:
                     # The last words of a text may be told after its last sample.
-                    job.output.put_nowait(SpokenAudio(NO_SAMPLES, 0, job.words))
+                    job.output.put_nowait(AudioOutput(NO_SAMPLES, job.sample_rate, job.words))
                 self._deaths = 0
                 self._backoff.reset()
                 self._end_job()

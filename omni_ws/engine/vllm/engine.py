@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields
@@ -20,6 +20,7 @@ from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import AnswerWarning, FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
+    AudioOutput,
     EngineCapabilities,
     EngineOutput,
     EngineState,
@@ -31,27 +32,29 @@ from omni_ws.engine.base import (
 from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.composed.parts import PartDescription, Role
 from omni_ws.engine.decoding import DECODING_THREADS, decode_input
-from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.stages import OmniTalker, SpeechPart, VocoderStage
 from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.tts.speech_engine import SpeechEngine, read_aloud
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import (
+    SHARE,
     Checkpoint,
     find_omni_model,
     lacks_chat_template,
+    memory_shares,
     read_chat_template,
     read_checkpoint,
+    weights_bytes,
 )
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import LONGEST_MS, EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 from omni_ws.engine.vllm.omni_voice import ForcedAnswer, OmniVoice, own_voice
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.sampling import SAMPLING, ParserNames
-from omni_ws.engine.vllm.talker import TEXT_LINK, Talker
-from omni_ws.engine.vllm.talker_engine import ReadingStages, Speaker, TalkerEngine, read_request
+from omni_ws.engine.vllm.talker import Talker
+from omni_ws.engine.vllm.talker_engine import Speaker, staged_speech
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
@@ -111,13 +114,13 @@ class VllmEngine:
         )
         traced: list[tuple[LanguageModel, Mapping[str, Any]]] = [(self._thinker, args)]
         #: What has the task ``speech``, and its stages, which speak answers.
-        self._talker: TalkerEngine | None = None
+        self._talker: SpeechEngine | None = None
         self._speaker: Speaker | None = None
         if config.talker is not None:
             talker_args = traced_arguments(config.talker_args, trace_root, "Talker")
-            self._talker = TalkerEngine(config.talker, profile=config.talker_profile, args=talker_args)
-            self._speaker = self._talker.speaker
-            traced.append((self._speaker.model, config.talker_args))
+            self._speaker = Speaker(config.talker, profile=config.talker_profile, args=talker_args)
+            self._talker = SpeechEngine(self._speaker)
+            traced.append((self._speaker.talker, config.talker_args))
         elif config.talker_profile is not None or config.talker_args:
             raise ConfigurationError(["vllm.talker_profile and vllm.talker_args require vllm.talker"])
         self._trace = TorchTrace(trace_root, traced, lambda: () if self._voice is None else self._voice.processes)
@@ -294,7 +297,7 @@ class VllmEngine:
         assert self.config.talker is not None
         sizes = weights_bytes(self.config.model), weights_bytes(self.config.talker)
         shares = memory_shares(*sizes, self.config.args, self.config.talker_args)
-        for model, share, size in zip((self._thinker, speaker.model), shares, sizes, strict=True):
+        for model, share, size in zip((self._thinker, speaker.talker), shares, sizes, strict=True):
             model.take_defaults({SHARE: share})
             weights = "weights of unknown size" if size is None else f"{size / 1e9:.1f} GB of weights"
             log.info("the %s uses up to %.0f %% of a GPU's memory (%s)", model.role, 100 * share, weights)
@@ -335,11 +338,9 @@ class VllmEngine:
         shared = self._shared
         if shared is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
-        check_is_heard(request)
         self._chats += 1
         try:
-            stages = partial(_reading_stages, request, voice, shared)
-            async with aclosing(read_request(request, stages, shared.decoding)) as outputs:
+            async with aclosing(read_aloud(request, partial(_forced_speech, request, voice, shared))) as outputs:
                 async for output in outputs:
                     yield output
         finally:
@@ -382,13 +383,14 @@ def _token_bytes(model: LanguageModel) -> TokenBytes:
     return TokenBytes(model.llm.get_tokenizer())
 
 
-def _reading_stages(request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts) -> ReadingStages:
-    """Those that read with an omni model's own voice. Raises InvalidValue."""
-    talker, vocoder = voice.stages(
+def _forced_speech(
+    request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts, text: AsyncIterator[str]
+) -> AsyncGenerator[AudioOutput | Finished, None]:
+    """Speak with an omni model's own voice. Raises InvalidValue."""
+    speaking = voice.stages(
         voice=request.voice, sampling=request.stage_sampling.get("talker"), parameters=request.stage_params
     )
-    text = ForcedAnswer(parts, voice.rows, request)
-    return ReadingStages(talker, vocoder, (TEXT_LINK, *voice.links), before=(text,))
+    return staged_speech(request, text, (ForcedAnswer(parts, voice.rows, request), *speaking), voice.links)
 
 
 class RequestStages:
@@ -432,7 +434,7 @@ class RequestStages:
                 voice=request.voice,
                 sampling=sampling,
                 parameters=parameters,
-                priority=request.options.priority if voice.model.by_priority else 0,
+                priority=request.options.priority if voice.talker.by_priority else 0,
             )
             return talker, self._vocoder
         self._talker, self._vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)

@@ -30,10 +30,9 @@ from omni_ws.engine.omni.stages import (
 from omni_ws.engine.omni.step_model import wrong_settings
 from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.vllm.checkpoint import OmniFamily, OmniModel, omni_sizes
+from omni_ws.engine.vllm.checkpoint import SHARE, OmniFamily, OmniModel, check_omni_fits, omni_sizes, thinker_share
 from omni_ws.engine.vllm.early_input import EarlyOrigin
 from omni_ws.engine.vllm.language_model import prepare_environment
-from omni_ws.engine.vllm.memory_shares import SHARE, check_omni_fits, thinker_share
 from omni_ws.engine.vllm.prompt import Excerpt, PromptContext
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.engine.vllm.thinker import LEAST_EARLY_TOKENS, ThinkerParts

@@ -1,16 +1,11 @@
-"""TalkerEngine: reads text aloud with a Talker and its codec (``Task.SPEECH``), while the text still arrives.
-
-Its Speaker, which owns both, also speaks the answers of a Thinker. ``read_request`` reads aloud with any Talker.
-"""
+"""Speaker: a voice of a Talker on vLLM and its codec. ``staged_speech`` reads aloud with any Talker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,13 +13,10 @@ import numpy as np
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest, incident
-from omni_ws.engine.channel import Channel, Stage, StageLink, pipeline
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, Finished, GenerationRequest, incident
+from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written
-from omni_ws.engine.decoding import DecodedPart, TextPart, decode_request
-from omni_ws.engine.first_to_start import check_is_heard
 from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link, whole_numbers
-from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecWindow, DecodeQueue
 from omni_ws.engine.vllm.talker import (
@@ -36,149 +28,36 @@ from omni_ws.engine.vllm.talker import (
     TalkerProfile,
     find_profile,
 )
-from omni_ws.errors import EngineFailed, OmniError, UnsupportedModality
+from omni_ws.errors import EngineFailed, OmniError
 
 if TYPE_CHECKING:
     from omni_ws.engine.vllm.snac_decoder import SnacDecoder
 
 
-class TalkerEngine:
-    """A Speaker as an engine. ``talker`` is a model's name or folder, ``args`` are vLLM's engine arguments for it.
+async def staged_speech(
+    request: GenerationRequest, text: AsyncIterator[str], stages: Sequence[Stage[Any]], links: Sequence[StageLink]
+) -> AsyncGenerator[AudioOutput | Finished, None]:
+    """Yield the speech of ``text`` that ``stages`` make; the last two are a Talker and its vocoder."""
+    talker, vocoder = stages[-2:]
+    assert isinstance(talker, Talker | OmniTalker)
+    assert isinstance(vocoder, Code2Wav | VocoderStage)
 
-    ``profile`` is the name or file of the Talker's profile, None to recognise it. Raises ConfigurationError.
-    """
-
-    name = "talker"
-    measures_memory = True
-
-    def __init__(self, talker: str, *, profile: str | None = None, args: Mapping[str, Any] | None = None) -> None:
-        self.model = Path(talker).name if Path(talker).is_dir() else talker
-        self.active_requests = 0
-        self.speaker = Speaker(talker, profile=profile, args=args)
-        self._decoding: ThreadPoolExecutor | None = None
-
-    @property
-    def state(self) -> EngineState:
-        return EngineState.STARTING if self._decoding is None else self.speaker.state
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO}),
-            tasks=frozenset({Task.SPEECH}),
-            extend=True,
-            stages=(Talker.name, Code2Wav.name),
-            voices=self.speaker.voices,
-            stage_sampling=self.speaker.sampling_names,
-            stage_params=self.speaker.parameter_names,
-            priority=self.speaker.model.by_priority,
-        )
-
-    def describe(self) -> tuple[str, ...]:
-        return ()
-
-    async def start(self) -> None:
-        """Load the Talker and the codec. Idempotent."""
-        if self._decoding is None:
-            await self.speaker.start()
-            self._decoding = ThreadPoolExecutor(1, thread_name_prefix="text decoder")
-
-    async def stop(self) -> None:
-        decoding, self._decoding = self._decoding, None
-        await self.speaker.stop()
-        if decoding is not None:
-            await asyncio.to_thread(decoding.shutdown)
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-        if self._decoding is None or self.state is not EngineState.OK:
-            raise EngineFailed("the Talker is not running", fatal=True)
-        check_is_heard(request)
-        self.active_requests += 1
-        try:
-            async with aclosing(read_request(request, partial(self._stages, request), self._decoding)) as outputs:
-                async for output in outputs:
-                    yield output
-        finally:
-            self.active_requests -= 1
-
-    def _stages(self, request: GenerationRequest) -> ReadingStages:
-        """Raises InvalidValue."""
-        talker, code2wav = self.speaker.stages(
-            request.request_id,
-            voice=request.voice,
-            sampling=request.stage_sampling.get(Talker.name),
-            parameters=request.stage_params,
-            priority=request.options.priority if self.speaker.model.by_priority else 0,
-            being_written=is_being_written(request.input),
-        )
-        return ReadingStages(talker, code2wav, self.speaker.links)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingStages:
-    """The stages of one request, which follow ReadAloud, and the links between all of them."""
-
-    talker: Talker | OmniTalker
-    vocoder: Code2Wav | VocoderStage
-    links: Sequence[StageLink]
-    #: What makes the Talker's input of the text.
-    before: Sequence[Stage[Any]] = ()
-
-    @property
-    def usage(self) -> Usage:
-        talker, audio_ms = self.talker, round(self.vocoder.audio_ms)
+    def usage() -> Usage:
+        audio_ms = round(vocoder.audio_ms)
         return Usage(input_tokens=talker.prompt_tokens, output_tokens=talker.tokens, output_audio_ms=audio_ms)
 
-
-async def read_request(
-    request: GenerationRequest, make_stages: Callable[[], ReadingStages], decoding: Executor
-) -> AsyncGenerator[EngineOutput, None]:
-    """Read the text of ``request``, which ``decoding`` decodes."""
+    request.meter.read = lambda: usage() if talker.prompt_tokens else None
     try:
-        with request.media_room.share() as share:
-            async with aclosing(_outputs(request, make_stages(), decoding, share)) as outputs:
-                async for output in outputs:
-                    yield output
+        # Leaving the pipeline cancels its stages, which abort what they have asked for.
+        async with pipeline(text, stages, links, sink=request.sink) as outputs:
+            async for output in outputs:
+                assert isinstance(output, AudioOutput)
+                yield output
     except OmniError:
         raise
     except Exception as error:
         raise incident("the Talker failed", error, request_id=request.request_id) from error
-
-
-async def _outputs(
-    request: GenerationRequest, stages: ReadingStages, decoding: Executor, share: MediaShare
-) -> AsyncGenerator[EngineOutput, None]:
-    talker, vocoder = stages.talker, stages.vocoder
-    request.meter.read = lambda: stages.usage if talker.prompt_tokens else None
-    decoded = decode_request(request, {Modality.TEXT}, executor=decoding, share=share)
-    chain = pipeline(decoded, [ReadAloud(), *stages.before, talker, vocoder], stages.links, sink=request.sink)
-    # Leaving the pipeline cancels its stages, which abort what they have asked for.
-    async with aclosing(decoded), chain as outputs:
-        async for output in outputs:
-            yield output
-    yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, stages.usage)
-
-
-class ReadAloud:
-    """A Stage in the Thinker's place: text of the input in, the same text to the Talker.
-
-    Parts are separated by newlines, which end sentences.
-    """
-
-    name = "read aloud"
-
-    async def run(
-        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
-        """Pass text on. Raises UnsupportedModality for other input."""
-        assert sink is not None, "this stage requires a Talker after it"
-        last: int | None = None
-        async for decoded in source:
-            if not isinstance(decoded, TextPart):
-                raise UnsupportedModality(f"task {Task.SPEECH} accepts only text", param="modality")
-            await sink.put(decoded.text if last in (None, decoded.part) else f"\n{decoded.text}")
-            last = decoded.part
+    yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, usage())
 
 
 #: The names in ``stage_params.talker``: the limits of the first clause in characters (FirstClause).
@@ -188,11 +67,16 @@ _WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
 
 
 class Speaker:
-    """Owns the Talker's model and the codec's decoder, and creates the stages that speak an answer.
+    """A Voice that also speaks the answers of a Thinker: owns the Talker's model and the codec's decoder.
 
-    ``talker`` is a model's name or folder, ``profile`` the name or file of its profile (None to recognise it).
-    ``device`` is where the codec runs, by default PyTorch's choice. Raises ConfigurationError.
+    ``talker`` is a model's name or folder, ``args`` are vLLM's engine arguments for it; ``profile`` is the name or file
+    of its profile (None to recognise it). ``device`` is where the codec runs, by default PyTorch's choice. Raises
+    ConfigurationError.
     """
+
+    name = Talker.name
+    hosts: tuple[str, ...] = ()
+    measures_memory = True
 
     def __init__(
         self,
@@ -203,11 +87,12 @@ class Speaker:
         device: str | None = None,
         decoder_threads: int | None = None,
     ) -> None:
+        self.model = Path(talker).name if Path(talker).is_dir() else talker
         try:
             self.profile: TalkerProfile = find_profile(profile, talker)
         except EngineFailed as error:
             raise ConfigurationError([f"vllm.talker_profile: {error.message}"]) from error
-        self.model = TalkerModel("Talker", {"model": talker, **(args or {})}, setting="vllm.talker_args")
+        self.talker = TalkerModel("Talker", {"model": talker, **(args or {})}, setting="vllm.talker_args")
         self._device = device
         self._decoder_threads = decoder_threads
         self._decoder: SnacDecoder | None = None
@@ -215,7 +100,24 @@ class Speaker:
 
     @property
     def state(self) -> EngineState:
-        return self.model.state
+        return self.talker.state
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.AUDIO}),
+            tasks=frozenset({Task.SPEECH}),
+            extend=True,
+            stages=(Talker.name, Code2Wav.name),
+            voices=self.voices,
+            stage_sampling=self.sampling_names,
+            stage_params=self.parameter_names,
+            priority=self.talker.by_priority,
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -244,7 +146,7 @@ class Speaker:
             self._decoder = await asyncio.to_thread(self._load_decoder)
             self._queue = DecodeQueue(self._decoder.decode)
             await self._warm_up(self._queue)
-            await self.model.start()
+            await self.talker.start()
         except BaseException:
             await self.stop()
             raise
@@ -254,7 +156,24 @@ class Speaker:
         queue, self._queue, self._decoder = self._queue, None, None
         if queue is not None:
             await queue.close()
-        await self.model.stop()
+        await self.talker.stop()
+
+    async def speak(
+        self, request: GenerationRequest, text: AsyncIterator[str]
+    ) -> AsyncGenerator[AudioOutput | Finished, None]:
+        if self.state is not EngineState.OK:
+            raise EngineFailed("the Talker is not running", fatal=True)
+        stages = self.stages(
+            request.request_id,
+            voice=request.voice,
+            sampling=request.stage_sampling.get(Talker.name),
+            parameters=request.stage_params,
+            priority=request.options.priority if self.talker.by_priority else 0,
+            being_written=is_being_written(request.input),
+        )
+        async with aclosing(staged_speech(request, text, stages, self.links[1:])) as outputs:
+            async for output in outputs:
+                yield output
 
     def stages(
         self,
@@ -273,7 +192,7 @@ class Speaker:
         """
         decoder, queue = self._started()
         talker = Talker(
-            self.model,
+            self.talker,
             self.profile,
             request_id=request_id,
             voice=voice,

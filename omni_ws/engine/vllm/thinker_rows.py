@@ -172,12 +172,12 @@ class TalkerFeed:
             self._answer += tokens
 
     def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
-        """See RowsReceiver."""
+        """Take the places of rows (n,) in the request's tokens, their positions (3, n), and the rows."""
         self._prompt.table.add(places, positions, rows)
         self._hand_on_prompt()
 
     def worker_left(self) -> None:
-        """See RowsReceiver."""
+        """Expect no more of them."""
         self._left = True
         self._changed.set()
 

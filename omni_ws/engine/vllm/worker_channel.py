@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -97,20 +97,8 @@ class SentRows(msgspec.Struct, frozen=True):
 Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
 
 
-class RowsReceiver(Protocol):
-    """Who waits for rows."""
-
-    def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
-        """Take the places of rows (n,) in the request's tokens, their positions (3, n), and the rows."""
-        ...
-
-    def worker_left(self) -> None:
-        """Expect no more of them."""
-        ...
-
-
-class RowsChannel(WorkerChannel[RowsReceiver]):
-    """The channel of the Thinker's states, for answers that are spoken. A receiver gets each step's, in pieces."""
+class RowsChannel(WorkerChannel[Any]):
+    """The channel of the Thinker's states, for answers that are spoken: each TalkerFeed gets a step's in pieces."""
 
     def __init__(self) -> None:
         super().__init__(SentRows)

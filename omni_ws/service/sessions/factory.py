@@ -22,7 +22,7 @@ from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget, DailyUse, SessionAccount
 from omni_ws.engine.base import Engine, EngineState
-from omni_ws.engine.composed.parts import HasParts, ThinksAhead
+from omni_ws.engine.composed.parts import HasParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.metrics import Metrics
@@ -238,7 +238,7 @@ class SessionFactory:
             for role in engine.part_states:
                 metrics.part_up.labels(role).set_function(partial(_is_up, engine, role))
         metrics.engine_active.labels(engine.name).set_function(lambda: engine.active_requests)
-        if isinstance(engine, ThinksAhead):
+        if hasattr(engine, "on_speculation"):
             engine.on_speculation = lambda outcome: metrics.speculation.labels(outcome).inc()
         metrics.info.labels(__version__, engine.name).set(1)
 

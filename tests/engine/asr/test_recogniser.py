@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, Utterance
-from omni_ws.engine.vllm.asr_engine import INTERIM_GROWTH, interim_gap_sec
+from omni_ws.engine.vllm.recogniser import INTERIM_GROWTH, interim_gap_sec
 
 
 def test_an_utterance_grows_and_is_read_in_any_part() -> None:

@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -18,11 +18,11 @@ from support.until import until
 
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import Task, Word
-from omni_ws.engine.asr.listener import AudioPace, Listener, Listening, Seats
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance, UtteranceLimits
-from omni_ws.engine.asr.recogniser_engine import TALKERS_PER_CORE, RecogniserEngine
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
-from omni_ws.engine.base import EngineState, TranscriptGuess, TranscriptOutput
+from omni_ws.engine.asr.listener import AudioPace, Listener
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Seats, Utterance, UtteranceLimits, asr_capabilities
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
+from omni_ws.engine.base import EngineState, GenerationRequest, TranscriptGuess, TranscriptOutput
 from omni_ws.errors import EngineFailed
 
 SPEECH = clip_bytes("goforward")
@@ -31,6 +31,11 @@ SPEECH = clip_bytes("goforward")
 class CountingRecogniser:
     """Tells the length of utterances, in seconds, also while they are spoken."""
 
+    name, model = "counting", "none"
+    hosts: tuple[str, ...] = ()
+    state = EngineState.OK
+    capabilities = asr_capabilities(sampling=("max_tokens", "stop"), languages={"en"}, word_times=True)
+    speculates = True
     limits = UtteranceLimits(cut_after=SAMPLE_RATE, longest=2 * SAMPLE_RATE)
 
     def __init__(self) -> None:
@@ -39,24 +44,27 @@ class CountingRecogniser:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.understands = True
-        self.expected: list[int] = []
+        self.seats = Seats(2)
         self.asked: list[int] = []
         self.futures: list[Future[Recognised]] = []
         self._threads = ThreadPoolExecutor(1)
 
-    def start(self) -> None:
+    def describe(self) -> tuple[str, ...]:
+        return ()
+
+    async def start(self) -> None:
         if not self.works:
             raise EngineFailed("no model")
 
-    def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     def drop(self) -> None:
         """Drop what waits, as ``close`` does before it waits for the rest."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def expect(self, talkers: int) -> None:
-        self.expected.append(talkers)
+    def transcriber(self, request: GenerationRequest) -> "CountingRecogniser":
+        return self
 
     def live_text(self) -> "CountingRecogniser":
         return self
@@ -67,7 +75,9 @@ class CountingRecogniser:
     def end(self) -> None:
         pass
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
+    def transcribe(
+        self, pcm: Pcm16, *, waited_for: bool = True, tell: Callable[[str], None] | None = None
+    ) -> Future[Recognised]:
         self.asked.append(len(pcm))
         self.futures.append(self._threads.submit(self._transcribe, pcm))
         return self.futures[-1]
@@ -88,14 +98,11 @@ def recogniser() -> CountingRecogniser:
 @pytest_asyncio.fixture
 async def engine(recogniser: CountingRecogniser) -> AsyncIterator[RecogniserEngine]:
     # A clock that stands still: all audio is live.
-    engine = RecogniserEngine(
-        "counting", lambda: recogniser, model="none", languages=frozenset({"en"}), max_talkers=2, clock=lambda: 0.0
-    )
+    engine = RecogniserEngine(recogniser, clock=lambda: 0.0)
     await engine.start()
     yield engine
     assert engine.active_requests == 0
-    assert engine.listening is not None
-    assert engine.listening.seats.taken == 0
+    assert engine.recogniser.seats.taken == 0
     await engine.stop()
 
 
@@ -109,17 +116,6 @@ async def test_the_texts_of_the_recogniser_are_the_transcript(engine: Recogniser
     for each in settled:
         assert each.start_ms is not None
         assert (each.words[0].start_ms, each.words[0].end_ms) == (each.start_ms + 10, each.start_ms + 20)
-
-
-async def test_every_request_is_announced_to_the_recogniser(
-    engine: RecogniserEngine, recogniser: CountingRecogniser
-) -> None:
-    sources = [open_input(*audio(SPEECH)) for _ in range(2)]
-    running = [asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE)) for source in sources]
-    await until(lambda: recogniser.expected == [1, 2])
-    for source in sources:
-        source.close()
-    await asyncio.gather(*running)
 
 
 async def test_interim_text_that_turns_out_to_be_nothing_is_taken_back(
@@ -150,7 +146,7 @@ async def test_closing_while_the_recogniser_works_waits_for_nothing(
 
 
 async def test_stopping_fails_what_waits_for_the_recogniser(recogniser: CountingRecogniser) -> None:
-    engine = RecogniserEngine("counting", lambda: recogniser, model="none", languages=frozenset(), max_talkers=2)
+    engine = RecogniserEngine(recogniser)
     await engine.start()
     recogniser.goes_on.clear()
     requests = []
@@ -168,29 +164,24 @@ async def test_stopping_fails_what_waits_for_the_recogniser(recogniser: Counting
 async def test_a_recogniser_that_cannot_start_fails_the_start() -> None:
     recogniser = CountingRecogniser()
     recogniser.works = False
-    engine = RecogniserEngine("counting", lambda: recogniser, model="none", languages=frozenset())
+    engine = RecogniserEngine(recogniser)
     with pytest.raises(EngineFailed, match="no model"):
         await engine.start()
     assert engine.state is EngineState.STARTING
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be bound to some cores")
-async def test_cores_that_the_process_may_not_use_carry_nobody(recogniser: CountingRecogniser) -> None:
+def test_cores_that_the_process_may_not_use_carry_nobody() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        engine = RecogniserEngine("counting", lambda: recogniser, model="none", languages=frozenset())
-        whisper = WhisperEngine(max_recognisers=None)
+        whisper = WhisperRecogniser()
     finally:
         os.sched_setaffinity(0, allowed)
-    await engine.start()
-    assert engine.listening is not None
-    assert engine.listening.seats.count == TALKERS_PER_CORE
-    await engine.stop()
-    assert whisper.workers == 1
+    assert (whisper.workers, whisper.seats.count) == (1, 1)
 
 
-async def live_listener(
+def live_listener(
     recogniser: CountingRecogniser,
     executor: ThreadPoolExecutor,
     *,
@@ -198,9 +189,9 @@ async def live_listener(
     tells_guesses: bool = True,
 ) -> Listener:
     """A listener to whom every piece comes as it is spoken."""
-    clock, listening = itertools.count(0, 10), Listening(seats or Seats(1), recogniser, executor)
+    clock = itertools.count(0, 10)
     pace = AudioPace(lambda: next(clock))
-    return Listener(listening, await listening.take_seat(None), pace, tells_guesses=tells_guesses)
+    return Listener(recogniser, seats or Seats(1), pace, executor, tells_guesses=tells_guesses)
 
 
 @pytest.mark.parametrize("session", ["sess_1", None])
@@ -208,8 +199,7 @@ async def test_a_seat_is_free_when_the_input_of_a_turn_is_over(
     engine: RecogniserEngine, recogniser: CountingRecogniser, session: str | None
 ) -> None:
     """A request by itself keeps it to its end: a file is read faster than it is written down."""
-    assert engine.listening is not None
-    seats = engine.listening.seats
+    seats = engine.recogniser.seats
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     recogniser.goes_on.clear()
     source = open_input(*audio(SPEECH))
@@ -232,7 +222,8 @@ async def test_parts_of_one_session_are_listened_to_on_one_seat(
     running = [
         asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE, conversation="sess_1")) for source in sources
     ]
-    await until(lambda: recogniser.expected == [1, 1, 1])
+    await until(lambda: engine.recogniser.seats._shared == {"sess_1": 3})
+    assert engine.recogniser.seats.taken == 1
     for source in sources:
         source.close()
     assert all([result.text for result in await asyncio.gather(*running)])
@@ -244,12 +235,12 @@ async def test_where_seats_are_crowded_there_are_no_interim_texts(recogniser: Co
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
         seats = Seats(1, lambda interims: carried if interims else 1)
-        listener = await live_listener(recogniser, executor, seats=seats, tells_guesses=False)
+        listener = live_listener(recogniser, executor, seats=seats, tells_guesses=False)
         for piece in np.array_split(clip_samples("goforward"), 40):
             outputs += [output async for output in listener.hear(piece)]
         outputs += [output async for output in listener.end_part()]
         await listener.close()
-    recogniser.close()
+    await recogniser.stop()
     transcripts = [one for one in outputs if isinstance(one, TranscriptOutput)]
     assert any(one.interim for one in transcripts) is bool(carried)
     assert not transcripts[-1].interim
@@ -262,7 +253,7 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
-        listener = await live_listener(recogniser, executor, tells_guesses=asked)
+        listener = live_listener(recogniser, executor, tells_guesses=asked)
         words = clip_samples("goforward")[8_000:36_000]
         for _ in range(2):
             for piece in np.array_split(np.concatenate((words, np.zeros(4_800, np.float32))), 20):
@@ -270,7 +261,7 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
                 await asyncio.wrap_future(recogniser.transcribe(piece.astype(np.int16)))  # behind a guess
         outputs += [output async for output in listener.end_part()]
         await listener.close()
-    recogniser.close()
+    await recogniser.stop()
     guesses = [one.text for one in outputs if isinstance(one, TranscriptGuess)]
     (settled,) = (one.text for one in outputs if isinstance(one, TranscriptOutput) and not one.interim)
     if asked:
@@ -285,7 +276,7 @@ async def test_a_pause_is_guessed_at_once_an_outdated_guess_has_ended(recogniser
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     recogniser.goes_on.clear()
     with ThreadPoolExecutor(1) as executor:
-        listener = await live_listener(recogniser, executor)
+        listener = live_listener(recogniser, executor)
         words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
         for piece in np.array_split(np.concatenate((words, words)), 40):
             assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]
@@ -299,7 +290,7 @@ async def test_a_pause_is_guessed_at_once_an_outdated_guess_has_ended(recogniser
         assert settled.text == "4 s."
         assert len(recogniser.asked) == 2
         await listener.close()
-    recogniser.close()
+    await recogniser.stop()
 
 
 async def test_a_recogniser_that_stops_in_a_pause_fails_what_is_settled(recogniser: CountingRecogniser) -> None:
@@ -307,7 +298,7 @@ async def test_a_recogniser_that_stops_in_a_pause_fails_what_is_settled(recognis
     recogniser.goes_on.clear()
     recogniser.transcribe(np.zeros(1, np.int16))  # so that the guess waits
     with ThreadPoolExecutor(1) as executor:
-        listener = await live_listener(recogniser, executor)
+        listener = live_listener(recogniser, executor)
         words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
         for piece in np.array_split(words, 20):
             assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]

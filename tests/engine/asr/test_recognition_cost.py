@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.engine.asr.whisper_engine import RecognitionCost, interim_gap_sec
+from omni_ws.engine.asr.whisper import RecognitionCost, interim_gap_sec
 
 
 def measured(workers: int, *, settled: float, interim: float) -> RecognitionCost:

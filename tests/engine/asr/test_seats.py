@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_ws.engine.asr.listener import MAX_WAIT_SEC, Seat, Seats
+from omni_ws.engine.asr.recogniser import MAX_WAIT_SEC, Seat, Seats
 from omni_ws.errors import EngineOverloaded
 
 pytestmark = pytest.mark.virtual_clock

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from omni_ws.engine.asr.whisper_engine import UrgentFirst
+from omni_ws.engine.asr.whisper import UrgentFirst
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ from support.until import until, until_heard
 
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import InputChunk, Task
-from omni_ws.engine.asr.whisper_engine import UrgentFirst, WhisperEngine
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import UrgentFirst, WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import whisper_problem
 from omni_ws.engine.base import EngineState, TranscriptOutput
 
@@ -71,33 +72,33 @@ CLOCK = Clock()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def started() -> AsyncIterator[WhisperEngine]:
+async def started() -> AsyncIterator[RecogniserEngine]:
     fetched("whisper-tiny-en")
-    engine = WhisperEngine(clock=CLOCK)
+    engine = RecogniserEngine(WhisperRecogniser(), clock=CLOCK)
     await engine.start()
-    assert engine.listening is not None
-    CLOCK.note_readings(engine.listening.recogniser._workers)  # type: ignore[attr-defined]
+    assert isinstance(engine.recogniser, WhisperRecogniser)
+    assert engine.recogniser._threads is not None
+    CLOCK.note_readings(engine.recogniser._threads)
     # What an interim text took decides when the next one comes.
-    engine.listening.recogniser._clock = CLOCK  # type: ignore[attr-defined]
+    engine.recogniser._clock = CLOCK
     yield engine
     await engine.stop()
     assert engine.state is EngineState.STARTING
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def engine(started: WhisperEngine) -> AsyncIterator[WhisperEngine]:
+async def engine(started: RecogniserEngine) -> AsyncIterator[RecogniserEngine]:
     """The running engine; afterwards nothing of it may be held any more."""
     yield started
     assert started.active_requests == 0
-    assert started.listening is not None
-    assert started.listening.seats.taken == 0
+    assert started.recogniser.seats.taken == 0
 
 
-async def transcribed(engine: WhisperEngine, *chunks: InputChunk, **fields: object) -> Answer:
+async def transcribed(engine: RecogniserEngine, *chunks: InputChunk, **fields: object) -> Answer:
     return await answered(engine, *chunks, task=Task.TRANSCRIBE, **fields)
 
 
-async def spoken(engine: WhisperEngine, pcm: bytes) -> Answer:
+async def spoken(engine: RecogniserEngine, pcm: bytes) -> Answer:
     """The answer to audio that comes as it is spoken, on a machine that is quick."""
     source = open_input()
     running = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
@@ -107,7 +108,7 @@ async def spoken(engine: WhisperEngine, pcm: bytes) -> Answer:
     return await running
 
 
-async def paced(engine: WhisperEngine, source: Input, pcm: bytes) -> AsyncIterator[None]:
+async def paced(engine: RecogniserEngine, source: Input, pcm: bytes) -> AsyncIterator[None]:
     """Puts audio into a channel bit by bit; what came before has been read when more comes."""
     for chunk in audio(pcm, 100):
         CLOCK.now += 0.1
@@ -141,7 +142,7 @@ def keyboard(seconds: float) -> Samples:
     return np.asarray(sound, np.float32)
 
 
-async def test_words_have_their_places_in_the_input(engine: WhisperEngine) -> None:
+async def test_words_have_their_places_in_the_input(engine: RecogniserEngine) -> None:
     """How many of all clips are heard wrong is in test_word_errors.py."""
     result = await transcribed(engine, *audio(silence(2) + clip_bytes("goforward") + silence(0.6), 20))
     (settled,) = [transcript for transcript in result.transcripts if not transcript.interim]
@@ -152,7 +153,7 @@ async def test_words_have_their_places_in_the_input(engine: WhisperEngine) -> No
     assert settled.words[-1].end_ms < 2000 + len(clip_bytes("goforward")) / 32
 
 
-async def test_equal_bytes_give_equal_text_however_they_are_cut(engine: WhisperEngine) -> None:
+async def test_equal_bytes_give_equal_text_however_they_are_cut(engine: RecogniserEngine) -> None:
     speech = clip_bytes("cards_001") + silence(0.8) + clip_bytes("goforward")
     results = [await transcribed(engine, *audio(speech, frame_ms)) for frame_ms in (20, None)]
     results.append(await spoken(engine, speech))
@@ -162,7 +163,7 @@ async def test_equal_bytes_give_equal_text_however_they_are_cut(engine: WhisperE
 
 
 @pytest.mark.parametrize("name", ["tone", "keyboard"])
-async def test_noise_gives_no_words(engine: WhisperEngine, name: str) -> None:
+async def test_noise_gives_no_words(engine: RecogniserEngine, name: str) -> None:
     """Neither interim nor settled ones; other sounds are in test_word_errors.py."""
     sound = keyboard(10) if name == "keyboard" else noises(10)[name]
     result = await transcribed(engine, *audio(as_pcm16(sound), 100))
@@ -170,15 +171,17 @@ async def test_noise_gives_no_words(engine: WhisperEngine, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("white noise", 2), ("hum", 6), ("music", 2), ("keyboard", 0.6)])
-async def test_noise_that_was_taken_for_speech_gives_no_words(engine: WhisperEngine, name: str, seconds: float) -> None:
+async def test_noise_that_was_taken_for_speech_gives_no_words(
+    engine: RecogniserEngine, name: str, seconds: float
+) -> None:
     sound = keyboard(seconds) if name == "keyboard" else noises(seconds)[name]
-    assert engine.listening is not None
-    recogniser = engine.listening.recogniser
+    recogniser = engine.recogniser
+    assert isinstance(recogniser, WhisperRecogniser)
     assert recogniser.transcribe(pcm16_from_samples(sound)).result(30).text == ""
-    assert recogniser._interim(pcm16_from_samples(sound)) == ""  # type: ignore[attr-defined]
+    assert recogniser._interim(pcm16_from_samples(sound)) == ""
 
 
-async def test_interim_texts_come_while_somebody_speaks(engine: WhisperEngine) -> None:
+async def test_interim_texts_come_while_somebody_speaks(engine: RecogniserEngine) -> None:
     """The first after 0.8 s of speech on a machine that has nothing else to do, and the last has most of the words."""
     result = await spoken(engine, clip_bytes("librivox_ss_0870"))
     interim = [transcript.text for transcript in result.transcripts if transcript.interim]
@@ -187,7 +190,7 @@ async def test_interim_texts_come_while_somebody_speaks(engine: WhisperEngine) -
     assert word_errors(WORDS["librivox_ss_0870"], plain(result.transcript)) <= 1
 
 
-async def test_the_first_interim_text_comes_before_the_audio_ends(engine: WhisperEngine) -> None:
+async def test_the_first_interim_text_comes_before_the_audio_ends(engine: RecogniserEngine) -> None:
     source = open_input()
     async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as outputs:
         following = asyncio.ensure_future(anext(outputs))
@@ -200,7 +203,7 @@ async def test_the_first_interim_text_comes_before_the_audio_ends(engine: Whispe
         assert plain(first.text).split()[0] == "go"
 
 
-async def test_two_talkers_at_once_are_both_understood(engine: WhisperEngine) -> None:
+async def test_two_talkers_at_once_are_both_understood(engine: RecogniserEngine) -> None:
     names = ("goforward", "cards_001")
     results = await asyncio.gather(*(spoken(engine, clip_bytes(name)) for name in names))
     for name, result in zip(names, results, strict=True):
@@ -209,7 +212,7 @@ async def test_two_talkers_at_once_are_both_understood(engine: WhisperEngine) ->
 
 
 @pytest.mark.parametrize("sent_ms", [0, 1500])
-async def test_cancelling_frees_everything(engine: WhisperEngine, sent_ms: int) -> None:
+async def test_cancelling_frees_everything(engine: RecogniserEngine, sent_ms: int) -> None:
     """The checks are in the fixture."""
     source = open_input(*audio(clip_bytes("goforward")[: sent_ms * 32], 20))
     task = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
@@ -221,7 +224,7 @@ async def test_cancelling_frees_everything(engine: WhisperEngine, sent_ms: int) 
         await task
 
 
-async def test_long_speech_is_cut_and_nothing_is_lost(engine: WhisperEngine) -> None:
+async def test_long_speech_is_cut_and_nothing_is_lost(engine: RecogniserEngine) -> None:
     """25 seconds without a pause that is long enough to end an utterance."""
     clip = clip_samples("librivox_ss_0870")
     loud = np.flatnonzero(np.abs(clip) > 0.02)
@@ -233,7 +236,7 @@ async def test_long_speech_is_cut_and_nothing_is_lost(engine: WhisperEngine) -> 
     assert word_errors(" ".join([WORDS["librivox_ss_0870"]] * 4), plain(result.transcript)) <= words // 10
 
 
-async def test_more_talkers_take_no_more_memory(engine: WhisperEngine) -> None:
+async def test_more_talkers_take_no_more_memory(engine: RecogniserEngine) -> None:
     await transcribed(engine, *audio(clip_bytes("goforward")))
     before = resident_mb()
     await asyncio.gather(*(transcribed(engine, *audio(clip_bytes("goforward"))) for _ in range(2)))
@@ -246,7 +249,7 @@ def resident_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
-async def test_what_it_says_about_itself(engine: WhisperEngine) -> None:
+async def test_what_it_says_about_itself(engine: RecogniserEngine) -> None:
     assert (engine.name, engine.model, engine.state) == ("whisper", "tiny.en", EngineState.OK)
     assert engine.capabilities.languages == {"en"}
     assert engine.capabilities.word_times
@@ -255,8 +258,8 @@ async def test_what_it_says_about_itself(engine: WhisperEngine) -> None:
 
 async def test_a_model_of_many_languages_expects_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # What it costs here is not asked.
-    monkeypatch.setattr("omni_ws.engine.asr.whisper_engine._TRIAL_SAMPLES", SAMPLE_RATE // 10)
-    engine = WhisperEngine(str(fetched("whisper-base")))
+    monkeypatch.setattr("omni_ws.engine.asr.whisper._TRIAL_SAMPLES", SAMPLE_RATE // 10)
+    engine = RecogniserEngine(WhisperRecogniser(str(fetched("whisper-base"))))
     await engine.start()
     try:
         assert {"de", "en", "fr", "zh"} < engine.capabilities.languages

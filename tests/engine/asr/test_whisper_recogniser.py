@@ -7,6 +7,7 @@ import itertools
 import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper_engine import RecognitionCost, WhisperRecogniser
+from omni_ws.engine.asr.whisper import RecognitionCost, WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import ScoredWord, WhisperTranscript
 from omni_ws.errors import EngineOverloaded
 
@@ -61,15 +62,16 @@ def model() -> TimedModel:
     return TimedModel()
 
 
-@pytest.fixture
-def cost() -> RecognitionCost:
-    return RecognitionCost(1)
+def timed(model: TimedModel) -> WhisperRecogniser:
+    """A recogniser with one worker."""
+    load: Any = lambda: model  # noqa: E731
+    return WhisperRecogniser(max_recognisers=4, workers=1, load=load, clock=lambda: model.now)
 
 
 @pytest.fixture
-def recogniser(model: TimedModel, cost: RecognitionCost) -> Iterator[WhisperRecogniser]:
-    recogniser = WhisperRecogniser(lambda: model, cost, workers=1, clock=lambda: model.now)
-    recogniser.start()
+def recogniser(model: TimedModel) -> Iterator[WhisperRecogniser]:
+    recogniser = timed(model)
+    recogniser.load()
     model.begun.clear()
     yield recogniser
     model.goes_on.set()
@@ -183,12 +185,11 @@ def test_a_request_may_have_a_language(recogniser: WhisperRecogniser, model: Tim
     german.transcribe(pcm(1)).result(10)
     recogniser.transcribe(pcm(1)).result(10)
     assert [language for _, _, language in model.begun] == ["de", None]
-    assert german.languages == {"de", "en"}
+    assert german.capabilities.languages == {"de", "en"}
 
 
-def test_the_start_and_the_work_measure_what_it_costs(
-    recogniser: WhisperRecogniser, model: TimedModel, cost: RecognitionCost
-) -> None:
+def test_the_start_and_the_work_measure_what_it_costs(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    cost = recogniser.cost
     before = cost.talkers()
     model.pace = 1.0
     for _ in range(20):
@@ -203,19 +204,17 @@ def costs_little(cost: RecognitionCost) -> None:
         cost.note_interim(0.01)
 
 
+@pytest.fixture
+def cost(engine: RecogniserEngine) -> RecognitionCost:
+    assert isinstance(engine.recogniser, WhisperRecogniser)
+    return engine.recogniser.cost
+
+
 @pytest_asyncio.fixture
-async def engine(model: TimedModel, cost: RecognitionCost) -> AsyncIterator[RecogniserEngine]:
+async def engine(model: TimedModel) -> AsyncIterator[RecogniserEngine]:
     """An engine with one worker, for which all audio comes as it is spoken."""
     ticks = itertools.count(0, 10)
-    engine = RecogniserEngine(
-        "whisper",
-        lambda: WhisperRecogniser(lambda: model, cost, workers=1, clock=lambda: model.now),
-        model="timed",
-        languages=frozenset({"en"}),
-        max_talkers=4,
-        carried=cost.talkers,
-        clock=lambda: next(ticks),
-    )
+    engine = RecogniserEngine(timed(model), clock=lambda: next(ticks))
     await engine.start()
     model.begun.clear()
     yield engine
@@ -235,8 +234,7 @@ async def test_who_has_ended_goes_before_those_who_still_speak(
     await until(lambda: bool(model.begun))  # the others wait
     assert model.beams == [1]
     sources[2].close()
-    assert engine.listening is not None
-    workers = engine.listening.recogniser._workers  # type: ignore[attr-defined]
+    workers = engine.recogniser._threads  # type: ignore[attr-defined]
     await until(lambda: any(urgency == 0 for urgency, *_ in workers._waiting))
     model.goes_on.set()
     await running[2]
@@ -250,12 +248,11 @@ async def test_one_talker_too_many_is_refused(
     engine: RecogniserEngine, model: TimedModel, cost: RecognitionCost
 ) -> None:
     """With interim texts each takes half of the only worker; they go first, so that more are carried."""
-    assert engine.listening is not None
-    carried = engine.listening.seats.count
+    carried = engine.recogniser.seats.count
     assert 1 < cost.talkers() < carried <= 4
     sources = [open_input(*audio(SPEECH[:16_000])) for _ in range(carried)]
     running = [asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE)) for source in sources]
-    await until(lambda: engine.listening is not None and engine.listening.seats.taken == carried)
+    await until(lambda: engine.recogniser.seats.taken == carried)
     with pytest.raises(EngineOverloaded, match=f"all {carried} recognisers are in use") as refusal:
         await answered(engine, *audio(SPEECH[:16_000]), task=Task.TRANSCRIBE)
     assert refusal.value.retry_after_ms
@@ -269,5 +266,4 @@ async def test_the_upper_limit_holds_where_recognition_costs_little(
 ) -> None:
     costs_little(cost)
     assert cost.talkers() > 4
-    assert engine.listening is not None
-    assert engine.listening.seats.count == 4
+    assert engine.recogniser.seats.count == 4

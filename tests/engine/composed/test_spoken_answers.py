@@ -24,9 +24,10 @@ from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.stages import _spoken_pieces
 from omni_ws.engine.remote.settings import RemoteTtsSettings
-from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
+from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.spoken.speakable_text import SpeakableText
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -91,7 +92,7 @@ async def test_words_are_those_that_are_written() -> None:
 
 
 async def test_real_voices_time_the_words_that_are_written(voice_choice: VoiceChoice) -> None:
-    tts = SynthesisEngine(voice_choice)
+    tts = SpeechEngine(VoiceProcess(voice_choice))
     try:
         outputs = await answered(RetortEngine(REPLY), tts)
     finally:
@@ -108,7 +109,7 @@ async def test_real_voices_time_the_words_that_are_written(voice_choice: VoiceCh
 async def test_a_voice_behind_a_url_tells_the_clauses_that_are_written() -> None:
     reply = "It is **$20** today, and no more.\n\n- Buy it.\n"
     async with live_server(ReadingEngine()) as back:
-        tts = RemoteTtsEngine(RemoteTtsSettings(urls=(f"http://127.0.0.1:{back.port}",), start_timeout=0))
+        tts = SpeechEngine(RemoteVoice(RemoteTtsSettings(urls=(f"http://127.0.0.1:{back.port}",), start_timeout=0)))
         outputs = await answered(RetortEngine(reply), tts)
         await tts.stop()
     ends = dict.fromkeys(output.text_end for output in outputs if isinstance(output, AudioOutput))

@@ -24,7 +24,8 @@ from omni_ws.engine.llm.intents.catalogue import catalogue
 from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
 from omni_ws.engine.llm.plain_words import plain_words
 from omni_ws.engine.llm.rules import CONNECT, answer
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 
 NOW = datetime(2031, 3, 4, 15, 7)
 ROWS: list[dict[str, Any]] = [
@@ -128,7 +129,7 @@ async def test_whisper_hears_what_is_stored() -> None:
     pytest.importorskip("hibari")
     fetched("hibari")
     model = WhisperModel(fetched("whisper-tiny-en"))
-    voice = SynthesisEngine(VoiceChoice.HIBARI)
+    voice = SpeechEngine(VoiceProcess(VoiceChoice.HIBARI))
     await voice.start()
     try:
         for row in HEARD[::HEARD_AGAIN]:
@@ -138,7 +139,7 @@ async def test_whisper_hears_what_is_stored() -> None:
         await voice.stop()
 
 
-async def spoken(voice: SynthesisEngine, sentence: str) -> Samples:
+async def spoken(voice: SpeechEngine, sentence: str) -> Samples:
     """The sentence as the voice says it, with some silence around it, at 16 kHz."""
     result = await answered(voice, text(sentence), task=Task.SPEECH, modalities=AUDIO)
     resampler = StreamResampler(result.audio[0].sample_rate, 16_000)

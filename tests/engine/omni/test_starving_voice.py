@@ -119,9 +119,10 @@ async def hear(family: Family, intervals_ms: float | list[float]) -> Heard:
         TimedModel(talker(family), step_ms=TALKER_MS[family]) as speaking,
         TimedModel(vocoder(family), step_ms=VOCODER_MS) as decoding,
     ):
+        hosts: tuple[Any, Any] = (speaking, decoding)
         stages: list[Stage[Any]] = [
-            OmniTalker(speaking, greedy(family, max_tokens=FRAMES[family])),
-            VocoderStage(decoding, block=decoding.block, clock=loop.time),
+            OmniTalker(hosts[0], greedy(family, max_tokens=FRAMES[family])),
+            VocoderStage(hosts[1], block=decoding.block, clock=loop.time),
         ]
         async with pipeline(thinker(), stages, [frames_link(FRAME_MS[family])]) as outputs:
             async for output in outputs:

@@ -131,7 +131,8 @@ class Played:
 
 
 def stage(vocoder: Vocoder, **options: Any) -> VocoderStage:
-    return VocoderStage(vocoder, clock=asyncio.get_running_loop().time, **options)
+    host: Any = vocoder
+    return VocoderStage(host, clock=asyncio.get_running_loop().time, **options)
 
 
 async def play(work: VocoderStage, source: AsyncIterator[Codes], played: Played | None = None) -> Played:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import wave
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -32,8 +31,10 @@ from support.until import until
 
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, Hearing, InputChunk, Modality, OutputModality, Task, Word
-from omni_ws.engine.asr.listener import AudioPace
+from omni_ws.engine.asr import listener
+from omni_ws.engine.asr.listener import AudioPace, Transcript
 from omni_ws.engine.asr.recogniser import UtteranceLimits
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import (
     AnswerOptions,
     EngineOutput,
@@ -43,10 +44,10 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.remote import asr_engine
-from omni_ws.engine.remote.asr_engine import RemoteAsrEngine, TranscriptTask, TranscriptText
+from omni_ws.engine.remote import recogniser as remote_recogniser
+from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteAsrSettings
-from omni_ws.engine.remote.upstream import Timeouts, Upstream
+from omni_ws.engine.remote.upstream import Upstream
 from omni_ws.errors import (
     EmptyInput,
     EngineFailed,
@@ -82,7 +83,7 @@ def vllm(*deltas: str) -> Answer:
     return streams(*chunks, {"object": "transcription.chunk", "choices": [], "usage": {"prompt_tokens": 9}})
 
 
-async def transcribed(engine: RemoteAsrEngine, data: bytes, **fields: Any) -> EngineAnswer:
+async def transcribed(engine: RecogniserEngine, data: bytes, **fields: Any) -> EngineAnswer:
     return await answered(engine, *audio(data, frame_ms=100), task=Task.TRANSCRIBE, **fields)
 
 
@@ -148,7 +149,7 @@ async def test_silence_is_not_sent() -> None:
 
 
 async def test_long_speech_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asr_engine, "_UTTERANCE_LIMITS", UtteranceLimits(cut_after=16_000, longest=24_000))
+    monkeypatch.setattr(remote_recogniser, "_UTTERANCE_LIMITS", UtteranceLimits(cut_after=16_000, longest=24_000))
     async with upstream(written=[writes("x")]) as there, remote_asr(there) as engine:
         answer = await transcribed(engine, clip_bytes("librivox_ss_0870"))
     assert len(there.heard) > 3
@@ -358,7 +359,7 @@ async def test_what_is_no_speech() -> None:
             await answered(engine, task=Task.TRANSCRIBE)
         with pytest.raises(UnsupportedModality):
             await answered(engine, InputChunk(Modality.TEXT, b"x"), task=Task.TRANSCRIBE)
-    engine = RemoteAsrEngine(RemoteAsrSettings(urls=(f"http://127.0.0.1:{free_port()}",)))
+    engine = RecogniserEngine(RemoteRecogniser(RemoteAsrSettings(urls=(f"http://127.0.0.1:{free_port()}",))))
     assert engine.state is EngineState.STARTING
     with pytest.raises(EngineFailed, match="not running"):
         await answered(engine, InputChunk(Modality.AUDIO, FIRST), task=Task.TRANSCRIBE)
@@ -391,7 +392,7 @@ def bare(data: bytes) -> bytes:
     return samples[loud[0] : loud[-1]].tobytes()
 
 
-async def begun(there: ScriptedUpstream, engine: RemoteAsrEngine, after: bytes) -> list[EngineOutput]:
+async def begun(there: ScriptedUpstream, engine: RecogniserEngine, after: bytes) -> list[EngineOutput]:
     """What is transcribed where the upstream is asked in a pause, before ``after`` comes."""
     source = open_input(*audio(silence(0.5) + bare(FIRST) + silence(0.38), frame_ms=20))
     outputs: list[EngineOutput] = []
@@ -428,16 +429,16 @@ async def test_a_pause_that_is_not_the_end_is_withdrawn() -> None:
 
 
 @pytest.fixture
-def transcripts_begun(monkeypatch: pytest.MonkeyPatch) -> list[TranscriptTask]:
-    tasks: list[TranscriptTask] = []
+def transcripts_begun(monkeypatch: pytest.MonkeyPatch) -> list[Transcript]:
+    begun: list[Transcript] = []
 
-    class Noted(TranscriptTask):
-        def __init__(self, texts: AsyncGenerator[TranscriptText, None], *, length: int) -> None:
-            super().__init__(texts, length=length)
-            tasks.append(self)
+    class Noted(Transcript):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            begun.append(self)
 
-    monkeypatch.setattr(asr_engine, "TranscriptTask", Noted)
-    return tasks
+    monkeypatch.setattr(listener, "Transcript", Noted)
+    return begun
 
 
 async def say(source: Input, data: bytes) -> None:
@@ -445,16 +446,16 @@ async def say(source: Input, data: bytes) -> None:
         await source.put(chunk)
 
 
-async def pause_after(speech: bytes, source: Input, transcripts_begun: list[TranscriptTask]) -> None:
+async def pause_after(speech: bytes, source: Input, transcripts_begun: list[Transcript]) -> None:
     """Speaks, and stays silent until the upstream has written that down, and for two frames more."""
     before = len(transcripts_begun)
     await say(source, speech + silence(0.3))
-    await until(lambda: len(transcripts_begun) > before and transcripts_begun[-1].settled is not None)
+    await until(lambda: len(transcripts_begun) > before and transcripts_begun[-1].done)
     await say(source, silence(0.04))
 
 
 @pytest.mark.usefixtures("live")
-async def test_the_transcript_of_a_pause_is_a_guess(transcripts_begun: list[TranscriptTask]) -> None:
+async def test_the_transcript_of_a_pause_is_a_guess(transcripts_begun: list[Transcript]) -> None:
     source, outputs = open_input(), list[EngineOutput]()
     request = request_of(source, task=Task.TRANSCRIBE, options=AnswerOptions(transcript_guesses=True))
     async with upstream(written=[openai("Go", " forward"), writes("Go ten")]) as there, remote_asr(there) as engine:
@@ -469,7 +470,7 @@ async def test_the_transcript_of_a_pause_is_a_guess(transcripts_begun: list[Tran
 
 
 @pytest.mark.usefixtures("live")
-async def test_an_answer_is_begun_on_what_a_pause_gave(transcripts_begun: list[TranscriptTask]) -> None:
+async def test_an_answer_is_begun_on_what_a_pause_gave(transcripts_begun: list[Transcript]) -> None:
     source, outputs, outcomes = open_input(), list[EngineOutput](), list[str]()
     llm = RetortEngine()
     async with upstream(written=[writes("Go")]) as there, remote_asr(there) as asr:
@@ -507,13 +508,13 @@ async def test_servers_are_not_asked_ahead_against_their_operators_will() -> Non
     ],
 )
 async def test_which_servers_are_near(url: str, local: bool) -> None:
-    one = Upstream(url, key=None, timeouts=Timeouts(connect=1, first_byte=1, idle=1))
+    one = Upstream(url, RemoteAsrSettings(urls=(url,)))
     assert one.is_local is local
     await one.close()
 
 
 async def test_what_it_can_do() -> None:
-    able = RemoteAsrEngine(RemoteAsrSettings(urls=())).capabilities
+    able = RecogniserEngine(RemoteRecogniser(RemoteAsrSettings(urls=()))).capabilities
     assert able.tasks == {Task.TRANSCRIBE}
     assert able.input_modalities == {Modality.AUDIO}
     assert able.output_modalities == {OutputModality.TEXT, OutputModality.TRANSCRIPT}

@@ -281,7 +281,7 @@ async def test_earlier_pictures_go_where_something_sees() -> None:
 
 
 async def test_large_requests_and_events_go_through_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine.remote.upstream._INLINE_BYTES", 10)
+    monkeypatch.setattr("omni_ws.engine.remote.engine._INLINE_BYTES", 10)
     data = base64.b64encode(TONE.tobytes()).decode()
     async with (
         upstream(streams(delta(audio={"data": data}), finish())) as there,

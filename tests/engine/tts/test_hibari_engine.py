@@ -21,7 +21,8 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts import synthesis_engine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine, Voice, hibari_file
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess, hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice
 from omni_ws.engine_choice import create_engine
 from omni_ws.errors import EngineFailed, InvalidValue
@@ -35,30 +36,31 @@ REPLY = "It costs **$20** today."
 
 
 @pytest.fixture(scope="module")
-def tts() -> SynthesisEngine:
+def tts() -> SpeechEngine:
     fetched("hibari")
-    return SynthesisEngine(VoiceChoice.HIBARI)
+    return SpeechEngine(VoiceProcess(VoiceChoice.HIBARI))
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server(tts: SynthesisEngine) -> AsyncIterator[LiveServer]:
+async def server(tts: SpeechEngine) -> AsyncIterator[LiveServer]:
     async with live_server(ComposedEngine(RetortEngine(REPLY), tts=tts)) as running:
         yield running
 
 
 @pytest.fixture
-def voice(tts: SynthesisEngine, server: LiveServer) -> Voice:
+def voice(tts: SpeechEngine, server: LiveServer) -> VoiceProcess:
     """The voice of the server."""
+    assert isinstance(tts.voice, VoiceProcess)
     return tts.voice
 
 
-async def pcm_of(voice: Voice) -> bytes:
-    return b"".join([piece.samples.tobytes() async for piece in voice.speak(SENTENCE)])
+async def pcm_of(voice: VoiceProcess) -> bytes:
+    return b"".join([piece.samples.tobytes() async for piece in voice.say(SENTENCE)])
 
 
 @pytest.mark.slow
-async def test_the_same_process_says_the_same(voice: Voice) -> None:
-    assert voice.describe() == "voice: hibari 0.2.1 heart (hibari.onnx, Apache-2.0)"
+async def test_the_same_process_says_the_same(voice: VoiceProcess) -> None:
+    assert voice.describe()[0] == "voice: hibari 0.2.1 heart (hibari.onnx, Apache-2.0)"
     assert await pcm_of(voice) == await pcm_of(voice)
     for name in ("emma", "rms", "nobody"):
         with pytest.raises(InvalidValue, match="there are heart"):
@@ -109,9 +111,9 @@ async def test_a_start_without_weights_says_what_to_do(monkeypatch: pytest.Monke
     with pytest.raises(NoVoice, match="-m omni_ws weights fetch hibari"):
         hibari_file()
     with pytest.raises(EngineFailed, match=r"no voice hibari: its weights are not on this machine: .* fetch hibari$"):
-        await Voice(VoiceChoice.HIBARI).start()
+        await VoiceProcess(VoiceChoice.HIBARI).start()
     with pytest.raises(EngineFailed, match=r"no voice hibari: there is no file .*mine\.onnx"):
-        await Voice(VoiceChoice.HIBARI, file=tmp_path / "mine.onnx").start()
+        await VoiceProcess(VoiceChoice.HIBARI, file=tmp_path / "mine.onnx").start()
     (tmp_path / "mine.onnx").write_bytes(b"mine")
     assert hibari_file(tmp_path / "mine.onnx") == tmp_path / "mine.onnx"
     assert os.listdir(tmp_path) == ["mine.onnx"]
@@ -121,10 +123,10 @@ async def test_a_start_without_the_packages_says_what_to_do(monkeypatch: pytest.
     with monkeypatch.context() as without:
         without.setattr(synthesis_engine, "find_spec", lambda name: None)
         with pytest.raises(EngineFailed, match=r"packages are not installed: .*'omni_ws\[hibari\]'$"):
-            await Voice(VoiceChoice.HIBARI).start()
+            await VoiceProcess(VoiceChoice.HIBARI).start()
     monkeypatch.setattr(synthesis_engine, "version", lambda name: "0.3.0")
     with pytest.raises(EngineFailed, match=r"it needs hibari-tts 0\.2\.1, and 0\.3\.0 is installed: "):
-        await Voice(VoiceChoice.HIBARI).start()
+        await VoiceProcess(VoiceChoice.HIBARI).start()
 
 
 async def test_a_server_that_was_told_to_use_it_does_not_start_without_its_weights(no_weights: None) -> None:

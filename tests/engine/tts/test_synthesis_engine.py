@@ -19,15 +19,16 @@ from omni_ws.core.history import Message
 from omni_ws.engine import child
 from omni_ws.engine.base import AnswerOptions, AudioOutput, EngineState, Finished
 from omni_ws.engine.tts import synthesis_engine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedModality, UnsupportedParameter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def started(voice_choice: VoiceChoice) -> AsyncIterator[SynthesisEngine]:
-    engine = SynthesisEngine(voice_choice)
+async def started(voice_choice: VoiceChoice) -> AsyncIterator[SpeechEngine]:
+    engine = SpeechEngine(VoiceProcess(voice_choice))
     await engine.start()
     yield engine
     await engine.stop()
@@ -35,18 +36,23 @@ async def started(voice_choice: VoiceChoice) -> AsyncIterator[SynthesisEngine]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def engine(started: SynthesisEngine) -> AsyncIterator[SynthesisEngine]:
+async def engine(started: SpeechEngine) -> AsyncIterator[SpeechEngine]:
     """The running engine; afterwards nothing of it may be held any more."""
     yield started
     assert started.active_requests == 0
-    assert started.voice.jobs == 0
+    assert voice_of(started).jobs == 0
 
 
-async def read(engine: SynthesisEngine, *chunks: InputChunk, **fields: Any) -> Answer:
+def voice_of(engine: SpeechEngine) -> VoiceProcess:
+    assert isinstance(engine.voice, VoiceProcess)
+    return engine.voice
+
+
+async def read(engine: SpeechEngine, *chunks: InputChunk, **fields: Any) -> Answer:
     return await answered(engine, *chunks, **{"task": Task.SPEECH, "modalities": AUDIO, **fields})
 
 
-async def test_text_is_read_while_more_arrives(engine: SynthesisEngine) -> None:
+async def test_text_is_read_while_more_arrives(engine: SpeechEngine) -> None:
     source = open_input(text("This is the first sentence. And this"))
     async with aclosing(engine.generate(request_of(source, task=Task.SPEECH, modalities=BOTH))) as outputs:
         words: list[Word] = []
@@ -71,7 +77,7 @@ async def test_text_is_read_while_more_arrives(engine: SynthesisEngine) -> None:
     assert last.usage.output_tokens == 10
 
 
-async def test_there_is_no_text(engine: SynthesisEngine) -> None:
+async def test_there_is_no_text(engine: SpeechEngine) -> None:
     history = (Message("user", "not read now"),)
     result = await read(engine, text("Go. Forward, ten meters"), modalities=BOTH, history=history)
     assert {type(output) for output in result.outputs} == {AudioOutput, Finished}
@@ -80,7 +86,7 @@ async def test_there_is_no_text(engine: SynthesisEngine) -> None:
     assert result.finished.usage.output_audio_ms == pytest.approx(result.audio_ms, abs=1)
 
 
-async def test_word_times_run_along_the_whole_text(engine: SynthesisEngine) -> None:
+async def test_word_times_run_along_the_whole_text(engine: SpeechEngine) -> None:
     result = await read(engine, text(" ".join(f"Number {number}." for number in range(2, 8))))
     starts = [word.start_ms for word in result.words]
     assert len(starts) == 12
@@ -88,7 +94,7 @@ async def test_word_times_run_along_the_whole_text(engine: SynthesisEngine) -> N
     assert result.words[-1].end_ms <= result.audio_ms + 1
 
 
-async def test_a_long_text_is_spoken_before_its_end_is_read(engine: SynthesisEngine) -> None:
+async def test_a_long_text_is_spoken_before_its_end_is_read(engine: SpeechEngine) -> None:
     source = open_input(text("This is one of many sentences. " * 2000))
     source.close()
     async with aclosing(engine.generate(request_of(source, task=Task.SPEECH, modalities=AUDIO))) as outputs:
@@ -105,7 +111,7 @@ async def test_a_long_text_is_spoken_before_its_end_is_read(engine: SynthesisEng
     ],
 )
 async def test_what_is_cut_off_is_not_spoken(
-    engine: SynthesisEngine, sampling: dict[str, Any], words: list[str], reason: FinishReason
+    engine: SpeechEngine, sampling: dict[str, Any], words: list[str], reason: FinishReason
 ) -> None:
     result = await read(engine, text("One, two, "), text("three, four."), sampling=sampling)
     assert [word.text for word in result.words] == [word.strip(",.") for word in words]
@@ -113,7 +119,7 @@ async def test_what_is_cut_off_is_not_spoken(
     assert result.finished.usage.output_tokens == len(words)
 
 
-async def test_numbers_are_read_in_words_and_told_as_they_are_written(engine: SynthesisEngine) -> None:
+async def test_numbers_are_read_in_words_and_told_as_they_are_written(engine: SpeechEngine) -> None:
     written = await read(engine, text("It was on 2024/10/01 and "), text("cost $20."))
     assert [word.text for word in written.words] == ["It", "was", "on", "2024/10/01", "and", "cost", "$20"]
     assert [word.text_end for word in written.words][-1] == len("It was on 2024/10/01 and cost $20.")
@@ -125,21 +131,21 @@ async def test_numbers_are_read_in_words_and_told_as_they_are_written(engine: Sy
     assert all(word.text_end is None for word in done.words)
 
 
-async def test_speed_can_be_asked_for(engine: SynthesisEngine) -> None:
+async def test_speed_can_be_asked_for(engine: SpeechEngine) -> None:
     assert engine.capabilities.speed
     slow, fast = [await read(engine, text("One. Two."), speed=speed) for speed in (0.5, 2.0)]
     assert slow.audio_ms > 3 * fast.audio_ms
     assert [word.text for word in slow.words] == [word.text for word in fast.words] == ["One", "Two"]
 
 
-async def test_every_voice_can_be_asked_for(engine: SynthesisEngine) -> None:
+async def test_every_voice_can_be_asked_for(engine: SpeechEngine) -> None:
     other = engine.capabilities.voices[1]
     assert (await read(engine, text("hello"), voice=other)).audio_ms > 300
     with pytest.raises(InvalidValue, match=re.escape(other)):
         await read(engine, text("hello"), voice="nobody")
 
 
-async def test_what_is_refused(engine: SynthesisEngine) -> None:
+async def test_what_is_refused(engine: SpeechEngine) -> None:
     for chunks in ((), (text(" \n"),)):
         with pytest.raises(EmptyInput):
             await read(engine, *chunks)
@@ -151,10 +157,11 @@ async def test_what_is_refused(engine: SynthesisEngine) -> None:
 
 
 async def test_a_voice_of_latin_letters_refuses_what_it_cannot_read(
-    engine: SynthesisEngine, monkeypatch: pytest.MonkeyPatch
+    engine: SpeechEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine.voice.facts is not None
-    monkeypatch.setattr(engine.voice, "facts", replace(engine.voice.facts, latin_only=True))
+    voice = voice_of(engine)
+    assert voice.facts is not None
+    monkeypatch.setattr(voice, "facts", replace(voice.facts, latin_only=True))
     for unreadable in ("你好", "Привет!"):
         with pytest.raises(InvalidValue, match="Latin letters only") as refusal:
             await read(engine, text(unreadable))
@@ -165,22 +172,22 @@ async def test_a_voice_of_latin_letters_refuses_what_it_cannot_read(
     assert [word.text for word in mixed.words] == ["Go"]
 
 
-async def test_what_it_says_about_itself(engine: SynthesisEngine) -> None:
+async def test_what_it_says_about_itself(engine: SpeechEngine) -> None:
     capabilities = engine.capabilities
     assert capabilities.tasks == {Task.SPEECH}
     assert capabilities.input_modalities == {Modality.TEXT}
     assert capabilities.output_modalities == {OutputModality.AUDIO}
-    assert capabilities.voices == engine.voice.voices
-    assert capabilities.voice_aliases == engine.voice.aliases
+    assert capabilities.voices == voice_of(engine).voices
+    assert capabilities.voice_aliases == voice_of(engine).aliases
     assert capabilities.voice_languages.keys() == set(capabilities.voices)
     assert engine.state is EngineState.OK
     assert engine.name == "espeak-ng"
-    assert engine.model == engine.voice.voices[0]
+    assert engine.model == voice_of(engine).voices[0]
     assert engine.describe()[0].startswith(f"voice: {engine.name}")
 
 
 @pytest.mark.parametrize("outputs_taken", range(1, 4))
-async def test_closing_after_any_output_frees_everything(engine: SynthesisEngine, outputs_taken: int) -> None:
+async def test_closing_after_any_output_frees_everything(engine: SpeechEngine, outputs_taken: int) -> None:
     """The checks are in the fixture."""
     source = open_input(text("This is a sentence. This is another one."))
     outputs = engine.generate(request_of(source, task=Task.SPEECH, modalities=AUDIO))
@@ -190,7 +197,7 @@ async def test_closing_after_any_output_frees_everything(engine: SynthesisEngine
 
 
 @pytest.mark.slow
-async def test_cancelling_at_every_step_frees_everything(engine: SynthesisEngine) -> None:
+async def test_cancelling_at_every_step_frees_everything(engine: SpeechEngine) -> None:
     """Cancels the same short request later and later, until it gets through."""
     steps = 1.0
     while True:
@@ -207,12 +214,12 @@ async def test_cancelling_at_every_step_frees_everything(engine: SynthesisEngine
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-        assert (engine.active_requests, engine.voice.jobs) == (0, 0)
+        assert (engine.active_requests, voice_of(engine).jobs) == (0, 0)
         steps *= 1.4
 
 
 async def test_an_engine_without_a_voice() -> None:
-    engine = SynthesisEngine(VoiceChoice.NONE)
+    engine = SpeechEngine(VoiceProcess(VoiceChoice.NONE))
     assert engine.state is EngineState.STARTING
     with pytest.raises(EngineFailed, match="not running"):
         await read(engine, text("hello"))
@@ -228,13 +235,13 @@ async def test_an_engine_without_a_voice() -> None:
 
 
 async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -> None:
-    engine = SynthesisEngine(voice_choice, default_voice="hal")
+    engine = SpeechEngine(VoiceProcess(voice_choice, default_voice="hal"))
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
         await engine.start()
     assert engine.state is EngineState.STARTING
 
 
-async def _until_it_is(engine: SynthesisEngine, state: EngineState) -> None:
+async def _until_it_is(engine: SpeechEngine, state: EngineState) -> None:
     while engine.state is not state:
         await asyncio.gather(read(engine, text("hello")), return_exceptions=True)
 
@@ -242,13 +249,14 @@ async def _until_it_is(engine: SynthesisEngine, state: EngineState) -> None:
 async def test_a_voice_that_does_not_come_back_is_told_and_comes_back(
     voice_choice: VoiceChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = SynthesisEngine(voice_choice)
+    voice = VoiceProcess(voice_choice)
+    engine = SpeechEngine(voice)
     await engine.start()
     try:
-        assert engine.voice.worker_pid is not None
+        assert voice.worker_pid is not None
         monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
         monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
-        os.kill(engine.voice.worker_pid, signal.SIGKILL)
+        os.kill(voice.worker_pid, signal.SIGKILL)
         await _until_it_is(engine, EngineState.UNHEALTHY)
         monkeypatch.undo()
         await _until_it_is(engine, EngineState.OK)

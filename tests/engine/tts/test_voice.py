@@ -17,8 +17,9 @@ from support.until import until
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine import child
+from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.tts import synthesis_engine
-from omni_ws.engine.tts.synthesis_engine import SpokenAudio, Voice
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.installing import install_command
 
@@ -28,8 +29,8 @@ SENTENCE = "Go forward 10 meters, please."
 
 
 @asynccontextmanager
-async def running(choice: VoiceChoice) -> AsyncIterator[Voice]:
-    started = Voice(choice)
+async def running(choice: VoiceChoice) -> AsyncIterator[VoiceProcess]:
+    started = VoiceProcess(choice)
     await started.start()
     yield started
     await started.stop()
@@ -37,13 +38,13 @@ async def running(choice: VoiceChoice) -> AsyncIterator[Voice]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared(voice_choice: VoiceChoice) -> AsyncIterator[Voice]:
+async def shared(voice_choice: VoiceChoice) -> AsyncIterator[VoiceProcess]:
     async with running(voice_choice) as started:
         yield started
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def voice(shared: Voice) -> AsyncIterator[Voice]:
+async def voice(shared: VoiceProcess) -> AsyncIterator[VoiceProcess]:
     """One for all tests, each of which leaves it as it found it, with a worker that may be another."""
     yield shared
     assert shared.healthy
@@ -51,29 +52,29 @@ async def voice(shared: Voice) -> AsyncIterator[Voice]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def voice_alone(voice_choice: VoiceChoice) -> AsyncIterator[Voice]:
+async def voice_alone(voice_choice: VoiceChoice) -> AsyncIterator[VoiceProcess]:
     """One that a test may leave in any state."""
     async with running(voice_choice) as started:
         yield started
 
 
-async def spoken(voice: Voice, text: str, name: str | None = None) -> list[SpokenAudio]:
-    return [piece async for piece in voice.speak(text, voice=name)]
+async def spoken(voice: VoiceProcess, text: str, name: str | None = None) -> list[AudioOutput]:
+    return [piece async for piece in voice.say(text, voice=name)]
 
 
 def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def samples_of(pieces: list[SpokenAudio]) -> np.ndarray:
+def samples_of(pieces: list[AudioOutput]) -> np.ndarray:
     return np.concatenate([piece.samples for piece in pieces])
 
 
-def words_of(pieces: list[SpokenAudio]) -> list[Word]:
+def words_of(pieces: list[AudioOutput]) -> list[Word]:
     return [word for piece in pieces for word in piece.words]
 
 
-async def test_a_sentence_is_spoken_in_pieces_with_its_words(voice: Voice) -> None:
+async def test_a_sentence_is_spoken_in_pieces_with_its_words(voice: VoiceProcess) -> None:
     pieces = await spoken(voice, SENTENCE)
     rate = pieces[0].sample_rate
     assert rate == 22_050
@@ -90,13 +91,13 @@ async def test_a_sentence_is_spoken_in_pieces_with_its_words(voice: Voice) -> No
     assert sounding[-1] - 150 < words[-1].end_ms <= sounding[-1] + 10
 
 
-async def test_numbers_and_signs_are_words_as_they_are_written(voice: Voice) -> None:
+async def test_numbers_and_signs_are_words_as_they_are_written(voice: VoiceProcess) -> None:
     text = "Count 21, 22, 1,234 and 3.5 (it's Dr. Smith's)."
     words = words_of(await spoken(voice, text))
     assert [word.text for word in words] == ["Count", "21", "22", "1,234", "and", "3.5", "it's", "Dr", "Smith's"]
 
 
-async def test_other_voices_speak(voice: Voice) -> None:
+async def test_other_voices_speak(voice: VoiceProcess) -> None:
     english = [name for name in voice.voices if voice.languages[name].startswith("en")][:3]
     assert len(english) == 3
     for name in english:
@@ -104,9 +105,9 @@ async def test_other_voices_speak(voice: Voice) -> None:
 
 
 @pytest.mark.parametrize("speed", [0.5, 2.0])
-async def test_speech_is_slower_and_faster_with_its_words(voice: Voice, speed: float) -> None:
+async def test_speech_is_slower_and_faster_with_its_words(voice: VoiceProcess, speed: float) -> None:
     usual = await spoken(voice, SENTENCE)
-    pieces = [piece async for piece in voice.speak(SENTENCE, speed=speed)]
+    pieces = [piece async for piece in voice.say(SENTENCE, speed=speed)]
     # espeak-ng shortens pauses more than words.
     assert len(samples_of(usual)) / len(samples_of(pieces)) == pytest.approx(speed, rel=0.25)
     for before, after in zip(words_of(usual), words_of(pieces), strict=True):
@@ -116,7 +117,7 @@ async def test_speech_is_slower_and_faster_with_its_words(voice: Voice, speed: f
     assert len(samples_of(await spoken(voice, SENTENCE))) == pytest.approx(len(samples_of(usual)), rel=0.02)
 
 
-async def test_odd_texts_break_nothing(voice: Voice) -> None:
+async def test_odd_texts_break_nothing(voice: VoiceProcess) -> None:
     worker = voice.worker_pid
     for text in ("", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n", "\ud83d"):
         await spoken(voice, text)
@@ -124,7 +125,7 @@ async def test_odd_texts_break_nothing(voice: Voice) -> None:
     assert voice.worker_pid == worker
 
 
-async def test_voices_have_names_for_people_and_can_be_named_by_their_languages(voice: Voice) -> None:
+async def test_voices_have_names_for_people_and_can_be_named_by_their_languages(voice: VoiceProcess) -> None:
     assert voice.voices[0] == "English (America)"
     assert voice.aliases["de"] == "German"
     assert len(voice.aliases) > 100
@@ -135,13 +136,13 @@ async def test_voices_have_names_for_people_and_can_be_named_by_their_languages(
         assert len(samples_of(await spoken(voice, "Yes.", language))) > 1000
 
 
-async def test_an_unknown_voice_is_refused_with_the_list(voice: Voice) -> None:
+async def test_an_unknown_voice_is_refused_with_the_list(voice: VoiceProcess) -> None:
     with pytest.raises(InvalidValue, match=re.escape(voice.voices[0])) as refusal:
         await spoken(voice, "hello", "nobody")
     assert refusal.value.param == "voice"
 
 
-async def test_texts_take_turns(voice: Voice) -> None:
+async def test_texts_take_turns(voice: VoiceProcess) -> None:
     order: list[str] = []
 
     async def speak(name: str) -> None:
@@ -156,14 +157,14 @@ async def test_texts_take_turns(voice: Voice) -> None:
     assert voice.jobs == 0
 
 
-async def test_who_does_not_listen_holds_up_nobody(voice: Voice) -> None:
-    async with aclosing(voice.speak("This is heard by somebody who is slow.")) as slow:
+async def test_who_does_not_listen_holds_up_nobody(voice: VoiceProcess) -> None:
+    async with aclosing(voice.say("This is heard by somebody who is slow.")) as slow:
         await anext(slow)
         assert len(await spoken(voice, SENTENCE)) > 1
 
 
-async def test_a_job_can_be_taken_back_before_and_while_it_is_spoken(voice: Voice) -> None:
-    async with aclosing(voice.speak(SENTENCE)) as running:
+async def test_a_job_can_be_taken_back_before_and_while_it_is_spoken(voice: VoiceProcess) -> None:
+    async with aclosing(voice.say(SENTENCE)) as running:
         await anext(running)
         waiting = asyncio.create_task(spoken(voice, "I wait."))
         await asyncio.sleep(0)
@@ -173,7 +174,7 @@ async def test_a_job_can_be_taken_back_before_and_while_it_is_spoken(voice: Voic
     assert [word.text for word in words_of(await spoken(voice, "Still here."))] == ["Still", "here"]
 
 
-async def test_a_killed_worker_costs_its_own_text_only(voice: Voice) -> None:
+async def test_a_killed_worker_costs_its_own_text_only(voice: VoiceProcess) -> None:
     dead = voice.worker_pid
     assert dead is not None
     os.kill(dead, signal.SIGSTOP)
@@ -189,7 +190,7 @@ async def test_a_killed_worker_costs_its_own_text_only(voice: Voice) -> None:
     assert voice.healthy
 
 
-async def test_a_hanging_worker_is_replaced(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_worker_is_replaced(voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis_engine, "SILENCE_TIMEOUT", 0.05)
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
@@ -199,7 +200,9 @@ async def test_a_hanging_worker_is_replaced(voice: Voice, monkeypatch: pytest.Mo
     assert len(await spoken(voice, SENTENCE)) > 5
 
 
-async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_never_starts_again_is_reported(
+    voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
     monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
     assert voice.worker_pid is not None
@@ -213,7 +216,9 @@ async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkey
         await asyncio.gather(spoken(voice, SENTENCE), return_exceptions=True)
 
 
-async def test_a_worker_may_take_longer_to_start_than_to_speak(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_may_take_longer_to_start_than_to_speak(
+    voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "support.late_voice_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     dead = voice.worker_pid
@@ -233,7 +238,7 @@ async def test_a_worker_may_take_longer_to_start_than_to_speak(voice: Voice, mon
 
 
 async def test_however_often_a_worker_has_died_another_one_starts(
-    voice_alone: Voice, monkeypatch: pytest.MonkeyPatch
+    voice_alone: VoiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voice = voice_alone
     monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
@@ -244,7 +249,7 @@ async def test_however_often_a_worker_has_died_another_one_starts(
     await until(lambda: voice.worker_pid not in (None, dead))
 
 
-async def test_stopping_fails_who_still_waits(voice_alone: Voice) -> None:
+async def test_stopping_fails_who_still_waits(voice_alone: VoiceProcess) -> None:
     voice = voice_alone
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
@@ -260,31 +265,31 @@ async def test_stopping_fails_who_still_waits(voice_alone: Voice) -> None:
 
 
 async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
-    voice = Voice(VoiceChoice.NONE)
+    voice = VoiceProcess(VoiceChoice.NONE)
     await voice.start()
     assert voice.voices == ()
     assert voice.worker_pid is None
-    assert voice.describe().endswith(install_command("espeak"))
+    assert voice.describe()[0].endswith(install_command("espeak"))
 
 
 async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "support.voiceless_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    voice = Voice()
+    voice = VoiceProcess()
     await voice.start()
     assert voice.facts is None
-    assert "espeak-ng is not installed" in voice.describe()
-    named = Voice(VoiceChoice.ESPEAK)
+    assert "espeak-ng is not installed" in voice.describe()[0]
+    named = VoiceProcess(VoiceChoice.ESPEAK)
     with pytest.raises(EngineFailed, match="not installed"):
         await named.start()
 
 
 async def test_the_default_voice_can_be_chosen(voice_choice: VoiceChoice) -> None:
     for asked, name in (("English (Great Britain)", "English (Great Britain)"), ("de", "German")):
-        voice = Voice(voice_choice, default_voice=asked)
+        voice = VoiceProcess(voice_choice, default_voice=asked)
         await voice.start()
         assert voice.voices[0] == name
-        assert voice.describe().startswith("voice: espeak-ng ")
+        assert voice.describe()[0].startswith("voice: espeak-ng ")
         await voice.stop()
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
-        await Voice(voice_choice, default_voice="hal").start()
+        await VoiceProcess(voice_choice, default_voice="hal").start()

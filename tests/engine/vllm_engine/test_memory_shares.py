@@ -10,8 +10,8 @@ import pytest
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
+from omni_ws.engine.vllm.checkpoint import SHARE, memory_shares, weights_bytes
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 
 GB = 10**9
 FOUR = {"tensor_parallel_size": 4}
@@ -78,7 +78,7 @@ def test_the_shares_reach_vllm_and_the_log(tmp_path: Path, caplog: pytest.LogCap
         assert engine._speaker is not None
         with caplog.at_level(logging.INFO):
             engine._share_memory(engine._speaker)
-        both = engine._thinker, engine._speaker.model
+        both = engine._thinker, engine._speaker.talker
         assert tuple(model.engine_args().gpu_memory_utilization for model in both) == pytest.approx(shares)
     assert "the Thinker uses up to 60 % of a GPU's memory (0.0 GB of weights)" in caplog.text
     assert "the Talker uses up to 20 % of a GPU's memory" in caplog.text

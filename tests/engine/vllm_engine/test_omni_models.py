@@ -12,9 +12,8 @@ from omni_ws.config.model import ServerConfig, VllmConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import OutputModality, Task
-from omni_ws.engine.vllm.checkpoint import OmniFamily, OmniSizes, find_omni_model
+from omni_ws.engine.vllm.checkpoint import OmniFamily, OmniSizes, check_omni_fits, find_omni_model, thinker_share
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.memory_shares import check_omni_fits, thinker_share
 from omni_ws.engine_choice.parts import llm_of
 
 GB = 10**9

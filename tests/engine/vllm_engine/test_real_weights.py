@@ -27,10 +27,12 @@ from support.vllm_engine import request
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_session import TokenRanges
-from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import AnswerOptions, ReadoutManifest, TextOutput, TokenGeneration, TokenOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.synthesis_engine import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
@@ -144,7 +146,9 @@ async def test_readouts_are_of_the_hidden_states_of_transformers(
 async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
     """The embedded parts hear and speak; the model, which is text alone, answers."""
     fetched("whisper-tiny-en")
-    async with live_server(ComposedEngine(engine, asr=WhisperEngine(), tts=SynthesisEngine())) as server:
+    async with live_server(
+        ComposedEngine(engine, asr=RecogniserEngine(WhisperRecogniser()), tts=SpeechEngine(VoiceProcess()))
+    ) as server:
         yield server
 
 

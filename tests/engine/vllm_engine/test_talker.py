@@ -94,7 +94,7 @@ def one_shot(speaker: Speaker, clauses: Sequence[Codes]) -> Samples:
 
 
 def active(speaker: Speaker) -> int:
-    return int(speaker.model.llm.output_processor.get_num_unfinished_requests())
+    return int(speaker.talker.llm.output_processor.get_num_unfinished_requests())
 
 
 async def test_the_sound_is_that_of_the_codes(speaker: Speaker) -> None:
@@ -158,7 +158,7 @@ async def test_requests_with_and_without_a_pattern_share_a_step(speaker: Speaker
     async def free() -> list[int]:
         params = SamplingParams(max_tokens=70, temperature=1, seed=1, detokenize=False, ignore_eos=True)
         tokens: list[int] = []
-        async with aclosing(speaker.model.generate({"prompt_token_ids": [5, 6]}, params, "free")) as outputs:
+        async with aclosing(speaker.talker.generate({"prompt_token_ids": [5, 6]}, params, "free")) as outputs:
             async for output in outputs:
                 tokens = list(output.outputs[0].token_ids)
         return tokens

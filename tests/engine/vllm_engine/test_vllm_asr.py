@@ -17,10 +17,11 @@ from support.until import until
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Task
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import AnswerOptions, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.vllm.asr_engine import TranscriptionModel, VllmAsrEngine
+from omni_ws.engine.vllm.recogniser import VllmRecogniser
 
 pytestmark = [
     pytest.mark.vllm,
@@ -47,8 +48,8 @@ def folder() -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine(folder: Path) -> AsyncIterator[VllmAsrEngine]:
-    engine = VllmAsrEngine(str(folder), ARGS)
+async def engine(folder: Path) -> AsyncIterator[RecogniserEngine]:
+    engine = RecogniserEngine(VllmRecogniser(str(folder), ARGS))
     await engine.start()
     yield engine
     await engine.stop()
@@ -80,7 +81,7 @@ def words(text: str) -> str:
     return " ".join(re.findall(r"[a-z]+", spelled))
 
 
-async def test_what_it_can_do(engine: VllmAsrEngine) -> None:
+async def test_what_it_can_do(engine: RecogniserEngine) -> None:
     able = engine.capabilities
     assert able.tasks == {Task.TRANSCRIBE}
     assert able.languages == {"en"}
@@ -91,14 +92,15 @@ async def test_what_it_can_do(engine: VllmAsrEngine) -> None:
 
 @pytest.mark.parametrize("name", ["goforward", "cards_001", "librivox_ss_0870"])
 async def test_words_are_those_of_transformers(
-    engine: VllmAsrEngine, reference: Callable[[str], str], name: str
+    engine: RecogniserEngine, reference: Callable[[str], str], name: str
 ) -> None:
-    text = await engine._model.transcribe(clip_pcm(name), language=None)
+    assert isinstance(engine.recogniser, VllmRecogniser)
+    text = await engine.recogniser.transcribe(clip_pcm(name), language=None)
     assert text == await asyncio.to_thread(reference, name)
     assert words(text) == WORDS[name]
 
 
-async def test_utterances_are_settled_one_by_one(engine: VllmAsrEngine) -> None:
+async def test_utterances_are_settled_one_by_one(engine: RecogniserEngine) -> None:
     pieces = clip_bytes("goforward") + silence(1.5) + clip_bytes("goforward") + silence(1)
     answer = await answered(engine, *audio(pieces), task=Task.TRANSCRIBE)
     settled = [transcript for transcript in answer.transcripts if not transcript.interim]
@@ -109,24 +111,23 @@ async def test_utterances_are_settled_one_by_one(engine: VllmAsrEngine) -> None:
     assert answer.finished.usage.input_audio_ms == round(len(pieces) / 32)
 
 
-async def test_silence_has_no_words(engine: VllmAsrEngine) -> None:
+async def test_silence_has_no_words(engine: RecogniserEngine) -> None:
     answer = await answered(engine, *audio(silence(2)), task=Task.TRANSCRIBE)
     assert answer.transcripts == []
     assert answer.text == ""
 
 
-async def test_a_request_that_is_cancelled_frees_its_seat(engine: VllmAsrEngine) -> None:
+async def test_a_request_that_is_cancelled_frees_its_seat(engine: RecogniserEngine) -> None:
     source = open_input(*audio(clip_bytes("goforward")))
     task = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
-    assert engine.listening is not None
-    seats = engine.listening.seats
+    seats = engine.recogniser.seats
     await until(lambda: seats.taken == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (engine.active_requests, seats.taken) == (0, 0)
 
 
-async def test_a_file_over_http(engine: VllmAsrEngine) -> None:
+async def test_a_file_over_http(engine: RecogniserEngine) -> None:
     """The last test of this engine: a server stops what it serves."""
     import openai
 
@@ -150,23 +151,23 @@ async def test_a_multilingual_model_is_told_the_language_that_it_hears(
 
     prompts: list[str] = []
     detected: list[str] = []
-    prompt, language_of = TranscriptionModel._prompt, TranscriptionModel.language_of
+    prompt, language_of = VllmRecogniser._prompt, VllmRecogniser.language_of
 
-    def noted(self: TranscriptionModel, *arguments: Any) -> Any:
+    def noted(self: VllmRecogniser, *arguments: Any) -> Any:
         made = prompt(self, *arguments)
         prompts.append(made["decoder_prompt"]["prompt"])
         return made
 
-    async def detecting(self: TranscriptionModel, *arguments: Any, **given: Any) -> str:
+    async def detecting(self: VllmRecogniser, *arguments: Any, **given: Any) -> str:
         detected.append(await language_of(self, *arguments, **given))
         return detected[-1]
 
-    engine = VllmAsrEngine(str(build_whisper(tmp_path / "whisper")), {**ARGS, "max_num_seqs": 2})
+    engine = RecogniserEngine(VllmRecogniser(str(build_whisper(tmp_path / "whisper")), {**ARGS, "max_num_seqs": 2}))
     await engine.start()
     try:
         assert {"en", "de", "zh"} <= engine.capabilities.languages
-        monkeypatch.setattr(TranscriptionModel, "_prompt", noted)
-        monkeypatch.setattr(TranscriptionModel, "language_of", detecting)
+        monkeypatch.setattr(VllmRecogniser, "_prompt", noted)
+        monkeypatch.setattr(VllmRecogniser, "language_of", detecting)
         pieces = clip_bytes("goforward") + silence(1.5)
         await answered(engine, *audio(pieces + pieces), task=Task.TRANSCRIBE)
         await answered(engine, *audio(pieces), task=Task.TRANSCRIBE, language="de")
@@ -184,7 +185,7 @@ async def test_a_multilingual_model_is_told_the_language_that_it_hears(
 async def test_a_model_that_does_not_transcribe_is_refused(tmp_path: Path) -> None:
     from support.tiny_models import ENGINE_ARGS, build_text_model
 
-    engine = VllmAsrEngine(str(build_text_model(tmp_path)), ENGINE_ARGS)
+    engine = RecogniserEngine(VllmRecogniser(str(build_text_model(tmp_path)), ENGINE_ARGS))
     with pytest.raises(ConfigurationError, match="does not write speech down"):
         await engine.start()
     assert engine.state is EngineState.STARTING

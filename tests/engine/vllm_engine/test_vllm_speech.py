@@ -18,8 +18,9 @@ from omni_ws.core.chunks import FinishReason, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, Finished, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.talker_engine import TalkerEngine
+from omni_ws.engine.vllm.talker_engine import Speaker
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -174,7 +175,7 @@ async def test_a_talker_only_speaks(engine: VllmEngine) -> None:
     with pytest.raises(UnsupportedParameter) as refused:
         await anext(talker.generate(request(Input("Hello."), task=Task.SPEECH)))
     assert refused.value.param == "modalities"
-    stopped = TalkerEngine("orpheus")
+    stopped = SpeechEngine(Speaker("orpheus"))
     assert stopped.state is EngineState.STARTING
     with pytest.raises(EngineFailed, match="not running"):
         await anext(stopped.generate(request(Input("Hello."), task=Task.SPEECH, modalities=AUDIO)))
@@ -211,7 +212,7 @@ async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
 
 async def test_the_talker_dies_and_comes_back(engine: VllmEngine) -> None:
     assert engine._speaker is not None
-    process = engine._speaker.model.llm.engine_core.resources.engine_manager.processes[0]
+    process = engine._speaker.talker.llm.engine_core.resources.engine_manager.processes[0]
     before = sound_of(await outputs_of(engine, Input("Again."), task=Task.SPEECH, modalities=AUDIO))
 
     async def killed_while_it_speaks() -> None:

@@ -1,11 +1,11 @@
-"""VllmAsrEngine: speech recognition (``Task.TRANSCRIBE``) by a model on vLLM, such as Whisper or Voxtral."""
+"""VllmRecogniser: speech recognition by a model on vLLM, such as Whisper or Voxtral."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,10 +16,15 @@ import numpy as np
 
 from omni_ws.audio.pcm import Pcm16, Samples, samples_from_pcm16
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.asr.listener import Listening
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, LiveText, Recognised, StretchedText, UtteranceLimits
-from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.asr.recogniser import (
+    SAMPLE_RATE,
+    Recognised,
+    Seats,
+    StretchedText,
+    UtteranceLimits,
+    asr_capabilities,
+)
+from omni_ws.engine.base import EngineCapabilities, GenerationRequest
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import EngineFailed
 
@@ -45,112 +50,6 @@ def interim_gap_sec(read_sec: float, took_sec: float) -> float:
     return max((INTERIM_GROWTH - 1) * read_sec, took_sec / INTERIM_SHARE)
 
 
-class VllmAsrEngine(RecogniserEngine):
-    """Writes utterances down with Whisper, Voxtral, and whatever else vLLM transcribes with.
-
-    ``args`` are vLLM's engine arguments; ``setting`` is the configuration key that holds them, for messages. Interim
-    texts come at stretching intervals: the model reads an utterance from its beginning for each. Texts have no times of
-    words.
-    """
-
-    def __init__(self, model: str, args: Mapping[str, Any], *, setting: str = "asr.args") -> None:
-        super().__init__(
-            "vllm",
-            self._recogniser,
-            model=Path(model).name if Path(model).is_dir() else model,
-            languages=frozenset(),
-            max_talkers=min(MAX_TALKERS, args.get("max_num_seqs", MAX_TALKERS)),
-        )
-        self._model = TranscriptionModel({**args, "model": model}, setting=setting)
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def state(self) -> EngineState:
-        state = super().state
-        return self._model.state if state is EngineState.OK else state
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return replace(
-            super().capabilities, languages=self._model.languages, translates=self._model.translates, word_times=False
-        )
-
-    async def start(self) -> None:
-        """Load the model, then what listens. Idempotent."""
-        if self._loop is not None:
-            return
-        self._loop = asyncio.get_running_loop()
-        try:
-            await self._model.start()
-            await super().start()
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def stop(self) -> None:
-        try:
-            await super().stop()
-        finally:
-            self._loop = None
-            await self._model.stop()
-
-    def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
-        return replace(listening, recogniser=self._recogniser(request.language, translate=request.options.translate))
-
-    def _recogniser(self, language: str | None = None, *, translate: bool = False) -> VllmRecogniser:
-        assert self._loop is not None
-        return VllmRecogniser(self._model, self._loop, language=language, translate=translate)
-
-
-class VllmRecogniser:
-    """Writes the utterances of one request down. Its language is that of its first utterance unless it was given."""
-
-    def __init__(
-        self,
-        model: TranscriptionModel,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        language: str | None = None,
-        translate: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.limits = model.limits
-        self._model = model
-        self._loop = loop
-        self._language = language
-        self._translate = translate
-        self._clock = clock
-
-    def start(self) -> None:
-        """Do nothing: the model was loaded on the event loop."""
-
-    def close(self) -> None:
-        """Do nothing: what is under way ends with the model."""
-
-    def expect(self, talkers: int) -> None:
-        """Do nothing: vLLM takes requests as they come."""
-
-    def live_text(self) -> LiveText:
-        return StretchedText(self._interim, self._clock, first=FIRST_INTERIM_SAMPLES, gap=interim_gap_sec)
-
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
-        return self._run(self._settled(pcm))
-
-    async def _settled(self, pcm: Pcm16) -> Recognised:
-        if self._language is None and self._model.detects_language:
-            self._language = await self._model.language_of(pcm)
-        return Recognised(await self._model.transcribe(pcm, language=self._language, translate=self._translate))
-
-    def _interim(self, pcm: Pcm16) -> Future[str]:
-        work = self._model.transcribe(
-            pcm, language=self._language, translate=self._translate, priority=INTERIM_PRIORITY
-        )
-        return self._run(work)
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
 #: The longest utterance of models that name no limit, in seconds: Whisper's.
 _LONGEST_SEC: Final = 30
 #: An utterance is cut at the next pause when so many seconds are left of the longest.
@@ -164,20 +63,43 @@ _DEFAULT_ARGS: Final[Mapping[str, Any]] = {"mm_processor_cache_gb": 0, "max_num_
 _ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
 
 
-class TranscriptionModel(LanguageModel):
-    """A LanguageModel whose class in vLLM implements transcription, which knows the form of its prompts.
+class VllmRecogniser(LanguageModel):
+    """A Recogniser: Whisper, Voxtral, and whatever else vLLM transcribes with, by its class there.
 
-    ``languages`` are those that the model knows (primary subtags of RFC 5646), ``limits`` those of its utterances; both
-    are known once it has started.
+    ``args`` are vLLM's engine arguments; ``setting`` is the configuration key that holds them, for messages. Interim
+    texts come at stretching intervals: the model reads an utterance from its beginning for each. Texts have no times of
+    words. The languages that the model knows, and the limits of its utterances, are known once it has started.
     """
 
-    def __init__(self, args: Mapping[str, Any], *, setting: str) -> None:
-        super().__init__("ASR", {**_DEFAULT_ARGS, **args}, setting=setting)
-        self.languages: frozenset[str] = frozenset()
+    name = "vllm"
+    hosts: tuple[str, ...] = ()
+
+    def __init__(self, model: str, args: Mapping[str, Any], *, setting: str = "asr.args") -> None:
+        super().__init__("ASR", {**_DEFAULT_ARGS, **args, "model": model}, setting=setting)
+        self.model = Path(model).name if Path(model).is_dir() else model
+        self.seats = Seats(min(MAX_TALKERS, args.get("max_num_seqs", MAX_TALKERS)))
         self.limits = UtteranceLimits(0, 0)
+        self._languages: frozenset[str] = frozenset()
         self._class: Any = None
         self._config: Any = None
         self._english_only = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        able = asr_capabilities(
+            sampling=("max_tokens", "stop"),
+            sampling_no_ops=("temperature", "top_p", "seed"),
+            languages=self._languages,
+            word_times=False,
+        )
+        # Of the models that vLLM runs, a multilingual Whisper writes English whatever is spoken.
+        return replace(able, translates=self._class is not None and self.detects_language)
+
+    def describe(self) -> tuple[str, ...]:
+        return ()
+
+    def transcriber(self, request: GenerationRequest) -> VllmTranscriber:
+        return VllmTranscriber(self, language=request.language, translate=request.options.translate)
 
     async def transcribe(self, pcm: Pcm16, *, language: str | None, translate: bool = False, priority: int = 0) -> str:
         """Return the words of an utterance of at most ``limits.longest`` samples, with ``translate`` in English.
@@ -198,11 +120,6 @@ class TranscriptionModel(LanguageModel):
         """Whether the language has to be detected before an utterance is written down."""
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
 
-    @property
-    def translates(self) -> bool:
-        """Whether the model writes English whatever is spoken: of the models that vLLM runs, a multilingual Whisper."""
-        return self._class is not None and self.detects_language
-
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
         """Return the language that is spoken."""
         parameters = self._parameters(1)
@@ -217,7 +134,7 @@ class TranscriptionModel(LanguageModel):
         """Read the properties of the model, and have it write down noise."""
         await asyncio.to_thread(self._read, llm)
         noise = np.random.default_rng(0).integers(-300, 300, SAMPLE_RATE, dtype=np.int16)
-        await self.transcribe(noise, language="en" if "en" in self.languages else min(self.languages))
+        await self.transcribe(noise, language="en" if "en" in self._languages else min(self._languages))
 
     def _read(self, llm: AsyncLLM) -> None:
         from vllm.model_executor.model_loader import get_model_cls
@@ -231,7 +148,7 @@ class TranscriptionModel(LanguageModel):
         if round(self._config.sample_rate) != SAMPLE_RATE:
             raise ConfigurationError([f"{model_config.model} needs audio at {self._config.sample_rate} Hz"])
         self._english_only = model_config.try_get_generation_config().get("is_multilingual") is False
-        self.languages = frozenset({"en"} if self._english_only else self._class.supported_languages)
+        self._languages = frozenset({"en"} if self._english_only else self._class.supported_languages)
         longest = min(self._config.max_audio_clip_s or _LONGEST_SEC, _LONGEST_SEC)
         self.limits = UtteranceLimits(
             cut_after=max(longest - _CUT_BEFORE_SEC, longest // 2) * SAMPLE_RATE, longest=longest * SAMPLE_RATE
@@ -272,3 +189,33 @@ class TranscriptionModel(LanguageModel):
             async for output in outputs:
                 return output.outputs[0]
         raise EngineFailed("the ASR ended without an output")
+
+
+class VllmTranscriber:
+    """A Transcriber. Its language is that of its first utterance unless it was given."""
+
+    speculates = True
+
+    def __init__(self, model: VllmRecogniser, *, language: str | None, translate: bool) -> None:
+        self.limits = model.limits
+        self._model = model
+        self._loop = asyncio.get_running_loop()
+        self._language = language
+        self._translate = translate
+
+    def live_text(self) -> StretchedText:
+        return StretchedText(self._interim, time.monotonic, first=FIRST_INTERIM_SAMPLES, gap=interim_gap_sec)
+
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]) -> asyncio.Task[Recognised]:
+        return asyncio.create_task(self._settled(pcm), name="transcript")
+
+    async def _settled(self, pcm: Pcm16) -> Recognised:
+        if self._language is None and self._model.detects_language:
+            self._language = await self._model.language_of(pcm)
+        return Recognised(await self._model.transcribe(pcm, language=self._language, translate=self._translate))
+
+    def _interim(self, pcm: Pcm16) -> Future[str]:
+        work = self._model.transcribe(
+            pcm, language=self._language, translate=self._translate, priority=INTERIM_PRIORITY
+        )
+        return asyncio.run_coroutine_threadsafe(work, self._loop)

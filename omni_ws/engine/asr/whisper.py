@@ -1,28 +1,34 @@
-"""WhisperEngine: speech recognition with Whisper on the CPU."""
+"""WhisperRecogniser: speech recognition with Whisper on the CPU."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from omni_ws.audio.pcm import Pcm16, Samples, samples_from_pcm16
+from omni_ws.audio.pcm import Pcm16, samples_from_pcm16
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import language_name
-from omni_ws.engine.asr.listener import Listening
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, StretchedText, UtteranceLimits
-from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.recogniser import (
+    SAMPLE_RATE,
+    Recognised,
+    Seats,
+    StretchedText,
+    UtteranceLimits,
+    asr_capabilities,
+)
 from omni_ws.engine.asr.whisper_model import (
     DEFAULT_MODEL,
     PINNED,
@@ -32,69 +38,17 @@ from omni_ws.engine.asr.whisper_model import (
     whisper_problem,
     without_repeats,
 )
-from omni_ws.engine.base import EngineCapabilities, GenerationRequest
-from omni_ws.engine.threads import cores
+from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.threads import cores, run_in_thread
 from omni_ws.errors import EngineFailed
 
 T = TypeVar("T")
 
 
-#: More than any core carries.
-_MOST_PER_CORE: Final = 32
-
-
-class WhisperEngine(RecogniserEngine):
-    """``model`` is ``tiny.en``, ``base``, or a folder with a Whisper for CTranslate2.
-
-    As many requests are listened to at once as this machine carries, by what recognition takes on it, and no more than
-    ``max_recognisers``. Without ``input_audio.language``, a model of many languages finds the language of each
-    utterance out.
-    """
-
-    def __init__(
-        self,
-        model: str = DEFAULT_MODEL,
-        *,
-        max_recognisers: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        #: Utterances that are read at the same time.
-        self.workers = cores()
-        self._model = model
-        self._recogniser: WhisperRecogniser | None = None
-        self._cost = RecognitionCost(self.workers)
-        super().__init__(
-            "whisper",
-            self._new_recogniser,
-            model=model if model in PINNED else Path(model).resolve().name,
-            languages=frozenset({"en"}),
-            max_talkers=max_recognisers or _MOST_PER_CORE * self.workers,
-            carried=self._cost.talkers,
-            clock=clock,
-        )
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        known = self._recogniser.languages if self._recogniser is not None else frozenset()
-        return replace(super().capabilities, languages=known or frozenset({"en"}))
-
-    def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
-        if request.language is None or self._recogniser is None:
-            return listening
-        return replace(listening, recogniser=self._recogniser.in_language(request.language))
-
-    def _new_recogniser(self) -> WhisperRecogniser:
-        self._recogniser = WhisperRecogniser(self._load_model, self._cost, workers=self.workers)
-        return self._recogniser
-
-    def _load_model(self) -> WhisperModel:
-        if (problem := whisper_problem(self._model)) is not None:
-            raise EngineFailed(problem)
-        return WhisperModel(whisper_folder(self._model), workers=self.workers)
-
-
 # One Whisper on the CPU for all requests, with a worker for each core.
 
+#: More talkers than any core carries.
+_MOST_PER_CORE: Final = 32
 #: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway. Recordings can wait.
 _SETTLED: Final = 0
 _INTERIM: Final = 1
@@ -110,82 +64,106 @@ _UNSURE: Final = -1.0
 _TRIAL_SAMPLES: Final = 4 * SAMPLE_RATE
 
 
-class SpeechModel(Protocol):
-    """What is asked of a WhisperModel."""
-
-    @property
-    def languages(self) -> frozenset[str]: ...
-
-    def transcribe(self, audio: Samples, *, beam: int, words: bool, language: str | None) -> WhisperTranscript: ...
-
-
 class WhisperRecogniser:
-    """A Recogniser. Settled texts go before interim ones, and what is being spoken before recordings.
+    """A Recogniser, and the Transcriber of requests. ``model`` is ``tiny.en``, ``base``, or a folder for CTranslate2.
 
-    Equal samples give equal words, whatever else is going on. ``load`` gives the model, which ``workers`` use at the
-    same time; ``cost`` is told what each text took.
+    Settled texts go before interim ones, and what is being spoken before recordings. Equal samples give equal words,
+    whatever else is going on. As many requests are listened to at once as this machine carries, by what recognition
+    takes on it, and no more than ``max_recognisers``. Without ``input_audio.language``, a model of many languages finds
+    the language of each utterance out. ``load`` gives another model than the one that is named.
     """
 
+    name = "whisper"
+    hosts: tuple[str, ...] = ()
+    state = EngineState.OK
+    speculates = True
     #: The model reads up to 29 s at once.
     limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=28 * SAMPLE_RATE)
 
     def __init__(
         self,
-        load: Callable[[], SpeechModel],
-        cost: RecognitionCost,
+        model: str = DEFAULT_MODEL,
         *,
-        workers: int,
+        max_recognisers: int | None = None,
+        workers: int | None = None,
+        load: Callable[[], WhisperModel] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._load = load
-        self._cost = cost
+        #: Utterances that are read at the same time.
+        self.workers = workers or cores()
+        self.model = model if model in PINNED else Path(model).resolve().name
+        self.cost = RecognitionCost(self.workers)
+        self.seats = Seats(max_recognisers or _MOST_PER_CORE * self.workers, self.cost.talkers)
+        self._load = load or partial(_load_model, model, self.workers)
         self._clock = clock
-        self._model: SpeechModel | None = None
+        self._whisper: WhisperModel | None = None
         self._language: str | None = None
-        self._workers = UrgentFirst(workers, name="whisper", patient=_RECORDING)
+        self._threads: UrgentFirst | None = None
 
     @property
-    def languages(self) -> frozenset[str]:
-        """Those that the model can be told to expect; none before ``start``."""
-        return frozenset() if self._model is None else self._model.languages
+    def capabilities(self) -> EngineCapabilities:
+        return asr_capabilities(
+            sampling=("max_tokens", "stop"),
+            sampling_no_ops=("temperature", "top_p", "seed"),
+            languages={"en"} if self._whisper is None else self._whisper.languages,
+            word_times=True,
+        )
 
-    def start(self) -> None:
+    def describe(self) -> tuple[str, ...]:
+        return ()
+
+    async def start(self) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            await run_in_thread(thread, self.load)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def load(self) -> None:
         """Load the model, and measure what it takes here: half a second. Blocks. Raises EngineFailed."""
-        self._model = self._load()
+        self._threads = UrgentFirst(self.workers, name="whisper", patient=_RECORDING)
+        self._whisper = self._load()
         noise = np.random.default_rng(0).normal(0, 1000, _TRIAL_SAMPLES).astype(np.int16)
         self._heard(noise, beam=_BEAM, words=True)  # the first time takes longer
         self._settled(noise)
         self._interim(noise)
 
     def close(self) -> None:
-        """Wait for the texts under way, half a second at most, and drop the waiting ones. Idempotent."""
-        self._workers.close()
-        self._model = None
+        """Wait for the texts under way, half a second at most, and drop the waiting ones. Blocks. Idempotent."""
+        if self._threads is not None:
+            self._threads.close()
+        self._whisper = None
 
-    def expect(self, talkers: int) -> None:
-        """Do nothing: all share one model."""
+    def transcriber(self, request: GenerationRequest) -> WhisperRecogniser:
+        return self if request.language is None else self.in_language(request.language)
 
     def in_language(self, language: str) -> WhisperRecogniser:
-        """Return this recogniser as one for requests in that language, one of ``languages``."""
+        """Return this recogniser as one for requests in that language, one of those in ``capabilities``."""
         other = copy(self)
         other._language = language
         return other
 
     def live_text(self) -> StretchedText:
         return StretchedText(
-            lambda pcm: self._workers.submit(_INTERIM, partial(self._interim, pcm)),
+            lambda pcm: self._submit(_INTERIM, partial(self._interim, pcm)),
             self._clock,
             first=_FIRST_SAMPLES,
             gap=lambda read_sec, took_sec: interim_gap_sec(took_sec),
         )
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
-        return self._workers.submit(_SETTLED if waited_for else _RECORDING, partial(self._settled, pcm))
+    def transcribe(
+        self, pcm: Pcm16, *, waited_for: bool = True, tell: Callable[[str], None] | None = None
+    ) -> Future[Recognised]:
+        return self._submit(_SETTLED if waited_for else _RECORDING, partial(self._settled, pcm))
+
+    def _submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
+        assert self._threads is not None
+        return self._threads.submit(urgency, call)
 
     def _settled(self, pcm: Pcm16) -> Recognised:
         began = self._clock()
         heard = self._heard(pcm, beam=_BEAM, words=True)
-        self._cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
+        self.cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
         if heard is None:
             return Recognised()
         words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words)
@@ -194,13 +172,13 @@ class WhisperRecogniser:
     def _interim(self, pcm: Pcm16) -> str:
         began = self._clock()
         heard = self._heard(pcm, beam=1, words=False)
-        self._cost.note_interim(self._clock() - began)
+        self.cost.note_interim(self._clock() - began)
         return "" if heard is None else heard.text
 
     def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
         """What was read, once; None where nobody spoke."""
-        assert self._model is not None
-        heard = self._model.transcribe(samples_from_pcm16(pcm), beam=beam, words=words, language=self._language)
+        assert self._whisper is not None
+        heard = self._whisper.transcribe(samples_from_pcm16(pcm), beam=beam, words=words, language=self._language)
         noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
         if noise or not any(map(str.isalnum, heard.text)):
             return None
@@ -208,6 +186,12 @@ class WhisperRecogniser:
         if len(once) == len(heard.words):
             return heard
         return replace(heard, text=" ".join(word.text for word in once), words=tuple(once))
+
+
+def _load_model(model: str, workers: int) -> WhisperModel:
+    if (problem := whisper_problem(model)) is not None:
+        raise EngineFailed(problem)
+    return WhisperModel(whisper_folder(model), workers=workers)
 
 
 def _hearing(heard: WhisperTranscript, length_ms: int) -> Hearing:

@@ -1,0 +1,305 @@
+"""RemoteRecogniser: speech recognition behind any server that has ``/v1/audio/transcriptions``."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+import orjson
+
+from omni_ws.audio.container import wav_header
+from omni_ws.audio.pcm import Pcm16
+from omni_ws.core.chunks import HeardSegment, Hearing, Word
+from omni_ws.core.json_values import MAX_BODY_VALUES, check_values, language_name
+from omni_ws.engine.asr.recogniser import (
+    SAMPLE_RATE,
+    Recognised,
+    Seats,
+    Utterance,
+    UtteranceLimits,
+    asr_capabilities,
+)
+from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.remote.answer_stream import DONE, event_content, whole_text
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
+from omni_ws.engine.remote.settings import RemoteAsrSettings
+from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
+from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
+
+#: What most models read at once is half a minute.
+_UTTERANCE_LIMITS: Final = UtteranceLimits(cut_after=24 * SAMPLE_RATE, longest=29 * SAMPLE_RATE)
+#: The most that is read of one transcript, in bytes: a thousand times what anybody says in half a minute.
+_MOST_BYTES: Final = 1 << 20
+#: What a server says that does not stream; "upstream" is another word.
+_STREAMING: Final = re.compile(r"\bstream", re.IGNORECASE)
+
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
+
+
+class RemoteRecogniser:
+    """A Recogniser. Interim texts of an utterance are what the upstream streams of it, once it is whole.
+
+    With ``word_times`` in the settings those are asked for instead: no server gives both.
+    """
+
+    name = "remote"
+
+    def __init__(self, settings: RemoteAsrSettings) -> None:
+        self.settings = settings
+        self.pool = Pool(settings)
+        self.model = settings.model or self.name
+        self.hosts = self.pool.hosts
+        #: Who has too much to do refuses by itself.
+        self.seats = Seats(sys.maxsize)
+        #: Whether the upstreams may stream: none has refused to.
+        self.streams = not settings.word_times
+
+    @property
+    def state(self) -> EngineState:
+        return self.pool.state
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return asr_capabilities(
+            sampling=("temperature", "max_tokens", "stop"),
+            languages=self.settings.languages,
+            word_times=self.settings.word_times,
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        return self.pool.describe("transcription ")
+
+    async def start(self) -> None:
+        """Returns when at least one upstream can be used."""
+        await self.pool.start()
+        self.model = self.pool.model or self.model
+        self.streams = not self.settings.word_times
+
+    async def stop(self) -> None:
+        await self.pool.stop()
+
+    def transcriber(self, request: GenerationRequest) -> RemoteTranscriber:
+        return RemoteTranscriber(self, request)
+
+
+class RemoteTranscriber:
+    """A Transcriber, and its LiveText, which reads nothing: an upstream gets utterances whole."""
+
+    def __init__(self, recogniser: RemoteRecogniser, request: GenerationRequest) -> None:
+        self.limits = _UTTERANCE_LIMITS
+        self._recogniser = recogniser
+        self._pool = recogniser.pool
+        speculates = recogniser.settings.speculate
+        self.speculates = all(one.is_local for one in self._pool.upstreams) if speculates is None else speculates
+        self._headers = {"X-Request-Id": request.request_id, "Accept": "application/json, text/event-stream"}
+        temperature = request.sampling.get("temperature")
+        self._fields = {
+            "language": request.language or "",
+            "temperature": "" if temperature is None else f"{temperature:g}",
+        }
+
+    def live_text(self) -> RemoteTranscriber:
+        return self
+
+    def read(self, utterance: Utterance) -> str:
+        return ""
+
+    def end(self) -> None:
+        pass
+
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]) -> asyncio.Task[Recognised]:
+        return asyncio.create_task(self._transcribed(pcm, tell), name="transcript")
+
+    async def _transcribed(self, pcm: Pcm16, tell: Callable[[str], None]) -> Recognised:
+        """Raises what the upstream's refusal means, and EngineFailed."""
+        streams = self._recogniser.streams
+        try:
+            return await self._ask(pcm, tell, streams=streams)
+        except InvalidRequest as refused:
+            if not streams or _STREAMING.search(refused.message) is None:
+                raise
+        self._recogniser.streams = False
+        return await self._ask(pcm, tell, streams=False)
+
+    async def _ask(self, pcm: Pcm16, tell: Callable[[str], None], *, streams: bool) -> Recognised:
+        form = {"model": self._pool.model or "", "response_format": "json", **self._fields}
+        if self._recogniser.settings.word_times:
+            form |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        elif streams:
+            form["stream"] = "true"
+        body, content_type = _form(form, pcm)
+        headers = {"Content-Type": content_type, **self._headers}
+        async with self._pool.post("audio/transcriptions", body, headers=headers) as answer:
+            if answer.content_type.startswith("text/event-stream"):
+                return await _streamed(answer, tell)
+            return await _whole(answer)
+
+
+def _form(fields: Mapping[str, str], pcm: Pcm16) -> tuple[bytes, str]:
+    """The body with its type (RFC 7578); fields without a value are left out."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+        if value
+    ]
+    data = pcm.astype("<i2").tobytes()
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="speech.wav"\r\n'
+        "Content-Type: audio/wav\r\n\r\n"
+    ).encode()
+    wav = wav_header(sample_rate=SAMPLE_RATE, channels=1, data_bytes=len(data)) + data
+    return b"".join(
+        (*parts, head, wav, f"\r\n--{boundary}--\r\n".encode())
+    ), f"multipart/form-data; boundary={boundary}"
+
+
+async def _whole(answer: UpstreamAnswer) -> Recognised:
+    """The transcript of one JSON object."""
+    body = bytearray()
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise EngineFailed("the upstream's transcript has no end")
+    try:
+        check_values(body, MAX_BODY_VALUES)
+        content = orjson.loads(body)
+    except (InvalidFrame, ValueError):
+        content = None
+    if not isinstance(content, dict) or not isinstance(text := content.get("text"), str):
+        raise EngineFailed("the upstream sent a transcript that cannot be read")
+    return Recognised(text.strip(), _words(content.get("words")), _hearing(content))
+
+
+def _hearing(content: Mapping[str, Any]) -> Hearing:
+    """What the upstream says of the transcript; no segments where one of them is incomplete."""
+    language, told = content.get("language"), content.get("segments")
+    found = language_name(language.lower()) if isinstance(language, str) and language else None
+    segments: list[HeardSegment] = []
+    for one in told if isinstance(told, list) else ():
+        try:
+            segment = msgspec.convert(one, _Segment)
+        except msgspec.ValidationError:
+            return Hearing(found)
+        segments.append(segment.heard())
+    return Hearing(found, tuple(segments))
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    """A segment of ``verbose_json``."""
+
+    text: str
+    start: _Seconds
+    end: _Seconds
+    tokens: list[int]
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    temperature: float = 0.0
+
+    def heard(self) -> HeardSegment:
+        return HeardSegment(
+            self.text.strip(),
+            round(self.start * 1000),
+            round(self.end * 1000),
+            tokens=tuple(self.tokens),
+            avg_logprob=self.avg_logprob,
+            compression_ratio=self.compression_ratio,
+            no_speech_prob=self.no_speech_prob,
+            temperature=self.temperature,
+        )
+
+
+def _words(told: object) -> tuple[Word, ...]:
+    """The words with their times; none where they are not told in order, with sound times."""
+    words: list[Word] = []
+    for entry in told if isinstance(told, list) else ():
+        if not isinstance(entry, dict) or not isinstance(text := entry.get("word"), str):
+            return ()
+        start, end = entry.get("start"), entry.get("end")
+        if not isinstance(start, int | float) or not isinstance(end, int | float) or not 0 <= start <= end < 1e6:
+            return ()
+        words.append(Word(text.strip(), round(start * 1000), round(end * 1000)))
+    return tuple(words)
+
+
+async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Recognised:
+    """The transcript of events; ``tell`` is told what it is so far."""
+    reader, transcript = EventReader(), _StreamedTranscript(answer.upstream)
+    shown = ""
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            for event in reader.feed(chunk):
+                transcript.read(event)
+            if transcript.done:
+                await answer.finish(chunks)
+                break
+            answer.shows_work = reader.grows
+            if (text := transcript.text) and text != shown:
+                shown, answer.shows_work = text, True
+                tell(text)
+        else:
+            for event in reader.finish():
+                transcript.read(event)
+    if not transcript.complete:
+        raise EngineFailed("the upstream's transcript ended before its end")
+    return Recognised(transcript.text)
+
+
+class _StreamedTranscript:
+    """Reads the events of one transcript, in OpenAI's form, in vLLM's, or as objects that each are a piece of text."""
+
+    def __init__(self, upstream: str) -> None:
+        #: Whether an event has said that this is all.
+        self.done = False
+        self._upstream = upstream
+        self._pieces: list[str] = []
+        self._bytes = 0
+        self._bare = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream may end here: bare pieces of text have no end of their own."""
+        return self.done or self._bare
+
+    @property
+    def text(self) -> str:
+        return whole_text("".join(self._pieces)).strip()
+
+    def read(self, event: ServerSentEvent) -> None:
+        """Raises what an error event means, and EngineFailed for garbage."""
+        if self.done:
+            return
+        if event.data.strip() == DONE:
+            self.done = True
+            return
+        content = event_content(event, upstream=self._upstream)
+        match content.get("type"):
+            case "transcript.text.delta":
+                self._add(content.get("delta"))
+            case "transcript.text.done":
+                if isinstance(text := content.get("text"), str):
+                    self._pieces, self._bytes = [], 0
+                    self._add(text)
+                self.done = True
+            case None if isinstance(choices := content.get("choices"), list):
+                for choice in choices[:1]:
+                    delta = choice.get("delta") if isinstance(choice, dict) else None
+                    self._add(delta.get("content") if isinstance(delta, dict) else None)
+            case None if isinstance(text := content.get("text"), str):
+                self._bare = True
+                self._add(text)
+
+    def _add(self, text: Any) -> None:
+        if isinstance(text, str):
+            self._bytes += len(text)
+            if self._bytes > _MOST_BYTES:
+                raise EngineFailed("the upstream's transcript has no end")
+            self._pieces.append(text)

@@ -1,0 +1,157 @@
+"""RemoteVoice: a voice behind any server that has ``/v1/audio/speech``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from omni_ws.audio.container import parse_audio_mime
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, OutputModality, Task
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.clauses import is_speakable
+from omni_ws.engine.remote.answer_stream import DONE, event_content
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent, UpstreamAudio
+from omni_ws.engine.remote.settings import RemoteTtsSettings
+from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
+from omni_ws.engine.tts.speech_engine import clause_by_clause
+from omni_ws.errors import EngineFailed, OmniError
+
+_EVENT_STREAM: Final = "text/event-stream"
+
+
+class RemoteVoice:
+    """A Voice, which tells where clauses end, and no words."""
+
+    name = "remote"
+    measures_memory = False
+
+    def __init__(self, settings: RemoteTtsSettings) -> None:
+        self.settings = settings
+        self.model = settings.model or self.name
+        self._pool = Pool(settings)
+        self.hosts = self._pool.hosts
+
+    @property
+    def state(self) -> EngineState:
+        return self._pool.state
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.AUDIO}),
+            tasks=frozenset({Task.SPEECH}),
+            extend=True,
+            voices=self.settings.voices,
+            speed=True,
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        return self._pool.describe("speech ")
+
+    async def start(self) -> None:
+        """Returns when at least one upstream can be used."""
+        await self._pool.start()
+        self.model = self._pool.model or self.model
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    def speak(self, request: GenerationRequest, text: AsyncIterator[str]) -> AsyncGenerator[AudioOutput, None]:
+        # The clauses of a request become one stream of audio at one rate.
+        audio = UpstreamAudio(sample_rate=self.settings.audio_sample_rate)
+        return clause_by_clause(request, text, partial(self._say, request, audio))
+
+    async def _say(
+        self, request: GenerationRequest, audio: UpstreamAudio, clause: str
+    ) -> AsyncGenerator[AudioOutput, None]:
+        """Yield the audio of a clause as it is made. Raises what the upstream's refusal means, and EngineFailed."""
+        if not is_speakable(clause):
+            return
+        headers = {
+            "X-Request-Id": request.request_id,
+            "Accept": "audio/*, application/json, text/event-stream",
+        }
+        async with self._pool.post("audio/speech", self._body(request, clause), headers=headers) as answer:
+            is_stream = answer.content_type.startswith(_EVENT_STREAM)
+            outputs = _events(answer, audio) if is_stream else self._samples(answer, audio)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield output
+        for output in audio.flush():
+            yield output
+
+    def _body(self, request: GenerationRequest, clause: str) -> bytes:
+        body: dict[str, Any] = {
+            "model": self._pool.model,
+            "input": clause,
+            "response_format": "pcm",
+            # Whoever knows only one of the two streams all the same.
+            "stream": True,
+            "stream_format": "audio",
+        }
+        if request.voice is not None:
+            body["voice"] = request.voice
+        if request.speed != 1:
+            body["speed"] = request.speed
+        return orjson.dumps(body)
+
+    async def _samples(self, answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerator[AudioOutput, None]:
+        rate = self._rate_of(answer.content_type)
+        async with aclosing(answer.chunks()) as chunks:
+            async for chunk in chunks:
+                for output in audio.feed(chunk, sample_rate=rate):
+                    yield output
+
+    def _rate_of(self, content_type: str) -> int:
+        if content_type.partition(";")[0].strip().lower() in ("", "application/octet-stream"):
+            return self.settings.audio_sample_rate
+        try:
+            format = parse_audio_mime(content_type, default=AudioFormat(sample_rate=self.settings.audio_sample_rate))
+        except OmniError:
+            raise EngineFailed("the upstream's speech is no audio that can be read") from None
+        if format.encoding not in (AudioEncoding.PCM16, AudioEncoding.WAV) or format.channels != 1:
+            raise EngineFailed("the upstream's speech is neither pcm nor wav")
+        return format.sample_rate
+
+
+async def _events(answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerator[AudioOutput, None]:
+    reader = EventReader()
+    done = False
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            said = False
+            for event in reader.feed(chunk):
+                outputs, done = _read_event(event, audio, answer.upstream)
+                for output in outputs:
+                    said = True
+                    yield output
+                if done:
+                    await answer.finish(chunks)
+                    return
+            answer.shows_work = said or reader.grows
+        for event in reader.finish():
+            outputs, done = _read_event(event, audio, answer.upstream)
+            for output in outputs:
+                yield output
+    if not done:
+        raise EngineFailed("the upstream's speech ended before its end")
+
+
+def _read_event(event: ServerSentEvent, audio: UpstreamAudio, upstream: str) -> tuple[list[AudioOutput], bool]:
+    """The audio of an event, and whether it is the last: of either of the two dialects."""
+    if event.data.strip() == DONE:
+        return [], True
+    content = event_content(event, upstream=upstream)
+    told = content.get("audio")
+    if isinstance(told, str):
+        return audio.feed_base64(told), False
+    done = content.get("type") == "speech.audio.done" or content.get("finish_reason") is not None
+    if isinstance(told, Mapping) and isinstance(data := told.get("data"), str):
+        rate = told.get("sample_rate")
+        return audio.feed_base64(data, sample_rate=rate if type(rate) is int else None), done
+    return [], done

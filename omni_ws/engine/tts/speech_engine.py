@@ -1,0 +1,240 @@
+"""SpeechEngine: an engine for ``Task.SPEECH`` over a Voice, which reads text aloud while it still arrives."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import Protocol, TypeAlias
+
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.clauses import (
+    ClauseSplitter,
+    TextClause,
+    clauses_as_they_come,
+    first_clause_of,
+    pieces_of,
+)
+from omni_ws.engine.decoding import TextPart, decode_request
+from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
+from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
+
+#: What speaks pieces of text. A voice that counts by itself what it used ends with a Finished.
+Speak: TypeAlias = Callable[[AsyncIterator[str]], AsyncGenerator[AudioOutput | Finished, None]]
+
+
+class Voice(Protocol):
+    """What speaks for any number of requests, and what is known of it; all but ``hosts`` is final once started."""
+
+    name: str
+    #: The name of the model, or of the voice that speaks unless another is asked for.
+    model: str
+    #: The names of the other machines that do the work.
+    hosts: tuple[str, ...]
+    #: Whether it takes the memory that is free when it starts: nothing else may start at the same time.
+    measures_memory: bool
+
+    @property
+    def state(self) -> EngineState:
+        """The state, once started."""
+        ...
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """See ``Engine.capabilities``."""
+        ...
+
+    def describe(self) -> tuple[str, ...]:
+        """Return lines for the operator."""
+        ...
+
+    async def start(self) -> None:
+        """Load what speaks. Idempotent. Raises EngineFailed where it cannot speak."""
+        ...
+
+    async def stop(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+    def speak(
+        self, request: GenerationRequest, text: AsyncIterator[str]
+    ) -> AsyncGenerator[AudioOutput | Finished, None]:
+        """Speak the text of ``request``, whose pieces ``text`` yields; see ``Speak``.
+
+        A voice that speaks a clause at a time has ``clause_by_clause`` cut the text. Raises InvalidValue.
+        """
+        ...
+
+
+class SpeechEngine:
+    """Speaks with ``voice``: a synthesiser, a Talker, or a server. Once started, it is named as that is."""
+
+    def __init__(self, voice: Voice) -> None:
+        self.voice = voice
+        self.name = voice.name
+        self.model = voice.model
+        self.hosts = voice.hosts
+        self.measures_memory = voice.measures_memory
+        self.active_requests = 0
+        self._started = False
+
+    @property
+    def state(self) -> EngineState:
+        return self.voice.state if self._started else EngineState.STARTING
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self.voice.capabilities
+
+    def describe(self) -> tuple[str, ...]:
+        return self.voice.describe()
+
+    async def start(self) -> None:
+        """Start the voice. Idempotent."""
+        if not self._started:
+            await self.voice.start()
+            self.name, self.model = self.voice.name, self.voice.model
+            self._started = True
+
+    async def stop(self) -> None:
+        self._started = False
+        await self.voice.stop()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        if not self._started:
+            raise EngineFailed("the engine is not running", fatal=True)
+        self.active_requests += 1
+        try:
+            async with aclosing(read_aloud(request, lambda text: self.voice.speak(request, text))) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self.active_requests -= 1
+
+
+async def read_aloud(request: GenerationRequest, speak: Speak) -> AsyncGenerator[EngineOutput, None]:
+    """Yield the audio of a text that is read aloud, as far as the sink does not take it, and the end."""
+    if OutputModality.AUDIO not in request.modalities:
+        raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
+    read, answer = WordCounter(), AnswerText(request.sampling)
+    finished, audio_ms = None, 0.0
+    with request.media_room.share() as share:
+        async with (
+            aclosing(_text_of(request, share, read, answer)) as text,
+            aclosing(speak(text)) as outputs,
+        ):
+            async for output in outputs:
+                if isinstance(output, Finished):
+                    finished = output
+                    continue
+                audio_ms += len(output.samples) * 1000 / output.sample_rate
+                if not request.sink.offer(output):
+                    yield output
+    if finished is None:
+        if not read.words:
+            raise EmptyInput("there is no text to read aloud")
+        usage = Usage(
+            input_tokens=read.words + sum(count_words(message.text) for message in request.history),
+            output_tokens=answer.words,
+            output_audio_ms=round(audio_ms),
+        )
+        finished = Finished(answer.reached or FinishReason.STOP, usage)
+    yield finished
+
+
+async def _text_of(
+    request: GenerationRequest, share: MediaShare, read: WordCounter, answer: AnswerText
+) -> AsyncGenerator[str, None]:
+    """Yield what is to be read aloud, as it arrives. Parts are separated by newlines, which end sentences."""
+    last: int | None = None
+    async with aclosing(decode_request(request, {Modality.TEXT}, share=share)) as parts:
+        async for part in parts:
+            assert isinstance(part, TextPart)
+            read.feed(part.text)
+            text = part.text if last in (None, part.part) else f"\n{part.text}"
+            last = part.part
+            async for piece in answer.add(text):
+                for short in pieces_of(piece, AT_A_STRETCH):
+                    yield short
+            if answer.reached is not None:
+                return
+    if rest := answer.finish():
+        yield rest
+
+
+# Text for voices that speak a clause at a time.
+
+
+async def clause_by_clause(
+    request: GenerationRequest,
+    text: AsyncIterator[str],
+    speak: Callable[[str], AsyncGenerator[AudioOutput, None]],
+    *,
+    language: str = "",
+    latin_only: bool = False,
+    tells_words: bool = False,
+) -> AsyncGenerator[AudioOutput, None]:
+    """Yield the audio of ``text``, which ``speak`` makes of one clause after the other.
+
+    A voice that reads English alone, as its ``language`` says, gets numbers in words. The times of words count from the
+    beginning of their clause; here they are placed in the whole. Unless the voice ``tells_words``, audio tells where
+    clauses end in the text. One that is ``latin_only`` raises InvalidValue for text without a Latin letter.
+    """
+    reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
+    comma_after, begin_after_sec = first_clause_of(request.input)
+    spoken = _SpokenClauses(language, comma_after) if reads_numbers else None
+    splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
+    spoken_ms = 0.0
+    async with aclosing(clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)) as clauses:
+        async for clause in clauses:
+            if latin_only and any(map(str.isalpha, clause.text)) and not _has_latin(clause.text):
+                if request.options.skip_unreadable:
+                    continue
+                raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
+            start_ms = spoken_ms
+            async with aclosing(speak(clause.text)) as pieces:
+                async for piece in pieces:
+                    spoken_ms += len(piece.samples) * 1000 / piece.sample_rate
+                    words = tuple(_moved(word, start_ms) for word in piece.words)
+                    if spoken is not None:
+                        words = spoken.written.place(words)
+                    text_end = None if tells_words else clause.end
+                    yield AudioOutput(piece.samples, piece.sample_rate, words, text_end)
+
+
+class _SpokenClauses(ClauseSplitter):
+    """Splits what is read of a text of English, which is the text itself with its numbers in words, into clauses."""
+
+    def __init__(self, language: str, first_comma_after: int) -> None:
+        super().__init__(first_comma_after=first_comma_after)
+        self.written = WrittenWords()
+        self._speakable = SpeakableText(language, literal=True)
+
+    def feed(self, text: str) -> list[TextClause]:
+        return super().feed(self._noted(self._speakable.feed(text)))
+
+    @property
+    def looks_complete(self) -> bool:
+        return self._speakable.looks_complete or super().looks_complete
+
+    def rest(self) -> TextClause:
+        clauses = super().feed(self._noted(self._speakable.rest()))
+        last = super().rest()
+        return TextClause(" ".join(clause.text for clause in (*clauses, last) if clause.text), last.end)
+
+    def _noted(self, pieces: Iterable[Spoken]) -> str:
+        noted = list(pieces)
+        self.written.add(noted)
+        return "".join(piece.text for piece in noted)
+
+
+def _has_latin(text: str) -> bool:
+    """Whether any of a text can be read by who knows Latin letters and digits alone, accents aside."""
+    return any(letter.isascii() and letter.isalnum() for letter in unicodedata.normalize("NFKD", text))
+
+
+def _moved(word: Word, by_ms: float) -> Word:
+    return Word(word.text, round(word.start_ms + by_ms), round(word.end_ms + by_ms))
