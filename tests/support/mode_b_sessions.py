@@ -9,7 +9,7 @@ from typing import Any
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import ShuttingDown
@@ -61,4 +61,4 @@ async def answered(session: ModeBSession, content: str = "x") -> None:
     """Feed a whole input, and wait until the answer is complete."""
     await session.feed([chunk(content, end=True)])
     await session.ended.wait()
-    assert session.state is SessionState.FINISHED
+    assert session.state is InputState.FINISHED

@@ -48,8 +48,8 @@ from omni_ws.core.request_input import (
     InputAppended,
     InputEnded,
     InputSettings,
+    InputState,
     RequestInput,
-    SessionState,
 )
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
@@ -779,7 +779,7 @@ class InputFlow:
 # The results of tools.
 
 #: Where the input of a request is lost, and its results with it.
-_LOST: Final = frozenset({SessionState.CANCELLED, SessionState.FAILED, SessionState.EXPIRED})
+_LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
 
 
 class ToolResults:

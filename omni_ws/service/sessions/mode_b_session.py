@@ -16,7 +16,7 @@ from typing import Final
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk, OutputChunk
 from omni_ws.core.reorder import offset_end
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.errors import (
     ORDERLY_ENDS,
     EngineFailed,
@@ -48,12 +48,12 @@ MAX_READERS: Final = 16
 _CHUNKS_AT_A_TIME: Final = 16
 
 _TRANSITIONS: Final = {
-    SessionState.OPEN: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.FINISHED}),
-    SessionState.STARTED: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.STARTED}),
-    SessionState.FINISHED: frozenset({SessionState.CANCELLED, SessionState.EXPIRED}),
-    SessionState.FAILED: frozenset({SessionState.CANCELLED, SessionState.EXPIRED}),
-    SessionState.CANCELLED: frozenset({SessionState.EXPIRED}),
-    SessionState.EXPIRED: frozenset[SessionState](),
+    InputState.OPEN: frozenset(set(InputState) - {InputState.OPEN, InputState.FINISHED}),
+    InputState.STARTED: frozenset(set(InputState) - {InputState.OPEN, InputState.STARTED}),
+    InputState.FINISHED: frozenset({InputState.CANCELLED, InputState.EXPIRED}),
+    InputState.FAILED: frozenset({InputState.CANCELLED, InputState.EXPIRED}),
+    InputState.CANCELLED: frozenset({InputState.EXPIRED}),
+    InputState.EXPIRED: frozenset[InputState](),
 }
 
 
@@ -102,7 +102,7 @@ class ModeBSession:
         self.created_at = created_at
         self.form = form
         self.output = output
-        self.state = SessionState.OPEN
+        self.state = InputState.OPEN
         #: Whether work on the request ever started.
         self.started = False
         #: Why the result is incomplete.
@@ -144,11 +144,11 @@ class ModeBSession:
     @property
     def live(self) -> bool:
         """Whether the session has not ended."""
-        return self.state in (SessionState.OPEN, SessionState.STARTED)
+        return self.state in (InputState.OPEN, InputState.STARTED)
 
     @property
     def expired(self) -> bool:
-        return self.state is SessionState.EXPIRED
+        return self.state is InputState.EXPIRED
 
     @property
     def has_input(self) -> bool:
@@ -296,21 +296,21 @@ class ModeBSession:
         """End a live session with ``error`` and clear its output."""
         if self.live and self._conversation is not None:
             self._conversation.finish_reason_at_end = FinishReason.ERROR
-            self._stop(SessionState.FAILED, error)
+            self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:
         """End a live session, or delete a stored result. Idempotent."""
-        if self.state is not SessionState.CANCELLED:
-            self._stop(SessionState.CANCELLED, None)
+        if self.state is not InputState.CANCELLED:
+            self._stop(InputState.CANCELLED, None)
 
     def expire(self) -> None:
         """Delete a stored result that is no longer kept."""
-        self._stop(SessionState.EXPIRED, SessionTimeout("the stored answer has expired"))
+        self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
         self.expired_because = WHY_EVICTED
-        self._stop(SessionState.EXPIRED, SessionTimeout(self.expired_because))
+        self._stop(InputState.EXPIRED, SessionTimeout(self.expired_because))
         self._slot.close()
 
     async def wait_released(self) -> None:
@@ -318,7 +318,7 @@ class ModeBSession:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _stop(self, state: SessionState, error: OmniError | None) -> None:
+    def _stop(self, state: InputState, error: OmniError | None) -> None:
         was_live = self.live
         self.error = error
         self.output.clear()
@@ -329,17 +329,17 @@ class ModeBSession:
             self._task.cancel()
 
     def _start(self) -> None:
-        if self.state is SessionState.OPEN:
+        if self.state is InputState.OPEN:
             self.started = True
-            self._set_state(SessionState.STARTED)
+            self._set_state(InputState.STARTED)
 
-    def _set_state(self, state: SessionState) -> None:
+    def _set_state(self, state: InputState) -> None:
         if state not in _TRANSITIONS[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         progress = self.progress
         self.state = state
         if not self.live:
-            self._progress = replace(progress, buffered_chunks=0, closed=state is not SessionState.FINISHED)
+            self._progress = replace(progress, buffered_chunks=0, closed=state is not InputState.FINISHED)
             self.ended.set()
             self._input_room.set()
             if self._length_timer is not None:
@@ -400,10 +400,10 @@ class ModeBSession:
         conversation.close()
         self._slot.close()
         if final is not None and ended_normally(final):
-            self._set_state(SessionState.FINISHED)
+            self._set_state(InputState.FINISHED)
             return
         self.error = self.error or EngineFailed("the request ended before its answer was complete")
-        self._set_state(SessionState.FAILED)
+        self._set_state(InputState.FAILED)
 
     def output_has_room(self) -> None:
         pass  # output never waits: each message is moved at once
@@ -429,7 +429,7 @@ class ModeBSession:
             # A loop may call a timer slightly early; ``when`` keeps it from being armed again for the same time.
             self._intake.handle_timer(max(self._loop.time(), when))
         except SessionTimeout as error:
-            self._stop(SessionState.EXPIRED, error)
+            self._stop(InputState.EXPIRED, error)
         except OmniError as error:
             self.fail(error)
         else:
@@ -628,7 +628,7 @@ class ChunkIntake:
         Input that has ended has started, unless it was empty.
         """
         current = self._stream.current
-        return self._stream.received_bytes > 0 if current is None else current.state is SessionState.STARTED
+        return self._stream.received_bytes > 0 if current is None else current.state is InputState.STARTED
 
     @property
     def has_content(self) -> bool:

@@ -41,7 +41,7 @@ from websockets.protocol import State
 from omni_ws.core.chunks import OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 
@@ -601,7 +601,7 @@ class SoleConnection(ABC):
     A subclass takes the messages, and writes what the outbox holds.
     """
 
-    def __init__(self, connection: SoleLink, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
         self._connection = connection
         self._session = session
         self._conversation = session.conversation

@@ -15,7 +15,7 @@ from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.response import Event, Turn, created_fields
 from omni_ws.transport.realtime.translator import ConversationItems, Translator, as_input, as_new, messages_of
 from omni_ws.wire.openai_fields import object_field
@@ -83,7 +83,7 @@ class Commands:
 
     def __init__(
         self,
-        session: LiveSession,
+        session: Session,
         factory: SessionFactory,
         bound: Mapping[str, Any],
         *,

@@ -22,7 +22,7 @@ from omni_ws.audio.container import wav_header
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.openai_requests import (
@@ -176,7 +176,7 @@ class ModeBRoutes(FrontEnd):
             except TimeoutError:
                 await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
                 return
-            if session.state is not SessionState.FINISHED:
+            if session.state is not InputState.FINISHED:
                 _end_recording(exchange)
                 raise session.failure()
             await write_result(exchange, session, budget=self._sessions.budget)

@@ -24,9 +24,9 @@ from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTime
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import LiveFrontEnd
+from omni_ws.transport.http.application import SessionFrontEnd
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch, notice_dead_networks
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000}
 
 
-class AudioSocketCalls(LiveFrontEnd):
+class AudioSocketCalls(SessionFrontEnd):
     """Listens for Asterisk, and opens a session for each call. Where the server has keys, a call's UUID is one."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
+        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
         self._sessions = sessions
         self._authenticator = authenticator
         self._server: asyncio.Server | None = None
@@ -109,7 +109,7 @@ class AudioSocketCalls(LiveFrontEnd):
         """Raises Unauthenticated for a UUID that is no key of a server with keys."""
         return self._authenticator.authenticate_header(f"Bearer {identifier}")
 
-    async def _begin(self, key: ApiKey | None, client: str) -> LiveSession:
+    async def _begin(self, key: ApiKey | None, client: str) -> Session:
         """Raises what the call is refused with."""
         settings = self._sessions.config.telephony
         session = await self._live.admit(key, client=client)
@@ -152,7 +152,7 @@ _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 class AudioSocketCall(PhoneCall):
     """Frames of audio and keys in, frames of audio out, in real time. The call ends with a hang-up, too."""
 
-    def __init__(self, link: AudioSocketLink, session: LiveSession) -> None:
+    def __init__(self, link: AudioSocketLink, session: Session) -> None:
         super().__init__(link, session, keep_alive=_NO_PINGS)
         self._link = link
         link.refused = session.end

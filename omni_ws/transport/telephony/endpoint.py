@@ -36,9 +36,9 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import KEY_SUBPROTOCOLS, Authenticator
-from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -71,14 +71,14 @@ class _Caller:
         return 0 if self.pace is None else self.pace(size)
 
 
-class TelephonyStreams(LiveFrontEnd):
+class TelephonyStreams(SessionFrontEnd):
     """Accepts the handshakes of gateways, and opens a session for each stream that starts."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
         # A gateway does not reconnect: a session ends with its connection.
-        super().__init__(LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
+        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
         self._sessions = sessions
         self._authenticator = authenticator
         self._recorder = recorder
@@ -133,7 +133,7 @@ class TelephonyStreams(LiveFrontEnd):
         session.conversation.greet()
         await call.run(behind)
 
-    async def _begin(self, caller: _Caller, start: StreamStart) -> LiveSession:
+    async def _begin(self, caller: _Caller, start: StreamStart) -> Session:
         """Raises what the stream is refused with."""
         if not caller.presents_key:
             self._identify(caller, self._key_of(start))
@@ -265,7 +265,7 @@ class StreamCall(PhoneCall):
     """One call: media in, the answers' media, marks and clears out. The call ends with ``stop``, too."""
 
     def __init__(
-        self, connection: StreamConnection, session: LiveSession, stream_sid: str, *, keep_alive: KeepAliveSettings
+        self, connection: StreamConnection, session: Session, stream_sid: str, *, keep_alive: KeepAliveSettings
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._playout = Playout(stream_sid, self._report)

@@ -46,7 +46,7 @@ from omni_ws.errors import (
 )
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.commands import Commands
@@ -68,7 +68,7 @@ class RealtimeCall(RealtimeConnection):
     heard when the caller speaks or a response is cancelled.
     """
 
-    def __init__(self, channel: CallChannel, session: LiveSession, commands: Commands, metrics: Metrics) -> None:
+    def __init__(self, channel: CallChannel, session: Session, commands: Commands, metrics: Metrics) -> None:
         super().__init__(channel, session, commands, keep_alive=_NO_PINGS)
         self._channel = channel
         self._commands: Commands = commands

@@ -1,4 +1,4 @@
-"""Live sessions: conversations that outlive their connections.
+"""Sessions: conversations that outlive their connections.
 
 **Connections.** A session speaks through one connection at a time, its Attachment. ``attach`` hands the conversation to
 a connection: from then on it is notified of output, of room, and of timers. ``detach`` takes it back when that is lost.
@@ -56,8 +56,8 @@ class Attachment(ConversationOwner, Protocol):
         """
 
 
-class LiveState(Enum):
-    """The state of a live session.
+class SessionState(Enum):
+    """The state of a session.
 
     ============  =======================  =======================  ===========================  ============
     state         ``attach``, ``resume``   ``detach``               ``end``, answers have ended  ``run`` ends
@@ -80,15 +80,15 @@ class LiveState(Enum):
 
 
 _FOLLOWING: Final = {
-    LiveState.NEW: frozenset({LiveState.ATTACHED, LiveState.ENDING, LiveState.ENDED}),
-    LiveState.ATTACHED: frozenset({LiveState.DISCONNECTED, LiveState.ENDING, LiveState.ENDED}),
-    LiveState.DISCONNECTED: frozenset({LiveState.ATTACHED, LiveState.ENDING, LiveState.ENDED}),
-    LiveState.ENDING: frozenset({LiveState.ENDED}),
-    LiveState.ENDED: frozenset[LiveState](),
+    SessionState.NEW: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
+    SessionState.ATTACHED: frozenset({SessionState.DISCONNECTED, SessionState.ENDING, SessionState.ENDED}),
+    SessionState.DISCONNECTED: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
+    SessionState.ENDING: frozenset({SessionState.ENDED}),
+    SessionState.ENDED: frozenset[SessionState](),
 }
 
 
-class LiveSession:
+class Session:
     """A conversation of any number of requests, over one connection at a time. See the module for its life.
 
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
@@ -100,7 +100,7 @@ class LiveSession:
         self.outbox = outbox
         self.recording: SessionRecording | None = None
         #: Changed by ``_set_state`` only.
-        self.state = LiveState.NEW
+        self.state = SessionState.NEW
         #: Digest of the token with which the client resumed, until it is heard over the new connection.
         self.spent_token: bytes | None = None
         self._grace = grace
@@ -123,14 +123,14 @@ class LiveSession:
     @property
     def is_open(self) -> bool:
         """Whether input is taken, and connections may come and go."""
-        return self.state not in (LiveState.ENDING, LiveState.ENDED)
+        return self.state not in (SessionState.ENDING, SessionState.ENDED)
 
     @property
     def disconnected(self) -> bool:
         """Whether there is no connection, in whatever state."""
         return self._attachment is None
 
-    def _set_state(self, state: LiveState) -> None:
+    def _set_state(self, state: SessionState) -> None:
         if state not in _FOLLOWING[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         self.state = state
@@ -172,7 +172,7 @@ class LiveSession:
 
     def attach(self, attachment: Attachment) -> None:
         """From now on the session speaks through this connection, the first one or the next."""
-        self._set_state(LiveState.ATTACHED)
+        self._set_state(SessionState.ATTACHED)
         self._attachment = attachment
         self._detached.clear()
         self.conversation.attach(attachment)
@@ -227,7 +227,7 @@ class LiveSession:
 
     def _part(self) -> None:
         if self.is_open:
-            self._set_state(LiveState.DISCONNECTED)
+            self._set_state(SessionState.DISCONNECTED)
         self._attachment = None
         self._closing_announced = False
         self._detached.set()
@@ -246,7 +246,7 @@ class LiveSession:
                 self._attachment.session_over(error)
                 await self._detached.wait()
         finally:
-            self._set_state(LiveState.ENDED)
+            self._set_state(SessionState.ENDED)
             if self._length_timer is not None:
                 self._length_timer.cancel()
             await self._stop(answers)
@@ -272,7 +272,7 @@ class LiveSession:
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
-        self._set_state(LiveState.ENDING)
+        self._set_state(SessionState.ENDING)
         if self._length_timer is not None:
             self._length_timer.cancel()
         if not self._reason.done():  # which is cancelled with ``run``
@@ -351,7 +351,7 @@ def _digest(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
-    session: LiveSession
+    session: Session
     #: Name of the key that opened it.
     key_name: str | None
     life: asyncio.Task[None]
@@ -367,14 +367,14 @@ class _Living:
         self.slot.release()
 
 
-class LiveSessions:
-    """The live sessions of a front end, connected or not, by their ids.
+class Sessions:
+    """The sessions of a front end, connected or not, by their ids.
 
     Opens them, owns the task of each, and finds those that clients resume.
     """
 
     def __init__(self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False) -> None:
-        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession.
+        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see Session.
 
         ``any_model``: clients may use any name for the model, see SessionFactory.
         """
@@ -384,12 +384,12 @@ class LiveSessions:
         self._any_model = any_model
         self._living: dict[str, _Living] = {}
 
-    async def admit(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
+    async def admit(self, key: ApiKey | None, *, client: str = "") -> Session:
         """Wait for a slot as ``Admission.room``, and then ``open`` a session. Raises what that raises."""
         await self._factory.admission.room(key, client=client)
         return self.open(key, client=client)
 
-    def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
+    def open(self, key: ApiKey | None, *, client: str = "") -> Session:
         """A new session, to be attached to a connection. ``client`` is the address of its client.
 
         Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
@@ -406,18 +406,18 @@ class LiveSessions:
                 admit=partial(self._factory.admission.request, key),
             )
             session_id = conversation.observed.identity.session_id
-            session = LiveSession(session_id, conversation, conversation.outbox, grace=self._grace)
+            session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
         except BaseException:
             slot.release()
             raise
         if key is not None and key.max_session_sec is not None:
             session.limit(key.max_session_sec)
-        life = asyncio.create_task(self._live(session, slot), name=f"session {session.session_id}")
+        life = asyncio.create_task(self._run(session, slot), name=f"session {session.session_id}")
         living = self._living[session.session_id] = _Living(session, key_name(key), life, slot)
         self._factory.admission.opened_empty(living)
         return session
 
-    async def _live(self, session: LiveSession, slot: Slot) -> None:
+    async def _run(self, session: Session, slot: Slot) -> None:
         try:
             await session.run()
         finally:
@@ -426,7 +426,7 @@ class LiveSessions:
             if session.recording is not None:
                 session.recording.finish()
 
-    def claim(self, session_id: str, token: str, key: ApiKey | None) -> LiveSession:
+    def claim(self, session_id: str, token: str, key: ApiKey | None) -> Session:
         """The session to resume with this token, which is spent by that.
 
         Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
@@ -437,7 +437,7 @@ class LiveSessions:
             return living.session
         raise SessionNotFound("no session to resume with this session_id and resume_token", param="session_id")
 
-    async def end(self, session: LiveSession) -> None:
+    async def end(self, session: Session) -> None:
         """End a session that its client cannot resume, and wait until its slot is free."""
         session.release()
         session.end(None)
