@@ -46,7 +46,9 @@ def opener(sessions: SessionFactory, registry: ModeBRegistry) -> Callable[..., M
     """A function that opens a session, for a key and with a slot where it is given them."""
 
     def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> ModeBSession:
-        conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True, streamed_body=True)
+        conversation = sessions.open(
+            output_formats=FILE_FORMATS, single_request=True, streamed_body=True, stored=registry.stored
+        )
         conversation.configure({"modalities": ["text"]})
         return registry.add(conversation, FORM, key=key, slot=slot or ExitStack())
 

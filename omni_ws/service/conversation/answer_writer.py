@@ -43,7 +43,8 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
 from omni_ws.service.conversation.interrupted import HeldAnswer
-from omni_ws.service.conversation.messages import Outbox, RequestWarning, message_cost
+from omni_ws.service.conversation.messages import RequestWarning, message_cost
+from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -66,7 +67,7 @@ class AnswerWriter:
     def __init__(
         self,
         request: Request,
-        outbox: Outbox,
+        outbox: OutputLog,
         sequencer: OutputSequencer,
         observed: ObservedSession,
         *,

@@ -4,8 +4,8 @@
 returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``_handle`` applies them to
 the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to the
 TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue gives
-requests to the engine, one AnswerWriter each, and everything for the client goes into the Outbox, which the transport
-empties. A Request's timeline records each step for metrics, logs, profiles and traces.
+requests to the engine, one AnswerWriter each, and everything for the client goes into the OutputLog, which whoever
+carries the session empties. A Request's timeline records each step for metrics, logs, profiles and traces.
 
 **Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
 of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
@@ -20,7 +20,7 @@ that is being answered then has its final at once: outputs in the outbox are wit
 settled, and the history keeps what was heard of the answer. The next answer waits until the engine has released it.
 
 **Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
-reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
+reading; acknowledgements carry the credit that is left. The attachment's ``input_may_continue`` ends the pause. Output:
 while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
 
 **Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
@@ -58,13 +58,8 @@ from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration
-from omni_ws.service.conversation.messages import (
-    MAX_TOOL_RESULTS,
-    NOBODY,
-    ConversationLimits,
-    ConversationOwner,
-    Outbox,
-)
+from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
+from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, FieldNames, Request, RequestState, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, greeting_configuration, greeting_input
 from omni_ws.service.failure import identified, new_id, unexpected
@@ -112,7 +107,7 @@ class Conversation:
         self,
         engine: Engine,
         configuration: Configuration,
-        outbox: Outbox,
+        outbox: OutputLog,
         *,
         limits: ConversationLimits,
         budget: ByteBudget,
@@ -149,7 +144,7 @@ class Conversation:
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
         self.finish_reason_at_end = FinishReason.CANCELLED
-        self._attached: ConversationOwner = NOBODY
+        self._attached: Attachment = NOBODY
         self._now = now
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
@@ -168,27 +163,22 @@ class Conversation:
         self.given = False
 
     def _new_queue(self) -> RequestQueue:
-        self.outbox.writer = self
+        self.outbox.on_stall = self._output_stalled
         queue = RequestQueue(self.engine, self.outbox, self, ledger=self.ledger, observed=self.observed)
         queue.cut_turns.patience = self.limits.asr_timeout_sec
         return queue
 
-    # the owner
+    # what carries it
 
-    def attach(self, owner: ConversationOwner) -> None:
-        """Notify ``owner`` from now on, in place of the one before."""
-        self._attached = self.outbox.reader = owner
+    def attach(self, attachment: Attachment) -> None:
+        """Notify ``attachment`` from now on, in place of the one before."""
+        self._attached = self.outbox.reader = attachment
 
     def detach(self) -> None:
-        """Notify no owner until the next ``attach``."""
+        """Notify nobody until the next ``attach``."""
         self._attached = self.outbox.reader = NOBODY
 
-    def output_full(self) -> None:
-        """See OutboxWriter."""
-        self._attached.timer_changed()
-
-    def output_stalled(self, seconds: float) -> None:
-        """See OutboxWriter."""
+    def _output_stalled(self, seconds: float) -> None:
         current = self.queue.current
         self.observed.notify(OutputStalled(None if current is None else current.request_id, seconds))
 
@@ -360,7 +350,7 @@ class Conversation:
         return any(request.state is RequestState.FAILED for request in self.queue.requests)
 
     def input_full(self) -> bool:
-        """Whether the transport must stop reading until the owner's ``input_may_continue``."""
+        """Whether the transport must stop reading until the attachment's ``input_may_continue``."""
         request = self.receiving
         can_be = self.stream.diverting or (request is not None and request.answering)  # the hot path
         return can_be and self._flow.is_full()

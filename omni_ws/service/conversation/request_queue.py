@@ -40,7 +40,8 @@ from omni_ws.service.conversation.answer_writer import (
     transcript_chunk,
 )
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
-from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC, Outbox
+from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
+from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -81,7 +82,7 @@ class RequestQueue:
     def __init__(
         self,
         engine: Engine,
-        outbox: Outbox,
+        outbox: OutputLog,
         owner: QueueOwner,
         *,
         ledger: Ledger,

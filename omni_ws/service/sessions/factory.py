@@ -33,7 +33,8 @@ from omni_ws.service.conversation.configuration import (
     ServedModel,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationLimits, Outbox
+from omni_ws.service.conversation.messages import ConversationLimits
+from omni_ws.service.conversation.output_log import OutputLog, StoredBytes
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
 from omni_ws.service.observing.accounts import Accounts, SessionLog, near_client, write_line
@@ -154,6 +155,7 @@ class SessionFactory:
         admit: Callable[[], None] | None = None,
         origin: str = Origin.HTTP,
         resumable: bool = False,
+        stored: StoredBytes | None = None,
     ) -> Conversation:
         """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
@@ -165,7 +167,8 @@ class SessionFactory:
             owner: The name of the API key that it belongs to.
             admit: Called for each request; raises to refuse it.
             origin: Labels it in metrics and logs.
-            resumable: Whether to keep a journal of what was sent, so that a client can resume.
+            resumable: Whether to keep what was sent, so that a client can resume.
+            stored: Charged for its output, where that is kept for readers.
         """
         now = asyncio.get_running_loop().time
 
@@ -176,7 +179,7 @@ class SessionFactory:
 
         listens = not single_request and self.speech_workers.available
         account = self._account()
-        outbox = self._outbox(account, now, resumable=resumable)
+        outbox = self._output_log(account, now, resumable=resumable, stored=stored)
         identity = SessionIdentity(self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
@@ -203,14 +206,20 @@ class SessionFactory:
         streaming = self.config.streaming_input
         return SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
 
-    def _outbox(self, account: SessionAccount, now: Callable[[], float], *, resumable: bool) -> Outbox:
+    def _output_log(
+        self, account: SessionAccount, now: Callable[[], float], *, resumable: bool, stored: StoredBytes | None
+    ) -> OutputLog:
         streaming = self.config.streaming_input
-        return Outbox(
+        kept = streaming.max_output_bytes if resumable else 0
+        if stored is not None:
+            kept = min(streaming.max_payload_per_session, stored.capacity)
+        return OutputLog(
             streaming.max_output_bytes,
             write_timeout=streaming.write_timeout_sec,
             now=now,
             budget=account,
-            journal_capacity=streaming.max_output_bytes if resumable else 0,
+            kept_capacity=kept,
+            stored=stored,
         )
 
     def configuration(

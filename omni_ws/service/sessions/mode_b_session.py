@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk, OutputChunk
+from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk
 from omni_ws.core.reorder import offset_end
 from omni_ws.core.request_input import InputState
 from omni_ws.errors import (
@@ -31,11 +31,10 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import RequestWarning
+from omni_ws.service.conversation.output_log import Attachment, OutputLog, StoredBytes
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
 from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.openai_responses import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -69,7 +68,7 @@ class ResultForm:
     events: bool
 
 
-class ModeBSession:
+class ModeBSession(Attachment):
     """Runs a conversation of a single request, with or without readers, and stores its output.
 
     ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called in each change to a
@@ -90,7 +89,6 @@ class ModeBSession:
         self,
         session_id: str,
         conversation: Conversation,
-        output: OutputLog,
         form: ResultForm,
         *,
         created_at: int,
@@ -101,7 +99,7 @@ class ModeBSession:
         #: Unix time in seconds.
         self.created_at = created_at
         self.form = form
-        self.output = output
+        self.output: OutputLog = conversation.outbox
         self.state = InputState.OPEN
         #: Whether work on the request ever started.
         self.started = False
@@ -321,9 +319,9 @@ class ModeBSession:
     def _stop(self, state: InputState, error: OmniError | None) -> None:
         was_live = self.live
         self.error = error
-        self.output.clear()
+        self.output.discard()
         if was_live and error is not None and not isinstance(error, ORDERLY_ENDS):
-            self.output.append_end(error)
+            self.output.store_end(error)
         self._set_state(state)
         if was_live and self._task is not None:
             self._task.cancel()
@@ -361,39 +359,32 @@ class ModeBSession:
         self._conversation = None
         del self._intake
         self._task = None  # the traceback of a cancelled task holds references
-        self.output.close()
+        self.output.finish()
         self._slot.close()
 
-    # ConversationOwner
-
-    def write_now(self, output: OutputChunk) -> bool:
-        return False  # the log keeps it, and is charged for it
+    # Attachment
 
     def output_ready(self) -> None:
-        """Move the conversation's messages to the output log."""
+        """Store what the conversation says."""
         conversation = self._conversation
         assert conversation is not None
-        while (message := conversation.outbox.take()) is not None:
+        while self.output:
+            try:
+                message = self.output.take()
+            except OmniError as error:
+                self.fail(error)
+                continue
             if isinstance(message, AnyOutput):
                 conversation.observed.notify(OutputWritten(message))  # readers can read it from here on
             match message:
                 case FinalChunk() if self.live:
-                    self.output.append(message)
                     self._complete(conversation, message)
                 case FinalChunk():
-                    self.output.append_end(message)
-                case ResponseStartedFrame() | OutputChunk() | RequestWarning() | OmniError() if self.live:
-                    try:
-                        self._log(message)
-                    except OmniError as error:
-                        self.fail(error)
-
-    def _log(self, message: ResponseStartedFrame | OutputChunk | RequestWarning | OmniError) -> None:
-        self.output.append(message)
-        if isinstance(message, ResponseStartedFrame):
-            self._start()
-        elif isinstance(message, OmniError):
-            self.error = message
+                    self.output.store_end(message)
+                case ResponseStartedFrame() if self.live:
+                    self._start()
+                case OmniError() if self.live:
+                    self.error = message
 
     def _complete(self, conversation: Conversation, final: FinalChunk | None) -> None:
         """End the session with its answer; ``final`` is None where the answer has none."""
@@ -404,9 +395,6 @@ class ModeBSession:
             return
         self.error = self.error or EngineFailed("the request ended before its answer was complete")
         self._set_state(InputState.FAILED)
-
-    def output_has_room(self) -> None:
-        pass  # output never waits: each message is moved at once
 
     def input_may_continue(self) -> None:
         self._input_room.set()
@@ -473,10 +461,9 @@ class ModeBRegistry:
         self.timeout: float = config.streaming_input.session_timeout_sec
         #: That of the server.
         self.budget = sessions.budget
-        self._budget = OutputLogBudget(
+        self.stored = StoredBytes(
             sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
         )
-        self._capacity = min(config.streaming_input.max_payload_per_session, self._budget.capacity)
         self._by_id: dict[str, tuple[str | None, ModeBSession]] = {}
         self._admission = sessions.admission
         #: Ended sessions with the times at which their stage ends. An entry is stale if it is not ``kept_until``.
@@ -496,7 +483,6 @@ class ModeBRegistry:
         session = ModeBSession(
             conversation.observed.identity.session_id,
             conversation,
-            OutputLog(self._capacity, self._budget),
             form,
             created_at=int(time.time()),
             slot=slot,
@@ -559,7 +545,7 @@ class ModeBRegistry:
 
     def _forget(self, session: ModeBSession) -> None:
         session.kept_until = None
-        session.output.clear()
+        session.output.discard()
         self._by_id.pop(session.id, None)
 
     def _arm(self) -> None:
@@ -585,14 +571,14 @@ class ModeBRegistry:
         kept: dict[str | None, deque[ModeBSession]] = defaultdict(deque)
         sizes: Counter[str | None] = Counter()
         for when, session in self._due:
-            if session.kept_until == when and session.output.size:
+            if session.kept_until == when and session.output.held:
                 owner, _ = self._by_id[session.id]
                 kept[owner].append(session)
-                sizes[owner] += session.output.size
-        while sizes and self._budget.used + wanted > self._budget.capacity * LOW_WATER_SHARE:
+                sizes[owner] += session.output.held
+        while sizes and self.stored.used + wanted > self.stored.capacity * LOW_WATER_SHARE:
             ((owner, _),) = sizes.most_common(1)
             session = kept[owner].popleft()
-            sizes[owner] -= session.output.size
+            sizes[owner] -= session.output.held
             if not kept[owner]:
                 del sizes[owner]
             session.expire()

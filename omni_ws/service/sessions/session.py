@@ -2,11 +2,11 @@
 
 **Connections.** A session speaks through one connection at a time, its Attachment. ``attach`` hands the conversation to
 a connection: from then on it is notified of output, of room, and of timers. ``detach`` takes it back when that is lost.
-While a session is disconnected its requests are still answered, up to what the outbox holds. No time-out of
+While a session is disconnected its requests are still answered, up to what the output log holds. No time-out of
 the client runs except the grace period, at whose end the session ends.
 
 **Resume.** A client that lost its connection opens another, and names its session, a token, and the last output that it
-received. ``resume`` rewinds the outbox to that output from the journal of what was sent. A connection that is still
+received. ``resume`` rewinds the output log to that output. A connection that is still
 there, because the server has not noticed its loss, is replaced: what it has not sent is sent by the new one. Silence
 and gaps are counted from the moment of the resume.
 
@@ -29,31 +29,18 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationOwner, Outbox
+from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.conversation.request_queue import WakeUp
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
-
-
-class Attachment(ConversationOwner, Protocol):
-    """The connection that a session speaks through."""
-
-    def replaced(self) -> None:
-        """Another connection has taken over the session."""
-
-    def session_over(self, error: OmniError | None) -> None:
-        """The last messages are in the outbox: send them, close, and ``detach``.
-
-        ``error`` is the reason to close with; None where no client is there to read it.
-        """
 
 
 class SessionState(Enum):
@@ -94,7 +81,7 @@ class Session:
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
 
-    def __init__(self, session_id: str, conversation: Conversation, outbox: Outbox, *, grace: float) -> None:
+    def __init__(self, session_id: str, conversation: Conversation, outbox: OutputLog, *, grace: float) -> None:
         self.session_id = session_id
         self.conversation = conversation
         self.outbox = outbox

@@ -24,6 +24,7 @@ from omni_ws.errors import (
     websocket_close_code,
 )
 from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
+from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.session import Session, SessionState
@@ -75,7 +76,7 @@ _VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA
 _ATTACHED: Final = SessionState.ATTACHED  # found faster than a member of an enum
 
 
-class WebSocketSession:
+class WebSocketSession(Attachment):
     """Attaches a session to a native WebSocket: frames in, frames out, and the timers of the connection."""
 
     def __init__(
@@ -97,8 +98,8 @@ class WebSocketSession:
         self._outbox = session.outbox
         self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
         # Called often, hence without another call in between.
-        self.output_ready = self.resume_output = self.output.schedule
-        self.write_now = self.output.write_now
+        self.output_ready = self.resume_output = self.output.schedule  # type: ignore[method-assign]
+        self.write_now = self.output.write_now  # type: ignore[method-assign]
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
         self._rounds = rounds or PeerRounds(keep_alive)
@@ -402,7 +403,7 @@ class WebSocketOutput:
         self.schedule()
 
     def write_now(self, output: OutputChunk) -> bool:
-        """See OutboxReader."""
+        """See Attachment."""
         if self._flush_scheduled or not self._speaking or self._connection.paused or not self._connection.is_open:
             return False
         try:

@@ -35,7 +35,6 @@ from omni_ws.service.conversation.openai_requests import (
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession, ResultForm
-from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
@@ -117,6 +116,7 @@ class ModeBRoutes(FrontEnd):
             streamed_body=True,
             owner=key_name(key),
             origin=Origin.SESSIONS,
+            stored=self._registry.stored,
         )
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
@@ -285,7 +285,7 @@ async def write_result(exchange: HttpExchange, session: ModeBSession, *, budget:
 
     Raises EngineOverloaded where ``budget`` has no room for it.
     """
-    size = session.output.size
+    size = session.output.held
     with charging(budget) as charge:
         charge(2 * size)  # the outputs, and their base64
         # Taken now, since the session may be deleted or expire during the write.
@@ -319,7 +319,7 @@ class ResultReader:
             raise self._session.failure()
         return True
 
-    def _read(self, position: int, message: LoggedMessage) -> ServerMessage:
+    def _read(self, position: int, message: ServerMessage) -> ServerMessage:
         self._position = position
         if isinstance(message, OmniError):
             raise copy.copy(message)
@@ -435,7 +435,7 @@ def _last_event_id(exchange: HttpExchange) -> int:
     return int(text)
 
 
-def result_object(form: ResultForm, messages: Iterable[LoggedMessage]) -> dict[str, object]:
+def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> dict[str, object]:
     """Build the JSON object of a finished session from all of its messages."""
     completion = ChatCompletion(form.options)
     final: FinalChunk | None = None

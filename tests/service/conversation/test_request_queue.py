@@ -18,7 +18,8 @@ from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
-from omni_ws.service.conversation.messages import Outbox, ServerMessage
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.observing.observer import ObservedSession
@@ -32,7 +33,7 @@ class Bench:
         now = asyncio.get_running_loop().time
         self.engine: ScriptedEngine | PlayingEngine = ScriptedEngine(script)
         self.engine.state = EngineState.OK
-        self.outbox = Outbox(1 << 20, write_timeout=30, now=now)
+        self.outbox = OutputLog(1 << 20, write_timeout=30, now=now)
         self.ledger = Ledger(1000, ByteBudget(1 << 20))
         self.observed = ObservedSession.unobserved(now)
         self.queue = RequestQueue(

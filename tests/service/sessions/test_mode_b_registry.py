@@ -36,7 +36,7 @@ async def test_a_session_passes_through_all_its_stages() -> None:
     session.finish()
     await session.ended.wait()
     assert (session.state, slots.taken) == (InputState.FINISHED, 0)
-    assert sessions.budget.used == session.output.size > 0
+    assert sessions.budget.used == session.output.held > 0
     await asyncio.sleep(300)
     assert (session.expired, sessions.budget.used) == (True, 0)
     with pytest.raises(SessionExpired):
@@ -115,7 +115,7 @@ async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkey
     with pytest.raises(SessionNotFound):
         registry.get(known[0].id, None)
     assert registry.get(known[1].id, None) is known[1]
-    assert sessions.budget.used == sum(session.output.size for session in known[1:])
+    assert sessions.budget.used == sum(session.output.held for session in known[1:])
     # The time of what was forgotten changes nothing any more.
     await asyncio.sleep(700)
     assert (len(registry), sessions.budget.used) == (0, 0)
@@ -131,7 +131,7 @@ async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
     flood = [opened(TWO) for _ in range(8)]
     for session in flood:
         await answered(session)
-    size = modest.output.size
+    size = modest.output.held
     assert 40_000 - size < sessions.budget.used <= 40_000
     more = opened(TWO)
     await answered(more)

@@ -88,7 +88,7 @@ async def test_every_change_from_every_state(before: InputState, change: str, af
     session.fail(GOING)
     await session.wait_released()
     if session.state is not InputState.FINISHED:
-        assert sessions.budget.used == (session.output.size if change == "finish" else 0)
+        assert sessions.budget.used == (session.output.held if change == "finish" else 0)
 
 
 async def test_an_answer_that_fails_keeps_its_output_and_a_session_that_is_ended_does_not() -> None:
@@ -98,11 +98,11 @@ async def test_an_answer_that_fails_keeps_its_output_and_a_session_that_is_ended
     await session.ended.wait()
     assert session.state is InputState.FAILED
     assert isinstance(session.failure(), EngineFailed)
-    assert session.output.size > 0
+    assert session.output.held > 0
     kinds = [type(message).__name__ for message in session.output.messages]
     assert kinds[-2:] == ["EngineFailed", "FinalChunk"]
     session.cancel()
-    assert (session.output.size, session.output.messages) == (0, ())
+    assert (session.output.held, session.output.messages) == (0, ())
     await session.wait_released()
 
 

@@ -14,7 +14,8 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.service.conversation.messages import Nobody, ServerMessage
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions, SessionState
 from omni_ws.wire.server_frames import SessionClosingFrame
@@ -25,7 +26,7 @@ GRACE = 30.0
 GOING = ShuttingDown("the server is shutting down")
 
 
-class Connection(Nobody):
+class Connection(Attachment):
     """An attachment without a socket, which takes all output at once and leaves when the session is over."""
 
     def __init__(self, session: Session, *, leaves: bool = True) -> None:
