@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
@@ -24,6 +25,7 @@ from omni_ws.core.reorder import (
     OffsetBuffer,
     ReceivedInput,
     ReorderBuffer,
+    ReorderStatistics,
     RequestOpened,
     StreamEvent,
     TextRefused,
@@ -137,6 +139,25 @@ _CONSUMED: Final = _Consumed()
 READ_SEC: Final = 0.1
 
 _TEXT: Final = Modality.TEXT  # found faster than a member of an enum
+
+
+class SavedInput(Struct, kw_only=True):
+    """An InputStream in a form that can be written to bytes: its numbers, and what waits behind a gap."""
+
+    next_sequence_id: int
+    numbered: bool | None
+    #: By number; None stands for a chunk that was refused.
+    waiting: list[tuple[int, InputChunk | None]]
+    statistics: ReorderStatistics
+    finish_after: list[int]
+    ends_at: int | None
+    received_bytes: int
+    duplicates: int
+    notable_events: int
+    opened: bool
+    had_request: bool
+    next_ref: str | None
+    text: PartialCharacter
 
 
 class InputStream(InputBytes):
@@ -341,6 +362,47 @@ class InputStream(InputBytes):
     def forget(self, request_input: RequestInput) -> None:
         """Release all that is held of a request, which is over."""
         self.taken(request_input, request_input.held_bytes)
+
+    def saved(self) -> SavedInput:
+        """All but the request whose input is open. Of input by offsets, what waits is not saved."""
+        waiting = self.reorder.behind(-1)
+        return SavedInput(
+            next_sequence_id=self.reorder.next_sequence_id,
+            numbered=self.numbered,
+            waiting=[(number, item if isinstance(item, InputChunk) else None) for number, item in waiting],
+            statistics=self.reorder.statistics,
+            finish_after=sorted(self._finish_after),
+            ends_at=self._ends_at,
+            received_bytes=self.received_bytes,
+            duplicates=self.duplicates,
+            notable_events=self.notable_events,
+            opened=self.opened,
+            had_request=self.had_request,
+            next_ref=self._next_ref,
+            text=self._text.partial,
+        )
+
+    def restore(self, saved: SavedInput, *, now: float) -> None:
+        """Go on behind what another stream has received. The times of silence and gap begin now."""
+        self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
+        for number, chunk in saved.waiting:
+            size = 0 if chunk is None else len(chunk.payload)
+            self._hold(size, counted=True)
+            self.waiting_bytes += size
+            self.reorder.hold(number, _CONSUMED if chunk is None else chunk, now=now)
+        self.numbered, self._ends_at, self._next_ref = saved.numbered, saved.ends_at, saved.next_ref
+        self._finish_after = set(saved.finish_after)
+        self.received_bytes, self.duplicates = saved.received_bytes, saved.duplicates
+        self.notable_events, self.opened, self.had_request = saved.notable_events, saved.opened, saved.had_request
+        self._text.restore(saved.text)
+        self._last_activity = now
+        self.gap_since = now if saved.waiting else None
+
+    def hold_again(self, request_input: RequestInput | None, size: int) -> None:
+        """Hold bytes of a request that was restored, or of none, whether there is room or not."""
+        self._hold(size, counted=True)
+        if request_input is not None:
+            request_input.held_bytes += size
 
     # for the OffsetBuffer
 
@@ -636,6 +698,16 @@ class WholeCharacters:
         self._partial = _NOTHING
         #: Whether the text so far ends within a character. Read for each chunk.
         self.pending = False
+
+    @property
+    def partial(self) -> PartialCharacter:
+        """What the next chunk of the text completes."""
+        return self._partial
+
+    def restore(self, partial: PartialCharacter) -> None:
+        """Go on within this character."""
+        self._partial = partial if partial.data else _NOTHING
+        self.pending = bool(partial.data)
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]

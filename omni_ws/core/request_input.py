@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioFormat, InputChunk, InputMode, StartTrigger
-from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator, StartPolicy
+from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator, InputSummary, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 #: Chunks whose own name for the request is remembered where it is not the one that counts.
@@ -88,6 +88,18 @@ class InputEnded:
 
 
 InputEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
+
+
+class SavedRequestInput(Struct, kw_only=True):
+    """A RequestInput in a form that can be written to bytes."""
+
+    state: InputState
+    bytes_after_start: int
+    ref: str | None
+    other_refs: list[tuple[int | None, str]]
+    received: InputSummary
+    #: The chunks before the start.
+    buffered: tuple[InputChunk, ...]
 
 
 class RequestInput:
@@ -176,6 +188,28 @@ class RequestInput:
         events.append(InputEnded())
         return events
 
+    def saved(self) -> SavedRequestInput:
+        """All of it but its settings."""
+        return SavedRequestInput(
+            state=self.state,
+            bytes_after_start=self.bytes_after_start,
+            ref=self.ref,
+            other_refs=list(self._other_refs.items()),
+            received=self.received,
+            buffered=self._accumulator.chunks,
+        )
+
+    @classmethod
+    def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
+        """The input that was saved, which had these settings."""
+        new = cls(settings)
+        new._accumulator.restore(saved.received, saved.buffered)
+        new.received = saved.received
+        new.ref, new.bytes_after_start = saved.ref, saved.bytes_after_start
+        new._other_refs = dict(saved.other_refs)
+        new._enter(saved.state)
+        return new
+
     def cancel(self) -> None:
         """End the input because the client cancelled the request.
 
@@ -204,6 +238,9 @@ class RequestInput:
     def _set_state(self, state: InputState) -> None:
         if state not in _TRANSITIONS.get(self.state, frozenset()):
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
+        self._enter(state)
+
+    def _enter(self, state: InputState) -> None:
         self.state = state
         self.input_open = state in _TRANSITIONS
         self.keeps_input = self.input_open and self.settings.mode is InputMode.EXTEND

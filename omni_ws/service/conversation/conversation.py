@@ -31,7 +31,7 @@ ends the session only if it has a WebSocket close code; ``run`` raises it then. 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ import msgspec
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
 from omni_ws.core.history import Message, message_bytes
-from omni_ws.core.input_stream import InputStream
+from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
@@ -50,6 +50,7 @@ from omni_ws.core.request_input import (
     InputSettings,
     InputState,
     RequestInput,
+    SavedRequestInput,
 )
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
@@ -57,11 +58,18 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
-from omni_ws.service.conversation.configuration import Configuration
+from omni_ws.service.conversation.configuration import Configuration, input_settings
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
-from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog
-from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, FieldNames, Request, RequestState, as_they_are
-from omni_ws.service.conversation.request_queue import RequestQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
+from omni_ws.service.conversation.request import (
+    INPUT_QUEUE_BYTES,
+    FieldNames,
+    Request,
+    RequestState,
+    SavedRequest,
+    as_they_are,
+)
+from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.turn_listener import TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
@@ -92,6 +100,27 @@ class _Speech:
     def joins(self, request: Request) -> None:
         self.request, self.request_id = request, request.request_id
         request.turn_id = request.turn_id or self.turn_id
+
+
+class SavedConversation(msgspec.Struct, kw_only=True):
+    """A conversation in a form that can be written to bytes. Nothing else of it has to survive.
+
+    Times are on the clock that showed ``now``.
+    """
+
+    now: float
+    configuration: Mapping[str, Any]
+    options: AnswerOptions
+    given: bool
+    input: SavedInput
+    #: The request whose input is open, and the input whose rest is discarded.
+    receiving: str | None
+    discarding: SavedRequestInput | None
+    #: With turn detection, input that belongs to no request yet.
+    unassigned: list[InputChunk | None]
+    ledger: bytes
+    queue: SavedQueue
+    output: SavedOutput
 
 
 class Conversation:
@@ -332,6 +361,71 @@ class Conversation:
         """Refuse new requests; those that are open get their answers."""
         self._draining = True
 
+    # saved
+
+    def saved(self) -> SavedConversation:
+        """All of it, at any moment between two calls. ``limits.keeps_input`` has to hold for open requests."""
+        current, receiving = self.stream.current, self.receiving
+        discarding = None if current is None or (receiving and receiving.session is current) else current.saved()
+        return SavedConversation(
+            now=self._now(),
+            configuration=self.configuration.wanted,
+            options=self.options,
+            given=self.given,
+            input=self.stream.saved(),
+            receiving=None if receiving is None else receiving.request_id,
+            discarding=discarding,
+            unassigned=[] if self._listener is None else self._listener.unassigned,
+            ledger=self.ledger.to_bytes(),
+            queue=self.queue.saved(),
+            output=self.outbox.saved(),
+        )
+
+    def restore(self, saved: SavedConversation) -> None:
+        """Go on where another conversation was saved. To be called before ``run``, and before any input.
+
+        Raises what ``configure`` raises, KeyError and msgspec.ValidationError for what this server does not know.
+        """
+        now = self._now()
+        if saved.configuration:
+            self.configure(saved.configuration)
+        self.options, self.given = saved.options, saved.given
+        self.ledger.restore(saved.ledger, later=now - saved.now)
+        self.outbox.restore(saved.output)
+        self.stream.restore(saved.input, now=now)
+        requests = [self._restored(one) for one in saved.queue.requests]
+        self.queue.restore(saved.queue, requests)
+        self.receiving = next((one for one in requests if one.request_id == saved.receiving), None)
+        if self.receiving is not None:
+            self.stream.current = self.receiving.session
+        elif saved.discarding is not None:
+            self.stream.current = RequestInput.restored(self.configuration.input_settings(), saved.discarding)
+        self._results.restore(requests, saved.input)
+        for chunk in saved.unassigned:
+            self.stream.hold_again(None, 0 if chunk is None else len(chunk.payload))
+            self._handle([Diverted(chunk)])
+        self._update_order()
+        self._update_answering()
+
+    def _restored(self, saved: SavedRequest) -> Request:
+        settings = input_settings(saved.config)
+        settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
+        if saved.greeting:
+            settings = greeting_input().settings
+        session = RequestInput.restored(settings, saved.input)
+        request = self._make_request(
+            saved.request_id, session, saved.config, by_speech=saved.by_speech, options=saved.options
+        )
+        if request.config.history and not self.stream.single_request:
+            request.keep_speech(supported=self.engine.capabilities.speech_in_history)
+        self.stream.hold_again(session, request.restore(saved))
+        request.timeline.admitted = True
+        if request.started is not None:
+            request.timeline.mark_policy_fired(request.started)
+        if saved.input_ended:
+            request.timeline.mark_input_ended()
+        return request
+
     # state
 
     @property
@@ -517,24 +611,7 @@ class Conversation:
         """A request that opens now, to be admitted."""
         speech = self._speech if by_speech else None
         request_id = (speech and speech.request_id) or new_id("req_")
-        timeline = self.observed.open_request(
-            request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
-        )
-        request = Request(
-            request_id,
-            session,
-            config,
-            timeline,
-            self._flow.taken,
-            self.ledger,
-            self._media_room,
-            lane=self._flow.lane,
-            options=self.options,
-            owner=self._owner,
-            near=self.observed.identity.near,
-            conversation=None if self.stream.single_request else self.observed.identity.session_id,
-            field_names=self.field_names,
-        )
+        request = self._make_request(request_id, session, config, by_speech=by_speech, options=self.options)
         if speech is not None:
             speech.joins(request)
         self.queue.open(request)
@@ -543,6 +620,29 @@ class Conversation:
         if len(self._configurations) > MAX_CONFIGURATIONS:
             del self._configurations[next(iter(self._configurations))]
         return request
+
+    def _make_request(
+        self, request_id: str, session: RequestInput, config: SessionConfig, *, by_speech: bool, options: AnswerOptions
+    ) -> Request:
+        timeline = self.observed.open_request(
+            request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
+        )
+        return Request(
+            request_id,
+            session,
+            config,
+            timeline,
+            self._flow.taken,
+            self.ledger,
+            self._media_room,
+            lane=self._flow.lane,
+            options=options,
+            owner=self._owner,
+            near=self.observed.identity.near,
+            conversation=None if self.stream.single_request else self.observed.identity.session_id,
+            field_names=self.field_names,
+            given=[] if self.limits.keeps_input else None,
+        )
 
     def configuration_of(self, request_id: str) -> SessionConfig:
         """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
@@ -743,7 +843,8 @@ class InputFlow:
 
     def taken(self, request: Request, size: float) -> None:
         """The engine has taken ``size`` bytes of a request."""
-        self._stream.taken(request.session, int(size))
+        if request.given is None:  # else it is held to the end of the request
+            self._stream.taken(request.session, int(size))
         if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
             self.offer()
         elif self._credit_was_low:
@@ -815,6 +916,15 @@ class ToolResults:
     def cancelled(self) -> None:
         """What waits is dropped."""
         self._waiting.clear()
+
+    def restore(self, requests: Iterable[Request], stream: SavedInput) -> None:
+        """Go on with the results in these requests, and those that wait behind a gap."""
+        for request in requests:
+            for chunk in (*(request.given or ()), *request.session.saved().buffered):
+                if chunk.tool_call_id is not None:
+                    self._joined[chunk.tool_call_id] = request.session
+        waiting = (chunk.tool_call_id for _, chunk in stream.waiting if chunk is not None)
+        self._waiting = dict.fromkeys(one for one in waiting if one is not None)
 
     def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
         """A result has joined this input. Returns whether that is all that the input waits for."""

@@ -182,6 +182,10 @@ class CutTurns:
         for turn in self._turns:
             turn.known_by = turn.final_by = now
 
+    def unwritten(self) -> list[Request]:
+        """Those that have had their finals, and whose words are not known."""
+        return [turn.request for turn in self._turns if turn.has_final and not turn.known]
+
     def pending_before(self, request: Request) -> list[Request]:
         """Earlier requests whose words the history does not have yet, in their order."""
         earlier = [turn.request for turn in self._turns if turn.request.number < request.number]

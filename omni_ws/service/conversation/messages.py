@@ -1,13 +1,15 @@
-"""What a session sends, what each message costs, and the limits of a conversation."""
+"""What a session sends, what each message costs, how it is saved, and the limits of a conversation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
-from omni_ws.core.chunks import FinalChunk, OutputChunk
+from omni_ws.core.chunks import AnswerWarning, FinalChunk, FinishReason, OutputChunk, Usage, WordsKnown
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import memory_of
 from omni_ws.errors import OmniError
@@ -44,6 +46,8 @@ class ConversationLimits:
     max_history_tokens: int = 4096
     #: Seconds that recognition of a turn may take whose answer was cut off.
     asr_timeout_sec: float = ASR_TIMEOUT_SEC
+    #: Whether requests keep their input to their end, so that the session can be saved at any time.
+    keeps_input: bool = False
 
 
 # Messages, and what each costs while it is held.
@@ -101,3 +105,107 @@ def message_cost(message: ServerMessage) -> int:
         # It repeats what the client sent, which may be long; it is rare enough to be encoded for this.
         return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
     return MESSAGE_OVERHEAD_BYTES
+
+
+# Messages in a form that can be written to bytes.
+
+
+class SavedError(Struct):
+    """An error by its code, with all that it says."""
+
+    code: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: OmniError) -> SavedError:
+        """All of ``error`` but its cause."""
+        return cls(error.code, vars(error).copy())
+
+    def restored(self) -> OmniError:
+        """Raises KeyError for a code that this server does not know."""
+        kind = _KINDS_OF_ERRORS[self.code]
+        error = kind.__new__(kind, self.fields["message"])
+        vars(error).update(self.fields)
+        return error
+
+
+class _SavedFinal(Struct, kw_only=True):
+    request_id: str
+    sequence_id: int
+    finish_reason: FinishReason
+    usage: Usage
+    finish_reasons: tuple[FinishReason, ...]
+    foreign_reasons: tuple[str | None, ...]
+    words: WordsKnown
+    ref: str | None
+    turn_id: str | None
+
+
+class SavedMessage(Struct):
+    """A message of the server, by the name of its class.
+
+    ``errors`` are those that it is or has, in their order; None stands for the next of ``warnings``.
+    """
+
+    kind: str
+    content: bytes = b""
+    errors: list[SavedError | None] = []
+    warnings: list[AnswerWarning] = []
+
+    @classmethod
+    def of(cls, message: ServerMessage) -> SavedMessage:
+        """The message as it is now."""
+        kind = type(message).__name__
+        match message:
+            case OmniError():
+                return cls("OmniError", errors=[SavedError.of(message)])
+            case RequestWarning(error=error):
+                return cls(kind, errors=[SavedError.of(error)])
+            case FinalChunk():
+                fields = {name: getattr(message, name) for name in _SavedFinal.__struct_fields__}
+                content = msgspec.msgpack.encode(_SavedFinal(**fields))
+                errors = [SavedError.of(one) if isinstance(one, OmniError) else None for one in message.warnings]
+                return cls(kind, content, errors, [one for one in message.warnings if isinstance(one, AnswerWarning)])
+        return cls(kind, msgspec.msgpack.encode(message))
+
+    def restored(self) -> ServerMessage:
+        """Raises KeyError or msgspec.ValidationError for what this server does not know."""
+        if self.kind == "OmniError":
+            (error,) = self._errors()
+            return error
+        if self.kind == "RequestWarning":
+            (error,) = self._errors()
+            return RequestWarning(error)
+        if self.kind == "FinalChunk":
+            final = msgspec.msgpack.decode(self.content, type=_SavedFinal)
+            errors, warnings = self._errors(), iter(self.warnings)
+            told = tuple(next(warnings) if one is None else next(errors) for one in self.errors)
+            return FinalChunk(**msgspec.structs.asdict(final), warnings=told)
+        message: ServerMessage = msgspec.msgpack.decode(self.content, type=_KINDS[self.kind])
+        return message
+
+    def _errors(self) -> Iterator[OmniError]:
+        return (one.restored() for one in self.errors if one is not None)
+
+
+_KINDS: Final[dict[str, Any]] = {
+    kind.__name__: kind
+    for kind in (
+        OutputChunk,
+        ResponseStartedFrame,
+        SessionUpdatedFrame,
+        HistoryTruncatedFrame,
+        SpeechStartedFrame,
+        SpeechStoppedFrame,
+    )
+}
+
+
+def _leaves(kind: type[OmniError]) -> Iterator[type[OmniError]]:
+    for below in kind.__subclasses__():
+        yield from _leaves(below)
+        if "wire" in vars(below):
+            yield below
+
+
+_KINDS_OF_ERRORS: Final = {kind.wire.code: kind for kind in _leaves(OmniError)}

@@ -22,6 +22,7 @@ from omni_ws.service.conversation.messages import (
     OF_THE_MOMENT,
     OUTPUTS,
     RequestWarning,
+    SavedMessage,
     ServerMessage,
     message_cost,
 )
@@ -117,6 +118,15 @@ class KeptMessage(NamedTuple):
     #: The number of the output; for any other message, that of the output that follows it. A client that has received
     #: exactly the outputs below this number lacks this message.
     number: int
+
+
+class SavedOutput(msgspec.Struct, kw_only=True):
+    """An OutputLog in a form that can be written to bytes. What is kept has its numbers, see KeptMessage."""
+
+    kept: list[tuple[SavedMessage, int]]
+    waiting: list[SavedMessage]
+    next_output: int
+    forgotten: int
 
 
 class OutputLog:
@@ -423,6 +433,28 @@ class OutputLog:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set()
+
+    # saved
+
+    def saved(self) -> SavedOutput:
+        """What is kept and what waits, less what concerns one connection only."""
+        return SavedOutput(
+            kept=[(SavedMessage.of(one.message), one.number) for one in self._kept],
+            waiting=[SavedMessage.of(one) for one, _ in self._messages if type(one) not in OF_THE_MOMENT],
+            next_output=self._next_output,
+            forgotten=self._forgotten,
+        )
+
+    def restore(self, saved: SavedOutput) -> None:
+        """Go on behind what another log has sent. Raises what ``SavedMessage.restored`` raises."""
+        for told, number in saved.kept:
+            message = told.restored()
+            self._kept.append(KeptMessage(message, message_cost(message), number))
+        self._messages.extend((one, message_cost(one)) for one in (told.restored() for told in saved.waiting))
+        self.held, self.queued = sum(one.cost for one in self._kept), sum(cost for _, cost in self._messages)
+        if self.budget is not None:
+            self.budget.charge(self.held + self.queued)
+        self._next_output, self._forgotten = saved.next_output, saved.forgotten
 
     # limits
 

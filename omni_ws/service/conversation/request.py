@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Final, TypeAlias
 
+import msgspec
 from msgspec.structs import replace as replace_struct
 
 from omni_ws.audio.container import parse_audio_format
@@ -23,6 +24,7 @@ from omni_ws.core.chunks import (
     Modality,
     OutputChunk,
     OutputModality,
+    StartTrigger,
     ToolCall,
     Usage,
     WordsKnown,
@@ -30,7 +32,7 @@ from omni_ws.core.chunks import (
 from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Message, Speech
 from omni_ws.core.ledger import Ledger, LedgerEntry
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.core.request_input import GenerationStarted, RequestInput
+from omni_ws.core.request_input import GenerationStarted, RequestInput, SavedRequestInput
 from omni_ws.core.start_policy import Alignment, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
@@ -47,7 +49,7 @@ from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
-from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, message_cost
+from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
@@ -120,6 +122,40 @@ def as_they_are(param: str | None) -> str | None:
     return param
 
 
+class SavedRequest(msgspec.Struct, kw_only=True):
+    """A request without a final, in a form that can be written to bytes. The ledger has what was said in it."""
+
+    request_id: str
+    number: int
+    config: SessionConfig
+    options: AnswerOptions
+    by_speech: bool
+    turn_id: str | None
+    greeting: str
+    input_kept: bool
+    answer_kept: bool
+    context: tuple[Message, ...] | None
+    #: The format of its audio, whether it starts at its end where it is nothing but results, and its input.
+    audio: AudioFormat
+    results_wait: bool
+    input: SavedRequestInput
+    #: What started it; None before. What the engine was given since then, and whether that is all.
+    trigger: StartTrigger | None
+    started_by: int | None
+    given: list[InputChunk]
+    input_ended: bool
+    announced: bool
+    only_speech: bool
+    spoke: bool
+    words: WordsKnown
+    unsent: list[TranscriptOutput]
+    interim: TranscriptOutput | None
+    #: Whether its answer was cut off; why it failed, and what it went on without.
+    cancelled: bool
+    error: SavedError | None
+    warnings: list[SavedError]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request, from the chunk that opened it to its final: its state, its input, and what it leaves behind.
@@ -180,12 +216,17 @@ class Request:
     words: WordsKnown = WordsKnown.NOT_YET
     #: Whether what earlier requests have to say comes first: nothing of this one is written meanwhile.
     held_back: bool = False
-    #: Whether its answer is still to be announced: the engine has it, and it is held back.
+    #: Whether its answer is still to be announced: the engine has it, and it is held back; and whether it was.
     unannounced: bool = False
+    announced: bool = False
+    #: What the engine was given since the start, to be given again; None where the session is not to be saved.
+    given: list[InputChunk] | None = None
+    #: Whether its answer was begun in another server: what was made there is made again, and dropped.
+    restored: bool = False
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
-    #: Whether it is, and not held back. Read for each output.
+    #: Whether it is, and not held back, nor begun before in another server. Read for each output.
     may_write: bool = False
     #: What fired the start policy; None before.
     started: GenerationStarted | None = None
@@ -242,6 +283,8 @@ class Request:
         """The start policy has fired: hand the input over to the engine's queue, and wait for the engine."""
         self._set_state(RequestState.WAITING)
         self.started = event
+        if self.given is not None:
+            self.given += event.chunks
         for chunk in event.chunks:
             self.append(chunk)
         settings = self.session.settings
@@ -335,11 +378,75 @@ class Request:
         self._note_silence()
 
     def _note_silence(self) -> None:
-        self.may_write = self.answering and not self.held_back
+        self.may_write = self.answering and not self.held_back and not self.restored
         if self.silent:
             self._released.clear()
         else:
             self._released.set()
+
+    # saved
+
+    def saved(self) -> SavedRequest:
+        """All that it takes to answer it elsewhere. An answer that is held counts as interrupted."""
+        started = self.started
+        return SavedRequest(
+            request_id=self.request_id,
+            number=self.number,
+            config=self.config,
+            options=self.options,
+            by_speech=self.timeline.by_speech,
+            turn_id=self.turn_id,
+            greeting=self.greeting,
+            input_kept=self.input_kept,
+            answer_kept=self.answer_kept,
+            context=self.context,
+            audio=self.session.settings.audio,
+            results_wait=self.session.settings.results_wait,
+            input=self.session.saved(),
+            trigger=None if started is None else started.trigger,
+            started_by=None if started is None else started.sequence_id,
+            given=self.given or [],
+            input_ended=self.input_ended.is_set(),
+            announced=self.announced,
+            only_speech=self.only_speech,
+            spoke=self.spoke,
+            words=self.words,
+            unsent=self.unsent,
+            interim=self.interim,
+            cancelled=self.state in (RequestState.CANCELLED, RequestState.HELD),
+            error=None if self.error is None else SavedError.of(self.error),
+            warnings=list(map(SavedError.of, self.warnings)),
+        )
+
+    def restore(self, saved: SavedRequest) -> int:
+        """Go on where it was saved, but for the answer, which begins anew. Returns the bytes that wait for the engine.
+
+        Raises KeyError for an error that this server does not know.
+        """
+        self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
+        self.input_kept, self.answer_kept, self.context = saved.input_kept, saved.answer_kept, saved.context
+        self.only_speech, self.spoke, self.words = saved.only_speech, saved.spoke, saved.words
+        self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
+        self.warnings = [one.restored() for one in saved.warnings]
+        self.given, self.restored = [*saved.given], True
+        if saved.trigger is not None:
+            self._set_state(RequestState.WAITING)
+            self.started = GenerationStarted(saved.trigger, saved.started_by, ())
+            for chunk in saved.given:
+                self.input.put_nowait(chunk)
+                if self.speech is not None and chunk.modality is Modality.AUDIO:
+                    self.speech.append(chunk)
+            if saved.input_ended or self.is_frozen:
+                self.input.close()
+        if saved.input_ended:
+            self.input_ended.set()
+        if saved.error is not None:
+            self.fail(saved.error.restored())
+        elif saved.cancelled:
+            self._set_state(RequestState.CANCELLED)
+            self.answerable = False
+            self.know_words(WordsKnown.NEVER)
+        return sum(len(chunk.payload) for chunk in (*saved.given, *saved.input.buffered))
 
     # what was said in it
 
@@ -428,6 +535,8 @@ class Request:
 
     def extend(self, chunk: InputChunk) -> None:
         """Queue a chunk that arrived after the start; with timestamps, when its time has come."""
+        if self.given is not None:
+            self.given.append(chunk)
         if self._order is None:
             self.append(chunk)
         else:

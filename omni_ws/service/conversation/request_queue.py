@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol, cast
@@ -42,10 +42,22 @@ from omni_ws.service.conversation.answer_writer import (
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
 from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
 from omni_ws.service.conversation.output_log import OutputLog
-from omni_ws.service.conversation.request import Request, RequestState
+from omni_ws.service.conversation.request import Request, RequestState, SavedRequest
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.session_config import SessionConfig
+
+
+class SavedQueue(msgspec.Struct, kw_only=True):
+    """A RequestQueue in a form that can be written to bytes.
+
+    ``late`` are the requests that have had their finals, and whose words were still being written down.
+    """
+
+    requests: list[SavedRequest]
+    opened: int
+    next_output: int
+    late: list[str]
 
 
 class QueueOwner(Protocol):
@@ -144,6 +156,29 @@ class RequestQueue:
         """The request of this id; None where it has ended."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
+    # saved
+
+    def saved(self) -> SavedQueue:
+        """The requests without a final, and the numbers. What is still being written down of others is given up."""
+        return SavedQueue(
+            requests=[request.saved() for request in self.requests],
+            opened=self.opened,
+            next_output=self._sequencer.next_sequence_id,
+            late=[one.request_id for one in self._cut.unwritten()],
+        )
+
+    def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
+        """Go on with these requests."""
+        self.opened, self._sequencer.next_sequence_id = saved.opened, saved.next_output
+        for request in requests:
+            self._sequencer.open(request.request_id)
+            self.requests.append(request)
+        for request_id in saved.late:
+            number = self._sequencer.take_number_of_late(request_id)
+            chunk = OutputChunk(request_id, number, OutputModality.TRANSCRIPT, late=True, failed=True)
+            self._put_transcript(chunk)
+        self._wake.set()
+
     # requests
 
     def open(self, request: Request) -> None:
@@ -165,6 +200,7 @@ class RequestQueue:
         """
         started = begin_greeting(request)
         self._outbox.put_nowait(started_frame(request))
+        request.announced = True
         request.timeline.mark_policy_fired(started)
         request.timeline.mark_input_ended()
         self._wake.set()
@@ -510,7 +546,7 @@ class RequestQueue:
         self._owner.request_progressed()
 
     def _start_task(self, request: Request) -> asyncio.Task[None]:
-        if not request.greeting:  # announced as it opened
+        if not request.announced:
             # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
             request.unannounced = True
         writing = self._write_answer(request)
@@ -533,7 +569,7 @@ class RequestQueue:
     def _announce(self, request: Request) -> None:
         if request.unannounced:
             self._outbox.put_nowait(started_frame(request))
-            request.unannounced = False
+            request.unannounced, request.announced = False, True
 
     async def _write_answer(self, request: Request) -> None:
         held = self._held if self._held is not None and self._held.by is request else None

@@ -272,6 +272,14 @@ class TurnListener:
         if not self._busy:
             self._close_watch()
 
+    @property
+    def unassigned(self) -> list[InputChunk | None]:
+        """What belongs to no request yet, in order: another listener is to listen to it again."""
+        ring = [] if self._ring is None else self._ring.chunks
+        piece = self._piece or self._unfinished
+        being_judged = [] if piece is None or self._sliced_ms else [piece.as_chunk()]
+        return [*ring, *being_judged, *self._queue.input]
+
     def go_on(self) -> None:
         """The engine is no longer behind with what was heard, or never will be."""
         if self._unfinished is not None and not self._busy:

@@ -156,6 +156,8 @@ class SessionFactory:
         origin: str = Origin.HTTP,
         resumable: bool = False,
         stored: StoredBytes | None = None,
+        survives: bool = False,
+        session_id: str | None = None,
     ) -> Conversation:
         """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
@@ -169,6 +171,8 @@ class SessionFactory:
             origin: Labels it in metrics and logs.
             resumable: Whether to keep what was sent, so that a client can resume.
             stored: Charged for its output, where that is kept for readers.
+            survives: Whether it can be saved at any time, to go on in another server.
+            session_id: The id of a session that goes on; None for a new one.
         """
         now = asyncio.get_running_loop().time
 
@@ -180,14 +184,14 @@ class SessionFactory:
         listens = not single_request and self.speech_workers.available
         account = self._account()
         outbox = self._output_log(account, now, resumable=resumable, stored=stored)
-        identity = SessionIdentity(self._new_id(), origin, owner, near_client.get())
+        identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
         conversation = Conversation(
             self.engine,
             self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
             outbox,
-            limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
+            limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
             media_room=self.media_room,
             now=now,
@@ -290,8 +294,8 @@ class SessionFactory:
             self._rules_of[kind] = rules
         return self._rules_of[kind]
 
-    def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:
-        limits = self._limits
+    def _limits_of(self, *, single_request: bool, streamed_body: bool, survives: bool) -> ConversationLimits:
+        limits = replace(self._limits, keeps_input=True) if survives else self._limits
         if single_request:  # its client sends the history along, and decides how long it is
             limits = replace(limits, max_history_tokens=sys.maxsize)
         if single_request and not streamed_body:  # an ordinary body has its own limit

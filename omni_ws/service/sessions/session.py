@@ -31,10 +31,12 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.conversation import Conversation, SavedConversation
 from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.conversation.request_queue import WakeUp
 from omni_ws.service.recording.recorder import SessionRecording
@@ -73,6 +75,18 @@ _FOLLOWING: Final = {
     SessionState.ENDING: frozenset({SessionState.ENDED}),
     SessionState.ENDED: frozenset[SessionState](),
 }
+
+
+class SavedSession(msgspec.Struct, kw_only=True):
+    """A session as one value: with this, another server goes on with it. Nothing else of it has to survive."""
+
+    session_id: str
+    #: Name of the key that opened it.
+    key_name: str | None
+    #: Digests of its tokens, see Session.
+    token: bytes
+    spent_token: bytes | None
+    conversation: SavedConversation
 
 
 class Session:
@@ -154,6 +168,24 @@ class Session:
     def confirm_token(self) -> None:
         """The client was heard over its newest connection, so that it has the token of that."""
         self.spent_token = None
+
+    # saved
+
+    def saved(self, key_name: str | None) -> SavedSession:
+        """All of it, between two calls. ``key_name`` is that of the key that opened it."""
+        return SavedSession(
+            session_id=self.session_id,
+            key_name=key_name,
+            token=self._token,
+            spent_token=self.spent_token,
+            conversation=self.conversation.saved(),
+        )
+
+    def restore(self, saved: SavedSession) -> None:
+        """Go on where another server had got to. The client has the grace period to come back."""
+        self._token, self.spent_token = saved.token, saved.spent_token
+        self.conversation.restore(saved.conversation)
+        self._grace_timer = self._loop.call_later(self._grace, self.end, None)
 
     # connections
 
@@ -360,11 +392,14 @@ class Sessions:
     Opens them, owns the task of each, and finds those that clients resume.
     """
 
-    def __init__(self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False) -> None:
+    def __init__(
+        self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False, survive: bool = False
+    ) -> None:
         """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see Session.
 
-        ``any_model``: clients may use any name for the model, see SessionFactory.
+        ``any_model``: clients may use any name for the model, see SessionFactory. ``survive``: they can be saved.
         """
+        self._survive = survive
         self._factory = factory
         self._origin = origin
         self._grace = grace
@@ -376,10 +411,27 @@ class Sessions:
         await self._factory.admission.room(key, client=client)
         return self.open(key, client=client)
 
-    def open(self, key: ApiKey | None, *, client: str = "") -> Session:
-        """A new session, to be attached to a connection. ``client`` is the address of its client.
+    def save(self, session: Session) -> bytes:
+        """All of a session, to be restored in this server or another. They have to ``survive``."""
+        return msgspec.msgpack.encode(session.saved(self._living[session.session_id].key_name))
 
-        Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+    def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> Session:
+        """Go on with a session that was saved, for ``key``, which opened it. Its client may claim it.
+
+        Raises as ``open`` does; SessionNotFound where it is another key's, or this server does not know what is in it.
+        """
+        try:
+            saved = msgspec.msgpack.decode(data, type=SavedSession)
+            if saved.key_name != key_name(key):
+                raise KeyError(saved.key_name)
+            return self.open(key, client=client, saved=saved)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
+
+    def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
+        """A session, to be attached to a connection: a new one, or one that goes on where it was ``saved``.
+
+        ``client`` is the address of its client. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -389,11 +441,15 @@ class Sessions:
                 any_model=self._any_model,
                 origin=self._origin,
                 resumable=self._grace > 0,
+                survives=self._survive,
+                session_id=None if saved is None else saved.session_id,
                 owner=key_name(key),
                 admit=partial(self._factory.admission.request, key),
             )
             session_id = conversation.observed.identity.session_id
             session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
+            if saved is not None:
+                session.restore(saved)
         except BaseException:
             slot.release()
             raise
