@@ -7,7 +7,7 @@ import asyncio
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.routes.http_session import PromptWriter
+from omni_ws.transport.routes.http_session import EventBatch
 
 
 class GivenAnswer:
@@ -30,7 +30,7 @@ class GivenAnswer:
             raise message
         return message
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         while True:
             try:
                 async with asyncio.timeout(idle_sec):

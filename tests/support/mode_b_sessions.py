@@ -14,7 +14,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession, ResultForm
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.wire.openai_responses import ChatOptions
 from omni_ws.wire.streaming_body import BodyChunk
 

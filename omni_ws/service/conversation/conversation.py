@@ -31,7 +31,7 @@ ends the session only if it has a WebSocket close code; ``run`` raises it then. 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,7 +48,6 @@ from omni_ws.core.request_input import (
     InputAppended,
     InputEnded,
     InputSettings,
-    InputState,
     RequestInput,
     SavedRequestInput,
 )
@@ -70,6 +69,7 @@ from omni_ws.service.conversation.request import (
     as_they_are,
 )
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.turn_listener import TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
@@ -193,7 +193,15 @@ class Conversation:
 
     def _new_queue(self) -> RequestQueue:
         self.outbox.on_stall = self._output_stalled
-        queue = RequestQueue(self.engine, self.outbox, self, ledger=self.ledger, observed=self.observed)
+        queue = RequestQueue(
+            self.engine,
+            self.outbox,
+            ledger=self.ledger,
+            observed=self.observed,
+            progressed=self._update_answering,
+            ended=self._request_ended,
+            released=self._request_released,
+        )
         queue.cut_turns.patience = self.limits.asr_timeout_sec
         return queue
 
@@ -503,18 +511,15 @@ class Conversation:
         """Whether ``close`` was called."""
         return self.queue.closing
 
-    # QueueOwner
+    # what the queue tells
 
-    def request_progressed(self) -> None:
-        self._update_answering()
-
-    def request_released(self, request: Request) -> None:
+    def _request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
         if request.config is not self.configuration.effective:  # which may be long, and a request lives on for a while
             request.config = outline(request.config)
         self.ledger.weigh()
 
-    def request_ended(self, request: Request) -> None:
+    def _request_ended(self, request: Request) -> None:
         if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
@@ -865,77 +870,3 @@ class InputFlow:
         if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
             self._conversation.offer_input()
-
-
-# The results of tools.
-
-#: Where the input of a request is lost, and its results with it.
-_LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
-
-
-class ToolResults:
-    """Takes the results of one session, by what its ledger has of their calls.
-
-    A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
-    has its result. Other input that joins it makes it a request like any other.
-
-    A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
-    """
-
-    __slots__ = ("_joined", "_ledger", "_waiting")
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        #: Calls whose results were taken and wait for their place.
-        self._waiting: dict[str, None] = {}
-        #: Calls whose results have joined an input, as long as the ledger may not know of them.
-        self._joined: dict[str, RequestInput] = {}
-
-    def take(self, chunk: InputChunk) -> bool:
-        """Take a result that has arrived. Returns False for a second one of its call.
-
-        Raises SessionConflict where the call is not in the history of the session.
-        """
-        call_id = chunk.tool_call_id
-        assert call_id is not None
-        if not self._ledger.knows_call(call_id):
-            raise SessionConflict(
-                f"the tool call {call_id[:64]!r} is not in the history of this session",
-                param="tool_call_id",
-                sequence_id=chunk.sequence_id,
-            )
-        if call_id in self._waiting or self._has(call_id):
-            return False
-        self._waiting[call_id] = None
-        return True
-
-    def refused(self, chunk: InputChunk) -> None:
-        """A result that was taken is refused after all: it may come again."""
-        self._waiting.pop(chunk.tool_call_id or "", None)
-
-    def cancelled(self) -> None:
-        """What waits is dropped."""
-        self._waiting.clear()
-
-    def restore(self, requests: Iterable[Request], stream: SavedInput) -> None:
-        """Go on with the results in these requests, and those that wait behind a gap."""
-        for request in requests:
-            for chunk in (*(request.given or ()), *request.session.saved().buffered):
-                if chunk.tool_call_id is not None:
-                    self._joined[chunk.tool_call_id] = request.session
-        waiting = (chunk.tool_call_id for _, chunk in stream.waiting if chunk is not None)
-        self._waiting = dict.fromkeys(one for one in waiting if one is not None)
-
-    def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
-        """A result has joined this input. Returns whether that is all that the input waits for."""
-        call_id = chunk.tool_call_id
-        assert call_id is not None
-        self._waiting.pop(call_id, None)
-        for known in [one for one in self._joined if self._ledger.knows_result(one)]:
-            del self._joined[known]
-        self._joined[call_id] = request_input
-        return request_input.only_results and all(map(self._has, self._ledger.calls_beside(call_id)))
-
-    def _has(self, call_id: str) -> bool:
-        joined = self._joined.get(call_id)
-        return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)

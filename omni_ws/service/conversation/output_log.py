@@ -359,7 +359,10 @@ class OutputLog:
         self._give_back(dropped)
 
     def close(self) -> None:
-        """Drop everything, for good. What a late writer queues is not charged to the budget."""
+        """Drop everything but what is stored, for good. What a late writer queues is not charged to the budget."""
+        if self._stored is not None:
+            self.finish()
+            return
         self.clear()
         self.budget = None
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -60,19 +60,6 @@ class SavedQueue(msgspec.Struct, kw_only=True):
     late: list[str]
 
 
-class QueueOwner(Protocol):
-    """The conversation that a queue belongs to. No method may raise."""
-
-    def request_progressed(self) -> None:
-        """The engine has begun with the first request, or is done with it before its input has ended."""
-
-    def request_ended(self, request: Request) -> None:
-        """The final of this request is in the outbox, and the request has left the queue."""
-
-    def request_released(self, request: Request) -> None:
-        """Nothing works on this request any more; it may have ended long before."""
-
-
 class RequestQueue:
     """Gives the first request to the engine, and every request exactly one final.
 
@@ -89,22 +76,30 @@ class RequestQueue:
     written. Where it has none, it has its final, and the held answer goes on.
 
     An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
+
+    ``progressed`` is called when the engine has begun with the first request, or is done with it before its input has
+    ended; ``ended`` when the final of a request is in the output log, and the request has left the queue; ``released``
+    when nothing works on it any more, which may be long after. None of them may raise.
     """
 
     def __init__(
         self,
         engine: Engine,
         outbox: OutputLog,
-        owner: QueueOwner,
         *,
         ledger: Ledger,
         observed: ObservedSession,
+        progressed: Callable[[], None] = lambda: None,
+        ended: Callable[[Request], None] = lambda request: None,
+        released: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self._engine = engine
         self._outbox = outbox
         self._ledger = ledger
         self._observed = observed
-        self._owner = owner
+        self._progressed = progressed
+        self._ended = ended
+        self._released = released
         self._sequencer = OutputSequencer()
         self._wake = WakeUp()
         #: The tasks that answer requests: the first, or the one behind an answer that is held or winds up.
@@ -298,7 +293,7 @@ class RequestQueue:
             received_chunks=request.session.received.chunks,
             received_bytes=request.session.received.bytes,
             player=request.player,
-            content=request,
+            content=request.entry,
         )
         self._outbox.put_nowait(final)
         if request.ref is not None:
@@ -306,11 +301,11 @@ class RequestQueue:
         request.finish()
         if request in self.requests:
             self.requests.remove(request)
-        self._owner.request_ended(request)
+        self._ended(request)
 
     def _release(self, request: Request) -> None:
         request.release()
-        self._owner.request_released(request)
+        self._released(request)
 
     def end_all(self, reason: FinishReason) -> None:
         """Write the finals of all requests, and wait for nothing any more: the session ends."""
@@ -543,7 +538,7 @@ class RequestQueue:
         """Give a request that has started to the engine."""
         request.begin_answer(held_back=self._cut.before(request))
         self._answers[request] = self._start_task(request)
-        self._owner.request_progressed()
+        self._progressed()
 
     def _start_task(self, request: Request) -> asyncio.Task[None]:
         if not request.announced:
@@ -622,7 +617,7 @@ class RequestQueue:
     async def _rest_of_input(self, request: Request) -> None:
         """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""
         request.await_rest_of_input()
-        self._owner.request_progressed()
+        self._progressed()
         await request.input_ended.wait()
 
 

@@ -28,6 +28,7 @@ from omni_ws.core.chunks import (
     StartTrigger,
     Task,
 )
+from omni_ws.core.ledger import LedgerEntry
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import OmniError
@@ -114,16 +115,6 @@ class Outcome:
     player: PlayerStatistics
 
 
-class RequestContent(Protocol):
-    """The words of a request, for the log that is asked to have them. Making them takes time."""
-
-    @property
-    def user_text(self) -> str: ...
-
-    @property
-    def answer_text(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RequestReached:
     """A request has reached a step. A refused request ends right after OPENED."""
@@ -142,11 +133,11 @@ class OutputBegan:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The request has its outcome; its final goes into the outbox next."""
+    """The request has its outcome; its final goes into the outbox next. ``content`` is what was said in it."""
 
     timeline: RequestTimeline
     outcome: Outcome
-    content: RequestContent
+    content: LedgerEntry
 
 
 #: The steps of a request from its opening to its end, which every observer gets.
@@ -330,7 +321,7 @@ class RequestTimeline:
         received_chunks: int,
         received_bytes: int,
         player: PlayerStatistics,
-        content: RequestContent,
+        content: LedgerEntry,
     ) -> None:
         """The request has its final, which goes into the outbox next."""
         self.outcome = Outcome(

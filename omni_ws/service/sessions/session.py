@@ -350,7 +350,8 @@ class Session:
         if failure is not None:
             self._end_with(failure)  # its error frame is in the outbox already
         elif self._attachment is not None:
-            self._end_with(ShuttingDown("the server is shutting down"))
+            drained = self._drained_by is not None
+            self._end_with(ShuttingDown("the server is shutting down") if drained else None)
         else:
             self._end_if_complete()
 

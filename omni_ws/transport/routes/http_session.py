@@ -43,7 +43,7 @@ class HttpSession(Attachment):
         self._loop = asyncio.get_running_loop()
         #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
         self._waiting: asyncio.Future[bool] | None = None
-        self._meanwhile: PromptWriter | None = None
+        self._meanwhile: EventBatch | None = None
         self._idle_sec: float | None = None
         #: When ``meanwhile`` last wrote what was queued, on the loop's clock.
         self._delivered_at = -math.inf
@@ -135,7 +135,7 @@ class HttpSession(Attachment):
             self._unwritten.append(message)
         return message
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait for output; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` writes."""
         if self._outbox:
             return True
@@ -266,18 +266,6 @@ class EventEncoder(Protocol):
         ...
 
 
-class PromptWriter(Protocol):
-    """Writes outputs inside the call that brings them. Neither method waits, and what they raise ends the wait."""
-
-    def write_now(self, output: OutputChunk) -> bool:
-        """Write the next output. Returns False, and nothing is done, where the waiting task has to do it."""
-        ...
-
-    def write_available(self) -> bool:
-        """Write what ``take`` returns. Returns False where the waiting task has to do the rest."""
-        ...
-
-
 class AnswerSource(Protocol):
     """Where the messages of an answer are read from: one session, several, or the output log of a Mode B session."""
 
@@ -285,7 +273,7 @@ class AnswerSource(Protocol):
         """Return the next message, None where there is none yet. Raises the error that ended the answer."""
         ...
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait until there may be a message to take. Returns False after ``idle_sec`` seconds without one.
 
         ``meanwhile`` may handle messages without waking the waiting task, which costs as much as all other work on a
@@ -369,7 +357,7 @@ async def write_events(
         head_by_heartbeat: Whether a heartbeat may send the head.
         heartbeat_sec: Seconds without an event after which a comment is sent, once the head is; 0 for never.
     """
-    events = _EventBatch(sink, source, encoder, head_at_start=head_at_start)
+    events = EventBatch(sink, source, encoder, head_at_start=head_at_start)
     try:
         while True:
             events.encode_available()
@@ -393,8 +381,12 @@ async def write_events(
     await sink.end()
 
 
-class _EventBatch:
-    """The events of one answer that have been encoded and not written yet."""
+class EventBatch:
+    """The events of one answer that have been encoded and not written yet.
+
+    ``write_now`` and ``write_available`` write outputs inside the call that brings them: neither waits, and what they
+    raise ends the wait.
+    """
 
     def __init__(self, sink: EventSink, source: AnswerSource, encoder: EventEncoder, *, head_at_start: bool) -> None:
         self.waiting: list[bytes] = []
@@ -427,7 +419,7 @@ class _EventBatch:
         return False
 
     def write_now(self, output: OutputChunk) -> bool:
-        """See PromptWriter."""
+        """Write the next output. Returns False, and nothing is done, where the waiting task has to do it."""
         sink = self._sink
         if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
@@ -436,7 +428,7 @@ class _EventBatch:
         return True
 
     def write_available(self) -> bool:
-        """See PromptWriter."""
+        """Write what the source has. Returns False where the waiting task has to do the rest."""
         if not self.encode_available():
             return False
         if self.waiting:
@@ -567,7 +559,7 @@ class MergedAnswers:
                 return message
         return None
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait for a message of any session; see ``AnswerSource``."""
         for index, session in enumerate(self._sessions):
             if index not in self._finals and index not in self._receiving:

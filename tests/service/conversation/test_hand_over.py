@@ -127,17 +127,6 @@ class UnevenClient(Attachment):
         self.connected = True
 
 
-class Owner:
-    def request_progressed(self) -> None:
-        pass
-
-    def request_released(self, request: Request) -> None:
-        pass
-
-    def request_ended(self, request: Request) -> None:
-        pass
-
-
 def ticking(chance: random.Random) -> Callable[[], float]:
     """A clock that stands still between some of its readings; many outputs follow others within COALESCE_SEC."""
     time = 0.0
@@ -166,7 +155,6 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     queue = RequestQueue(
         engine,
         outbox,
-        Owner(),
         ledger=ledger,
         observed=ObservedSession.unobserved(now),
     )

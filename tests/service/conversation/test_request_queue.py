@@ -36,25 +36,23 @@ class Bench:
         self.outbox = OutputLog(1 << 20, write_timeout=30, now=now)
         self.ledger = Ledger(1000, ByteBudget(1 << 20))
         self.observed = ObservedSession.unobserved(now)
-        self.queue = RequestQueue(
-            self.engine,
-            self.outbox,
-            self,
-            ledger=self.ledger,
-            observed=self.observed,
-        )
+        self.queue = self.new_queue()
         self.ended: list[str] = []
         self.progress = 0
         self.messages: list[ServerMessage] = []
 
-    def request_progressed(self) -> None:
+    def new_queue(self) -> RequestQueue:
+        return RequestQueue(
+            self.engine,
+            self.outbox,
+            ledger=self.ledger,
+            observed=self.observed,
+            progressed=self._progressed,
+            ended=lambda request: self.ended.append(request.request_id),
+        )
+
+    def _progressed(self) -> None:
         self.progress += 1
-
-    def request_released(self, request: Request) -> None:
-        pass
-
-    def request_ended(self, request: Request) -> None:
-        self.ended.append(request.request_id)
 
     def open(self, request_id: str, *, mode: InputMode = InputMode.EXTEND) -> Request:
         request = make_request(request_id, mode=mode, observed=self.observed, ledger=self.ledger)
@@ -264,7 +262,7 @@ async def test_the_words_of_an_answer_that_is_cut_as_it_begins_are_announced() -
     bench = Bench()
     bench.engine = PlayingEngine([TranscriptOutput("some words")], **HEARS, hears_on=True)
     bench.engine.state = EngineState.OK
-    bench.queue = RequestQueue(bench.engine, bench.outbox, bench, ledger=bench.ledger, observed=bench.observed)
+    bench.queue = bench.new_queue()
     async with running(bench):
         await asyncio.sleep(0)
         first = bench.open("req_1")

@@ -17,6 +17,7 @@ from omni_ws.core.chunks import (
     Task,
     Usage,
 )
+from omni_ws.core.ledger import LedgerEntry
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.observing.observer import (
@@ -39,9 +40,7 @@ CHUNKS = (InputChunk(Modality.TEXT, b"a"), InputChunk(Modality.TEXT, b"b"))
 STARTED = GenerationStarted(StartTrigger.FIRST_CHUNK, 3, CHUNKS)
 
 
-class Words:
-    user_text = "asked"
-    answer_text = "answered"
+WORDS = LedgerEntry(request_id="req_1", typed=bytearray(b"asked"))
 
 
 class Bench:
@@ -70,7 +69,7 @@ class Bench:
             request_id=timeline.request_id, sequence_id=0, finish_reason=FinishReason.STOP, usage=Usage()
         )
         player = PlayerStatistics(1, 0.5, None)
-        timeline.mark_ended(final, error, received_chunks=2, received_bytes=9, player=player, content=Words())
+        timeline.mark_ended(final, error, received_chunks=2, received_bytes=9, player=player, content=WORDS)
         return final
 
 

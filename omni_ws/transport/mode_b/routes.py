@@ -34,14 +34,14 @@ from omni_ws.service.conversation.openai_requests import (
 )
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import error_object
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
-from omni_ws.transport.routes.http_session import SSE_HEADERS, PromptWriter, charging, write_events
+from omni_ws.transport.routes.http_session import SSE_HEADERS, EventBatch, charging, write_events
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_requests import ChatRequest, read_chat
 from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally
@@ -306,7 +306,7 @@ class ResultReader:
         found = self._session.output.find(self._position)
         return None if found is None else self._read(*found)
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait for the log to grow; see ``AnswerSource``."""
         if self._position >= self._session.output.end:
             await self._events.caught_up()

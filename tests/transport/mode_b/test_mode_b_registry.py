@@ -15,9 +15,9 @@ from omni_ws.core.request_input import InputState
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import RateLimited, SessionConflict, SessionExpired, SessionNotFound, ShuttingDown
-from omni_ws.service.sessions import mode_b_session
 from omni_ws.service.sessions.factory import FILE_FORMATS
-from omni_ws.service.sessions.mode_b_session import MAX_READERS, ModeBRegistry
+from omni_ws.transport.mode_b import session as mode_b_session
+from omni_ws.transport.mode_b.session import MAX_READERS, ModeBRegistry
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 

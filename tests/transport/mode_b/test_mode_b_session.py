@@ -23,7 +23,7 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
 from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.streaming_body import BodyChunk
 

@@ -35,6 +35,7 @@ from omni_ws.service.conversation.output_log import Attachment, OutputLog, Store
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session, SessionState
 from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.openai_responses import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -69,7 +70,7 @@ class ResultForm:
 
 
 class ModeBSession(Attachment):
-    """Runs a conversation of a single request, with or without readers, and stores its output.
+    """Attached to a session of a single request, with or without readers, whose output is stored.
 
     ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called in each change to a
     state other than OPEN and STARTED. Only ``_set_state`` changes the state::
@@ -87,19 +88,18 @@ class ModeBSession(Attachment):
 
     def __init__(
         self,
-        session_id: str,
-        conversation: Conversation,
+        session: Session,
         form: ResultForm,
         *,
         created_at: int,
         slot: ExitStack,
         on_end: Callable[[ModeBSession], None],
     ) -> None:
-        self.id = session_id
+        self.id = session.session_id
         #: Unix time in seconds.
         self.created_at = created_at
         self.form = form
-        self.output: OutputLog = conversation.outbox
+        self.output: OutputLog = session.outbox
         self.state = InputState.OPEN
         #: Whether work on the request ever started.
         self.started = False
@@ -111,8 +111,8 @@ class ModeBSession(Attachment):
         #: When the registry expires or forgets the ended session, on the loop's clock; None once it is forgotten.
         self.kept_until: float | None = None
         #: Dropped when the work is done, together with ``_intake``, since they hold memory.
-        self._conversation: Conversation | None = conversation
-        self._intake = ChunkIntake(conversation, now=asyncio.get_running_loop().time)
+        self._session: Session | None = session
+        self._intake = ChunkIntake(session.conversation, now=asyncio.get_running_loop().time)
         #: Replaces ``_intake`` once the session has ended.
         self._progress = InputProgress()
         self._readers = 0
@@ -130,11 +130,11 @@ class ModeBSession(Attachment):
 
     def begin(self) -> None:
         """Start to answer the request."""
-        conversation = self._conversation
-        assert conversation is not None
-        conversation.attach(self)
-        self._task = asyncio.create_task(conversation.run(), name=f"session {self.id}")
-        self._task.add_done_callback(partial(self._work_done, conversation))
+        session = self._session
+        assert session is not None
+        session.attach(self)
+        self._task = asyncio.create_task(session.run(), name=f"session {self.id}")
+        self._task.add_done_callback(partial(self._work_done, session))
         self._arm()
 
     # status
@@ -292,8 +292,8 @@ class ModeBSession(Attachment):
 
     def fail(self, error: OmniError) -> None:
         """End a live session with ``error`` and clear its output."""
-        if self.live and self._conversation is not None:
-            self._conversation.finish_reason_at_end = FinishReason.ERROR
+        if self.live and self._session is not None:
+            self._session.conversation.finish_reason_at_end = FinishReason.ERROR
             self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:
@@ -346,17 +346,18 @@ class ModeBSession(Attachment):
 
     # the work
 
-    def _work_done(self, conversation: Conversation, task: asyncio.Task[None]) -> None:
+    def _work_done(self, session: Session, task: asyncio.Task[None]) -> None:
         """Release everything when the task is done, which includes a task cancelled before it began."""
         if not task.cancelled():
             task.exception()  # retrieved, so that it is not logged: the conversation has reported it
-        conversation.end()
-        conversation.observed.ended()
+        if session.state is not SessionState.ENDED:
+            session.conversation.end()
+            session.conversation.observed.ended()
         if self.live:
-            self._complete(conversation, None)
+            self._complete(session.conversation, None)
         if self._timer is not None:
             self._timer.cancel()
-        self._conversation = None
+        self._session = None
         del self._intake
         self._task = None  # the traceback of a cancelled task holds references
         self.output.finish()
@@ -366,8 +367,8 @@ class ModeBSession(Attachment):
 
     def output_ready(self) -> None:
         """Store what the conversation says."""
-        conversation = self._conversation
-        assert conversation is not None
+        assert self._session is not None
+        conversation = self._session.conversation
         while self.output:
             try:
                 message = self.output.take()
@@ -395,6 +396,10 @@ class ModeBSession(Attachment):
             return
         self.error = self.error or EngineFailed("the request ended before its answer was complete")
         self._set_state(InputState.FAILED)
+
+    def session_over(self, error: OmniError | None) -> None:
+        if self._session is not None:
+            self._session.detach(self)
 
     def input_may_continue(self) -> None:
         self._input_room.set()
@@ -481,8 +486,7 @@ class ModeBRegistry:
         ``slot`` holds its slot in admission, and is closed when the session has ended.
         """
         session = ModeBSession(
-            conversation.observed.identity.session_id,
-            conversation,
+            Session(conversation.observed.identity.session_id, conversation, conversation.outbox, grace=0),
             form,
             created_at=int(time.time()),
             slot=slot,

@@ -24,10 +24,10 @@ from omni_ws.errors import (
     websocket_close_code,
 )
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
 from omni_ws.transport.native.session import encode_message
