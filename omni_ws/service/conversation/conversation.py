@@ -71,7 +71,7 @@ from omni_ws.service.conversation.request import (
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.turn_listener import TurnListener
+from omni_ws.service.listening.turn_listener import SavedListening, TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
@@ -116,8 +116,8 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     #: The request whose input is open, and the input whose rest is discarded.
     receiving: str | None
     discarding: SavedRequestInput | None
-    #: With turn detection, input that belongs to no request yet.
-    unassigned: list[InputChunk | None]
+    #: None without turn detection.
+    listening: SavedListening | None
     ledger: bytes
     queue: SavedQueue
     output: SavedOutput
@@ -383,7 +383,7 @@ class Conversation:
             input=self.stream.saved(),
             receiving=None if receiving is None else receiving.request_id,
             discarding=discarding,
-            unassigned=[] if self._listener is None else self._listener.unassigned,
+            listening=None if self._listener is None else self._listener.saved(),
             ledger=self.ledger.to_bytes(),
             queue=self.queue.saved(),
             output=self.outbox.saved(),
@@ -409,11 +409,21 @@ class Conversation:
         elif saved.discarding is not None:
             self.stream.current = RequestInput.restored(self.configuration.input_settings(), saved.discarding)
         self._results.restore(requests, saved.input)
+        if saved.listening is not None:
+            self._listen_on(saved.listening)
+        self._update_order()
+        self._update_answering()
+
+    def _listen_on(self, saved: SavedListening) -> None:
+        if self._listener is not None:
+            if saved.turn_id is not None:
+                self._speech = _Speech(saved.turn_id)
+                if self.receiving is not None:
+                    self._speech.joins(self.receiving)
+            self._listener.restore(saved)
         for chunk in saved.unassigned:
             self.stream.hold_again(None, 0 if chunk is None else len(chunk.payload))
             self._handle([Diverted(chunk)])
-        self._update_order()
-        self._update_answering()
 
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)

@@ -17,10 +17,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.inline_workers import MS, InlineWorkers, loud, quiet
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
-from omni_ws.core.chunks import AnyOutput, FinalChunk, InputChunk, Modality, OutputChunk
+from omni_ws.core.chunks import AnyOutput, FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
@@ -28,7 +31,7 @@ from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning,
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.wire.server_frames import HistoryTruncatedFrame
+from omni_ws.wire.server_frames import HistoryTruncatedFrame, SpeechStartedFrame, SpeechStoppedFrame
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
@@ -117,9 +120,10 @@ class Client(Attachment):
 
 
 class Server:
-    def __init__(self, reins: Reins) -> None:
+    def __init__(self, reins: Reins, speech_workers: InlineWorkers | None = None) -> None:
         self.engine = ReinedEngine(reins)
-        self.factory = SessionFactory(self.engine, ServerConfig(engine=EngineName.FAKE))
+        config = ServerConfig(engine=EngineName.FAKE)
+        self.factory = SessionFactory(self.engine, config, speech_workers=speech_workers)
         self.sessions = Sessions(self.factory, origin="websocket", grace=30, survive=True)
 
     async def stop(self) -> None:
@@ -395,6 +399,62 @@ async def test_nobody_comes_back_to_a_restored_session() -> None:
     assert asyncio.get_running_loop().time() - began == pytest.approx(30, abs=0.1)
     await first.stop()
     await second.stop()
+
+
+async def spoken(*, moves_at: int) -> list[ServerMessage]:
+    """What a client gets that speaks for 800 ms and is silent then; after so many chunks of 20 ms its session moves."""
+    server = Server(Reins(), InlineWorkers())
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"modalities": ["text"], "turn_detection": {"type": "server_vad"}})
+    audio = quiet(400) + loud(800) + quiet(1200)
+    for number, start in enumerate(range(0, len(audio), 20 * MS)):
+        if number == moves_at:
+            token = session.new_token()
+            assert token is not None
+            data = server.sessions.save(session)
+            session.detach(client)
+            before, server = server, Server(Reins(), InlineWorkers())
+            await server.engine.start()
+            await before.stop()
+            server.sessions.restore(data, None)
+            session = server.sessions.claim(session.session_id, token, None)
+            client.come(session)
+            client.lose(client.last_output)  # what came behind it comes again
+            session.resume(client, client.last_output)
+            client.output_ready()
+        chunk = InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number)
+        session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(5)
+    await server.stop()
+    return client.received
+
+
+@pytest.mark.parametrize("moves_at", [*range(15, 90, 5), 200])
+async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int) -> None:
+    received = await spoken(moves_at=moves_at)
+    finals = [one for one in received if isinstance(one, FinalChunk)]
+    assert [one.finish_reason for one in finals] == [FinishReason.STOP]
+    # All of the speech is heard, less what is too short for the detector to begin anew with.
+    assert 700 <= finals[0].usage.input_audio_ms <= 2000
+    kinds = [type(one) for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
+    assert kinds == [SpeechStartedFrame, SpeechStoppedFrame] * (len(kinds) // 2)
+    assert 1 <= len(kinds) // 2 <= 2
+    times = [one.audio_ms for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
+    assert times == sorted(times)
+
+
+def test_playback_goes_on_by_another_clock() -> None:
+    budget = ByteBudget(1 << 20)
+    before, ledger = Ledger(100, budget), Ledger(100, budget)
+    before.send(before.open("req_1", speaks=True), 0, 0, 1000, 10.0)
+    ledger.restore(before.to_bytes(), later=500)
+    entry = ledger.find("req_1")
+    assert entry is not None
+    assert ledger.position_ms(entry, 510.3) == 300
 
 
 def test_every_kind_of_error_is_restored() -> None:
