@@ -168,7 +168,8 @@ class InputStream(InputBytes):
 
     ``settings`` returns the input settings for a request that opens. ``budget`` is shared by all streams of the server.
     ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes nothing;
-    whether the session ends because of it is up to the caller.
+    whether the session ends because of it is up to the caller. ``completes`` is asked of each result of a tool that has
+    joined an input whether that has all it waits for.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class InputStream(InputBytes):
         budget: ByteBudget,
         now: float,
         single_request: bool = False,
+        completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
         super().__init__(limits, budget, single_request=single_request)
         self._limits_requests = not single_request and limits.max_total_bytes is not None
@@ -194,8 +196,7 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
-        #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
-        self.completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False
+        self._completes = completes
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
@@ -397,6 +398,10 @@ class InputStream(InputBytes):
         self._text.restore(saved.text)
         self._last_activity = now
         self.gap_since = now if saved.waiting else None
+
+    def go_on_with(self, request_input: RequestInput) -> None:
+        """This was the input that is open, or whose rest is discarded."""
+        self.current = request_input
 
     def hold_again(self, request_input: RequestInput | None, size: int) -> None:
         """Hold bytes of a request that was restored, or of none, whether there is room or not."""
@@ -632,12 +637,12 @@ class InputStream(InputBytes):
                 request_input.fail()
         if not request_input.input_open:
             if chunk.tool_call_id is not None:
-                self.completes(chunk, request_input)  # it is lost with the input, and may come again
+                self._completes(chunk, request_input)  # it is lost with the input, and may come again
             return refused
         if request_input.keeps_input:
             request_input.held_bytes += size
         events = request_input.receive_chunk(chunk)
-        if chunk.tool_call_id is not None and self.completes(chunk, request_input):
+        if chunk.tool_call_id is not None and self._completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
         return events
 

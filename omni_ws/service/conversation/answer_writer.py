@@ -404,7 +404,7 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
 
 def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputChunk:
     """What had not been sent of a request as it had its final, in one, with the next number; it may be nothing."""
-    unsent, request.unsent = request.unsent, []
+    unsent = request.take_unsent()
     return OutputChunk(
         request_id=request.request_id,
         sequence_id=sequencer.take_late_number(request.request_id),

@@ -81,7 +81,7 @@ from omni_ws.service.observing.observer import (
     SpeechHeard,
 )
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
-from omni_ws.wire.session_config import SessionConfig, outline
+from omni_ws.wire.session_config import SessionConfig
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
@@ -99,7 +99,7 @@ class _Speech:
 
     def joins(self, request: Request) -> None:
         self.request, self.request_id = request, request.request_id
-        request.turn_id = request.turn_id or self.turn_id
+        request.joined_by(self.turn_id)
 
 
 class SavedConversation(msgspec.Struct, kw_only=True):
@@ -156,12 +156,9 @@ class Conversation:
         self.limits = limits
         #: What the session holds: all who hold anything for it charge this.
         self.account = budget
-        self.stream = InputStream(
-            limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
-        )
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
-        self.stream.completes = self._results.complete
+        self.stream = self._new_stream(now(), single_request=single_request)
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -191,6 +188,16 @@ class Conversation:
         #: Set when the client has given content that is not in the stream.
         self.given = False
 
+    def _new_stream(self, now: float, *, single_request: bool) -> InputStream:
+        return InputStream(
+            self.limits.stream,
+            self._input_settings,
+            budget=self.account,
+            now=now,
+            single_request=single_request,
+            completes=self._results.complete,
+        )
+
     def _new_queue(self) -> RequestQueue:
         self.outbox.on_stall = self._output_stalled
         queue = RequestQueue(
@@ -198,22 +205,23 @@ class Conversation:
             self.outbox,
             ledger=self.ledger,
             observed=self.observed,
+            patience=self.limits.asr_timeout_sec,
             progressed=self._update_answering,
             ended=self._request_ended,
             released=self._request_released,
         )
-        queue.cut_turns.patience = self.limits.asr_timeout_sec
         return queue
 
     # what carries it
 
     def attach(self, attachment: Attachment) -> None:
         """Notify ``attachment`` from now on, in place of the one before."""
-        self._attached = self.outbox.reader = attachment
+        self._attached = attachment
+        self.outbox.attach(attachment)
 
     def detach(self) -> None:
         """Notify nobody until the next ``attach``."""
-        self._attached = self.outbox.reader = NOBODY
+        self.attach(NOBODY)
 
     def _output_stalled(self, seconds: float) -> None:
         current = self.queue.current
@@ -228,9 +236,8 @@ class Conversation:
             self._update_order()
         listening = self.configuration.listening
         if listening.turns is not None and self._listener is None and self._speech_workers is not None:
-            self._listener = self._flow.listener = TurnListener(
-                self.stream, self._speech_workers, self, self._flow.lane
-            )
+            self._listener = TurnListener(self.stream, self._speech_workers, self, self._flow.lane)
+            self._flow.listen(self._listener)
         if self._listener is not None:
             self._listener.configure(listening)
         return config
@@ -405,9 +412,9 @@ class Conversation:
         self.queue.restore(saved.queue, requests)
         self.receiving = next((one for one in requests if one.request_id == saved.receiving), None)
         if self.receiving is not None:
-            self.stream.current = self.receiving.session
+            self.stream.go_on_with(self.receiving.session)
         elif saved.discarding is not None:
-            self.stream.current = RequestInput.restored(self.configuration.input_settings(), saved.discarding)
+            self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
         if saved.listening is not None:
             self._listen_on(saved.listening)
@@ -526,7 +533,7 @@ class Conversation:
     def _request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
         if request.config is not self.configuration.effective:  # which may be long, and a request lives on for a while
-            request.config = outline(request.config)
+            request.outline()
         self.ledger.weigh()
 
     def _request_ended(self, request: Request) -> None:
@@ -764,7 +771,7 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
         session.receive_chunk(chunk)
     events = session.finish()
     request = conversation.new_request(session, asked.config, by_speech=False)
-    request.input_kept, request.answer_kept, request.context = asked.input_kept, asked.answer_kept, asked.context
+    request.is_whole(input_kept=asked.input_kept, answer_kept=asked.answer_kept, context=asked.context)
     held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in asked.chunks)
     held += sum(map(message_bytes, asked.context or ()))
     if asked.input_kept:
@@ -799,6 +806,10 @@ class InputFlow:
         #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
         self._wanted = False
         self._credit_was_low = False
+
+    def listen(self, listener: TurnListener) -> None:
+        """Turn detection is configured."""
+        self.listener = listener
 
     def is_full(self) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""

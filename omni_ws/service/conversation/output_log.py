@@ -161,7 +161,7 @@ class OutputLog:
         #: Bytes of the messages that wait, and of those that are kept.
         self.queued = 0
         self.held = 0
-        #: Set by ``Conversation.attach``.
+        #: Changed by ``attach``.
         self.reader: Attachment = NOBODY
         #: Called with the seconds for which the log was full when it has room again.
         self.on_stall: Callable[[float], None] = _unnoticed
@@ -187,6 +187,10 @@ class OutputLog:
         self._ended = False
         #: Wakes those who wait now for what is stored next.
         self._changed: asyncio.Event | None = None
+
+    def attach(self, reader: Attachment) -> None:
+        """Notify ``reader`` from now on, in place of the one before."""
+        self.reader = reader
 
     def __len__(self) -> int:
         """How many messages wait."""

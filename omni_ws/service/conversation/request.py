@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache, partial
-from importlib.resources import files
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -49,9 +47,10 @@ from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service.conversation.mere_acknowledgements import asks
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
-from omni_ws.wire.session_config import SessionConfig, spoken_language
+from omni_ws.wire.session_config import SessionConfig, outline, spoken_language
 
 log = logging.getLogger(__name__)
 
@@ -448,6 +447,45 @@ class Request:
             self.know_words(WordsKnown.NEVER)
         return sum(len(chunk.payload) for chunk in (*saved.given, *saved.input.buffered))
 
+    # told about it
+
+    def numbered(self, number: int) -> None:
+        """Its place in the order in which requests opened."""
+        self.number = number
+
+    def is_whole(self, *, input_kept: bool, answer_kept: bool, context: tuple[Message, ...] | None) -> None:
+        """Its input is whole; what of it and its answer the history keeps, and what the engine sees in its place."""
+        self.input_kept, self.answer_kept, self.context = input_kept, answer_kept, context
+
+    def greet(self, field_names: FieldNames) -> GenerationStarted:
+        """It has just opened, and is the greeting of its configuration, ready to be answered."""
+        self.greeting, self.field_names = self.config.greeting, field_names
+        started = GenerationStarted(StartTrigger.GREETING, None, ())
+        self.start(started)
+        self.input_ended.set()
+        return started
+
+    def to_announce(self) -> None:
+        """The engine has it, and its answer is to be announced, unless it was."""
+        self.unannounced = not self.announced
+
+    def note_announced(self) -> None:
+        """The client knows of its answer."""
+        self.unannounced, self.announced = False, True
+
+    def joined_by(self, turn_id: str) -> None:
+        """Speech has opened or joined it: the first counts."""
+        self.turn_id = self.turn_id or turn_id
+
+    def outline(self) -> None:
+        """Its configuration may be long, and it lives on for a while."""
+        self.config = outline(self.config)
+
+    def take_unsent(self) -> list[TranscriptOutput]:
+        """The settled transcripts that are to be sent now."""
+        unsent, self.unsent = self.unsent, []
+        return unsent
+
     # what was said in it
 
     @property
@@ -828,51 +866,3 @@ class KeptSpeech:
         self._runs.clear()
         self._budget.give(self._charged)
         self._charged = 0
-
-
-# What a listener says who wants the speaker to go on: "yeah", "I see", "mm-hm".
-
-#: Whoever says more has something to say.
-MOST_WORDS: Final = 6
-#: A sentence of which fewer words were heard is not what the listener answers: that takes a moment.
-_LEAST_HEARD_WORDS: Final = 3
-
-_BETWEEN_WORDS: Final = re.compile(r"[^\w']+|_")
-_SENTENCE: Final = re.compile(r"[^.!?…。？！]*(?:[.!?…。？！]+|$)", re.DOTALL)
-_QUESTION_MARKS: Final = re.compile(r"[?？؟]")
-
-
-def is_acknowledgement(text: str) -> bool:
-    """Whether somebody says nothing but that: the list is acknowledgements.txt."""
-    words = _words(text)
-    if not words or len(words) > MOST_WORDS:
-        return False
-    known, longest = _known()
-    begins = {0}  # the places up to which phrases of the list can stand behind one another
-    for place in range(len(words)):
-        if place in begins:
-            ends = range(place + 1, min(place + longest, len(words)) + 1)
-            begins |= {end for end in ends if words[place:end] in known}
-    return len(words) in begins
-
-
-def asks(text: str, heard: int) -> bool:
-    """Whether the last sentence that was heard of ``text``, up to the place ``heard``, is a question."""
-    sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
-    if len(sentences) > 1:
-        last = sentences[-1]
-        if last.end() > heard and len(text[last.start() : heard].split()) < _LEAST_HEARD_WORDS:
-            sentences.pop()  # it has only just begun
-    return bool(sentences) and _QUESTION_MARKS.search(sentences[-1][0]) is not None
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(_BETWEEN_WORDS.sub(" ", text.replace("’", "'").lower()).split())
-
-
-@lru_cache(maxsize=1)
-def _known() -> tuple[frozenset[tuple[str, ...]], int]:
-    """The phrases by their words, and the most words of one."""
-    lines = files(__package__).joinpath("acknowledgements.txt").read_text(encoding="utf-8").splitlines()
-    phrases = frozenset(_words(line) for line in lines if line.strip() and not line.startswith("#"))
-    return phrases, max(map(len, phrases))

@@ -20,14 +20,13 @@ from omni_ws.core.chunks import (
     OutputChunk,
     OutputModality,
     OutputSequencer,
-    StartTrigger,
     Task,
     Usage,
     WordsKnown,
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
+from omni_ws.core.request_input import InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import NO_SINK, AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
@@ -77,9 +76,10 @@ class RequestQueue:
 
     An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
 
-    ``progressed`` is called when the engine has begun with the first request, or is done with it before its input has
-    ended; ``ended`` when the final of a request is in the output log, and the request has left the queue; ``released``
-    when nothing works on it any more, which may be long after. None of them may raise.
+    ``patience`` is the time in seconds that the words of a cut turn are waited for. ``progressed`` is called when the
+    engine has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of
+    a request is in the output log, and the request has left the queue; ``released`` when nothing works on it any more,
+    which may be long after. None of them may raise.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class RequestQueue:
         *,
         ledger: Ledger,
         observed: ObservedSession,
+        patience: float = ASR_TIMEOUT_SEC,
         progressed: Callable[[], None] = lambda: None,
         ended: Callable[[Request], None] = lambda request: None,
         released: Callable[[Request], None] = lambda request: None,
@@ -106,7 +107,7 @@ class RequestQueue:
         self._answers: dict[Request, asyncio.Task[None]] = {}
         #: The tasks that write cut turns down.
         self._hearing: dict[Request, asyncio.Task[None]] = {}
-        self.cut_turns = self._cut = CutTurns(ASR_TIMEOUT_SEC)
+        self._cut = CutTurns(patience)
         self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None
@@ -178,7 +179,7 @@ class RequestQueue:
 
     def open(self, request: Request) -> None:
         """Let the request have outputs, a final and a place in the history, even if it is never appended."""
-        request.number = self.opened
+        request.numbered(self.opened)
         self.opened += 1
         self._sequencer.open(request.request_id)
 
@@ -193,9 +194,9 @@ class RequestQueue:
 
         By its ``response_started`` a client knows that the answer belongs to none of its requests.
         """
-        started = begin_greeting(request)
+        started = request.greet(_name_in_configuration)
         self._outbox.put_nowait(started_frame(request))
-        request.announced = True
+        request.note_announced()
         request.timeline.mark_policy_fired(started)
         request.timeline.mark_input_ended()
         self._wake.set()
@@ -393,7 +394,7 @@ class RequestQueue:
 
     def _send_transcripts(self, request: Request) -> None:
         """Send what was settled and not sent."""
-        unsent, request.unsent = request.unsent, []
+        unsent = request.take_unsent()
         if unsent:
             self._announce(request)  # where it was held back to its end
         for transcript in unsent:
@@ -456,8 +457,7 @@ class RequestQueue:
         if self._may_begin(self._held.by):
             self._begin(self._held.by)
         elif not self._held.looked_at_later:
-            self._held.looked_at_later = True
-            self._held.request.when_question_known(self.wake)
+            self._held.look_later(self.wake)
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
         """Add the request to the history."""
@@ -541,9 +541,8 @@ class RequestQueue:
         self._progressed()
 
     def _start_task(self, request: Request) -> asyncio.Task[None]:
-        if not request.announced:
-            # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
-            request.unannounced = True
+        # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
+        request.to_announce()
         writing = self._write_answer(request)
         task = asyncio.create_task(writing, name=f"answer {request.request_id}")
         task.add_done_callback(partial(self._task_over, request))
@@ -564,7 +563,7 @@ class RequestQueue:
     def _announce(self, request: Request) -> None:
         if request.unannounced:
             self._outbox.put_nowait(started_frame(request))
-            request.unannounced, request.announced = False, True
+            request.note_announced()
 
     async def _write_answer(self, request: Request) -> None:
         held = self._held if self._held is not None and self._held.by is request else None
@@ -643,16 +642,6 @@ def greeting_input() -> RequestInput:
 def greeting_configuration(config: SessionConfig) -> SessionConfig:
     """What is in effect for the greeting of a session that begins with ``config``."""
     return msgspec.structs.replace(config, task=Task.SPEECH)
-
-
-def begin_greeting(request: Request) -> GenerationStarted:
-    """Makes a request that has just opened the greeting of its configuration, ready to be answered."""
-    request.greeting = request.config.greeting
-    request.field_names = _name_in_configuration
-    started = GenerationStarted(StartTrigger.GREETING, None, ())
-    request.start(started)
-    request.input_ended.set()
-    return started
 
 
 async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest) -> AsyncIterator[EngineOutput]:

@@ -35,7 +35,7 @@ import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import FinishReason
-from omni_ws.errors import ORDERLY_ENDS, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
+from omni_ws.errors import ORDERLY_ENDS, InvalidRequest, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation, SavedConversation
 from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.conversation.request_queue import WakeUp
@@ -365,6 +365,17 @@ class Session:
             self.end(None)
 
 
+def _restore(session: Session, saved: SavedSession) -> None:
+    """Have a new session go on where another was saved. Where that fails, nothing is left of either."""
+    try:
+        session.restore(saved)
+    except BaseException:
+        session.conversation.end()
+        session.outbox.close()
+        session.conversation.observed.ended()
+        raise
+
+
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
@@ -419,14 +430,15 @@ class Sessions:
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> Session:
         """Go on with a session that was saved, for ``key``, which opened it. Its client may claim it.
 
-        Raises as ``open`` does; SessionNotFound where it is another key's, or this server does not know what is in it.
+        Raises as ``open`` does; SessionNotFound where it is another key's, is here, or has what this server does not
+        know or cannot do.
         """
         try:
             saved = msgspec.msgpack.decode(data, type=SavedSession)
-            if saved.key_name != key_name(key):
-                raise KeyError(saved.key_name)
+            if saved.key_name != key_name(key) or saved.session_id in self._living:
+                raise KeyError(saved.session_id)
             return self.open(key, client=client, saved=saved)
-        except (KeyError, msgspec.DecodeError) as error:
+        except (KeyError, msgspec.DecodeError, InvalidRequest) as error:
             raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
 
     def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
@@ -450,7 +462,7 @@ class Sessions:
             session_id = conversation.observed.identity.session_id
             session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
             if saved is not None:
-                session.restore(saved)
+                _restore(session, saved)
         except BaseException:
             slot.release()
             raise

@@ -401,6 +401,31 @@ async def test_nobody_comes_back_to_a_restored_session() -> None:
     await second.stop()
 
 
+async def test_what_a_server_does_not_know_leaves_nothing_behind() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session = first.sessions.open(None)
+    loop = asyncio.get_running_loop()
+    for number, text in enumerate(["hello ", "open "]):
+        chunk = InputChunk(Modality.TEXT, text.encode(), number, end_of_input=not number)
+        session.conversation.receive_chunk(chunk, now=loop.time())
+        await asyncio.sleep(1)
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"behind a gap", 3), now=loop.time())
+    session.outbox.put_nowait(InvalidValue("no"))
+    data = first.sessions.save(session)
+    assert data.count(b"invalid_value") == 1
+    for strange in (data.replace(b"invalid_value", b"invalid_thing"), data.replace(b"on_min_length", b"on_big_length")):
+        with pytest.raises(SessionNotFound):
+            second.sessions.restore(strange, None)
+        assert (second.factory.admission.sessions, second.factory.budget.held) == (0, 0)
+    with pytest.raises(SessionNotFound):
+        first.sessions.restore(data, None)  # it is there already
+    second.sessions.restore(data, None)
+    await first.stop()
+    await second.stop()
+
+
 async def spoken(*, moves_at: int) -> list[ServerMessage]:
     """What a client gets that speaks for 800 ms and is silent then; after so many chunks of 20 ms its session moves."""
     server = Server(Reins(), InlineWorkers())
