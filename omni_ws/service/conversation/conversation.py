@@ -200,7 +200,7 @@ class Conversation:
 
     def _new_queue(self) -> RequestQueue:
         self.outbox.on_stall = self._output_stalled
-        queue = RequestQueue(
+        return RequestQueue(
             self.engine,
             self.outbox,
             ledger=self.ledger,
@@ -210,7 +210,6 @@ class Conversation:
             ended=self._request_ended,
             released=self._request_released,
         )
-        return queue
 
     # what carries it
 

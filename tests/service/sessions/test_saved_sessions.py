@@ -21,7 +21,20 @@ from support.inline_workers import MS, InlineWorkers, loud, quiet
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
-from omni_ws.core.chunks import AnyOutput, FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
+from omni_ws.core.chunks import (
+    AnswerWarning,
+    AnyOutput,
+    AudioFormat,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    ToolCallFragment,
+    Usage,
+    Word,
+)
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
@@ -31,7 +44,12 @@ from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning,
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.wire.server_frames import HistoryTruncatedFrame, SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.server_frames import (
+    HistoryTruncatedFrame,
+    SessionUpdatedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
@@ -482,13 +500,43 @@ def test_playback_goes_on_by_another_clock() -> None:
     assert ledger.position_ms(entry, 510.3) == 300
 
 
+def restored(message: ServerMessage) -> ServerMessage:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(SavedMessage.of(message)), type=SavedMessage).restored()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SessionUpdatedFrame(instructions="be brief"),
+        SpeechStartedFrame(audio_ms=1, turn_id="turn_1"),
+        SpeechStoppedFrame(audio_ms=2, request_id="req_1"),
+        OutputChunk("req_1", 7, OutputModality.AUDIO, payload=b"x", format=AudioFormat(), words=(Word("hi", 0, 9),)),
+        OutputChunk("req_1", 8, OutputModality.TOOL_CALL, tool_call=ToolCallFragment(0, "call_1", "f", "{}")),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_kind_of_message_is_restored(message: ServerMessage) -> None:
+    assert restored(message) == message
+
+
+def test_a_final_is_restored_with_its_warnings_in_their_order() -> None:
+    warnings = (AnswerWarning("one", "first"), InvalidValue("second"), AnswerWarning("three", "third"))
+    usage = Usage(input_tokens=1, output_audio_ms=2)
+    final = FinalChunk(
+        request_id="req_1", sequence_id=9, finish_reason=FinishReason.LENGTH, usage=usage, warnings=warnings
+    )
+    again = restored(final)
+    assert isinstance(again, FinalChunk)
+    assert [one.message for one in again.warnings] == ["first", "second", "third"]
+    assert dataclasses.replace(again, warnings=()) == dataclasses.replace(final, warnings=())
+
+
 def test_every_kind_of_error_is_restored() -> None:
     error = InvalidValue("no", param="field", sequence_id=3)
     error.request_id, error.ref = "req_1", "mine"
     for message in (error, RequestWarning(error)):
-        saved = msgspec.msgpack.decode(msgspec.msgpack.encode(SavedMessage.of(message)), type=SavedMessage)
-        restored = saved.restored()
-        again = restored.error if isinstance(restored, RequestWarning) else restored
+        told = restored(message)
+        again = told.error if isinstance(told, RequestWarning) else told
         assert type(again) is InvalidValue
         assert vars(again) == vars(error)
         assert str(again) == "no"
