@@ -128,8 +128,8 @@ class Conversation:
 
     ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
 
-    ``counted_priority`` maps the priority that a request asks for to the one that it gets. ``owner`` is the name of
-    the API key. ``single_request``: the session is one request over HTTP. Turn detection needs ``speech_workers``.
+    ``counted_priority`` maps the priority that a request asks for to the one that it gets. Turn detection needs
+    ``speech_workers``.
     """
 
     def __init__(
@@ -142,8 +142,6 @@ class Conversation:
         budget: ByteBudget,
         now: Callable[[], float],
         media_room: MediaRoom | None = None,
-        single_request: bool = False,
-        owner: str | None = None,
         admit: Callable[[], None] | None = None,
         counted_priority: Callable[[int], int] = lambda wanted: wanted,
         speech_workers: SpeechWorkers | None = None,
@@ -158,7 +156,7 @@ class Conversation:
         self.account = budget
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
-        self.stream = self._new_stream(now(), single_request=single_request)
+        self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -167,7 +165,6 @@ class Conversation:
         self.options = _NO_OPTIONS
         #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
-        self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
@@ -188,13 +185,13 @@ class Conversation:
         #: Set when the client has given content that is not in the stream.
         self.given = False
 
-    def _new_stream(self, now: float, *, single_request: bool) -> InputStream:
+    def _new_stream(self, now: float) -> InputStream:
         return InputStream(
             self.limits.stream,
             self._input_settings,
             budget=self.account,
             now=now,
-            single_request=single_request,
+            single_request=self.limits.single_request,
             completes=self._results.complete,
         )
 
@@ -658,7 +655,7 @@ class Conversation:
             self._media_room,
             lane=self._flow.lane,
             options=options,
-            owner=self._owner,
+            owner=self.observed.identity.owner,
             near=self.observed.identity.near,
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,

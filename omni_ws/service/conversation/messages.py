@@ -40,6 +40,8 @@ class ConversationLimits:
     """The limits of one conversation; those of its input stream are in ``stream``."""
 
     stream: StreamLimits
+    #: Whether the session is one request over HTTP.
+    single_request: bool = False
     #: Requests that may wait behind the one that is being answered.
     max_pending_requests: int = 4
     #: Tokens, by ``estimate_tokens`` and a rate of speech, of the history that the engine gets; 0 for none.

@@ -195,8 +195,6 @@ class SessionFactory:
             budget=account,
             media_room=self.media_room,
             now=now,
-            single_request=single_request,
-            owner=owner,
             admit=admit_request,
             counted_priority=partial(self.admission.priority, owner),
             speech_workers=self.speech_workers if listens else None,
@@ -297,7 +295,7 @@ class SessionFactory:
     def _limits_of(self, *, single_request: bool, streamed_body: bool, survives: bool) -> ConversationLimits:
         limits = replace(self._limits, keeps_input=True) if survives else self._limits
         if single_request:  # its client sends the history along, and decides how long it is
-            limits = replace(limits, max_history_tokens=sys.maxsize)
+            limits = replace(limits, single_request=True, max_history_tokens=sys.maxsize)
         if single_request and not streamed_body:  # an ordinary body has its own limit
             return limits
         total = self.config.streaming_input.max_total_payload_per_session
