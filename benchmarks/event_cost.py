@@ -21,7 +21,7 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSessions
+from omni_ws.service.sessions.session import Sessions
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import WebSocketSession
 
@@ -58,7 +58,7 @@ def messages() -> list[bytes]:
     ]
 
 
-async def batch(live: LiveSessions, frames: list[bytes]) -> float:
+async def batch(live: Sessions, frames: list[bytes]) -> float:
     session = live.open(None)
     session.conversation.configure({"start_policy": "on_end_only"})
     connection: Any = Nowhere()
@@ -89,7 +89,7 @@ async def main() -> None:
     engine = EchoEngine()
     await engine.start()
     factory = SessionFactory(engine, ServerConfig(engine=EngineName.FAKE))
-    live = LiveSessions(factory, origin=Origin.WEBSOCKET, grace=0)
+    live = Sessions(factory, origin=Origin.WEBSOCKET, grace=0)
     frames = messages()
     with tempfile.TemporaryDirectory() as folder:
         if options.record:

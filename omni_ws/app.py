@@ -18,19 +18,19 @@ from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http import access
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.mode_b.reader import ModeBReaders
+from omni_ws.transport.mode_b.routes import SESSIONS_PATH, ModeBRoutes
+from omni_ws.transport.mode_b.session import ModeBRegistry
 from omni_ws.transport.native.endpoint import StreamingInput
-from omni_ws.transport.native.mode_b_reader import ModeBReaders
 from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes, ClientSecrets
 from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.recording.recordings import Recordings
-from omni_ws.transport.routes.mode_b import SESSIONS_PATH, ModeBRoutes
 from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
 from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls

@@ -87,7 +87,9 @@ CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.
 #: The folders of a floor that has wings: each imports from those before it, never from one behind.
 WINGS = {
     "omni_ws.service": ("recording", "observing", "listening", "conversation", "sessions", "tokens"),
-    "omni_ws.transport": ("http", "recording", "native", "realtime", "webrtc", "telephony", "routes", "grpc_salience"),
+    "omni_ws.transport": (
+        *("http", "recording", "native", "realtime", "webrtc", "telephony", "routes", "mode_b", "grpc_salience"),
+    ),
 }
 
 #: The scale of 16-bit samples, which is at home in audio/pcm.py alone.

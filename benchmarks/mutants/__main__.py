@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-ROOTS: Final = ("core", "service", "transport/native", "transport/http", "wire")
+ROOTS: Final = ("core", "service", "transport/native", "transport/http", "transport/mode_b", "wire")
 
 _SWAPS: Final[dict[type[ast.AST], str]] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",

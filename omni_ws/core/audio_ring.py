@@ -31,6 +31,11 @@ class AudioRing:
     def held_bytes(self) -> int:
         return self._end - self._begin
 
+    @property
+    def chunks(self) -> list[InputChunk]:
+        """All that it holds."""
+        return list(self._pieces)
+
     def append(self, chunk: InputChunk) -> int:
         """Add ``chunk`` at the end of the stream. Returns how many of its bytes were dropped, see ``drop``."""
         dropped = min(self._dropped, len(chunk.payload))

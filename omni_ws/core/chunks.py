@@ -461,6 +461,10 @@ class OutputSequencer:
         del self._late[request_id]
         return self._next()
 
+    def take_number_of_late(self, request_id: str) -> int:
+        """Return the next number for the late transcript of a request that another sequencer has finished."""
+        return self._next()
+
     def _next(self) -> int:
         number = self.next_sequence_id
         self.next_sequence_id += 1

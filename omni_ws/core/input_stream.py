@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
@@ -24,6 +25,7 @@ from omni_ws.core.reorder import (
     OffsetBuffer,
     ReceivedInput,
     ReorderBuffer,
+    ReorderStatistics,
     RequestOpened,
     StreamEvent,
     TextRefused,
@@ -138,6 +140,25 @@ READ_SEC: Final = 0.1
 _TEXT: Final = Modality.TEXT  # found faster than a member of an enum
 
 
+class SavedInput(Struct, kw_only=True):
+    """An InputStream in a form that can be written to bytes: its numbers, and what waits behind a gap."""
+
+    next_sequence_id: int
+    numbered: bool | None
+    #: By number; None stands for a chunk that was refused.
+    waiting: list[tuple[int, InputChunk | None]]
+    statistics: ReorderStatistics
+    finish_after: list[int]
+    ends_at: int | None
+    received_bytes: int
+    duplicates: int
+    notable_events: int
+    opened: bool
+    had_request: bool
+    next_ref: str | None
+    text: PartialCharacter
+
+
 class InputStream(InputBytes):
     """Receives the chunks of a session in any order, and returns what they mean as StreamEvents, in order.
 
@@ -146,7 +167,8 @@ class InputStream(InputBytes):
 
     ``settings`` returns the input settings for a request that opens. ``budget`` is shared by all streams of the server.
     ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes nothing;
-    whether the session ends because of it is up to the caller.
+    whether the session ends because of it is up to the caller. ``completes`` is asked of each result of a tool that has
+    joined an input whether that has all it waits for.
     """
 
     def __init__(
@@ -157,6 +179,7 @@ class InputStream(InputBytes):
         budget: ByteBudget,
         now: float,
         single_request: bool = False,
+        completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
         super().__init__(limits, budget, single_request=single_request)
         self._limits_requests = not single_request and limits.max_total_bytes is not None
@@ -172,8 +195,7 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
-        #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
-        self.completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False
+        self._completes = completes
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
@@ -338,6 +360,51 @@ class InputStream(InputBytes):
     def forget(self, request_input: RequestInput) -> None:
         """Release all that is held of a request, which is over."""
         self.taken(request_input, request_input.held_bytes)
+
+    def saved(self) -> SavedInput:
+        """All but the request whose input is open. Of input by offsets, what waits is not saved."""
+        waiting = self.reorder.behind(-1)
+        return SavedInput(
+            next_sequence_id=self.reorder.next_sequence_id,
+            numbered=self.numbered,
+            waiting=[(number, item if isinstance(item, InputChunk) else None) for number, item in waiting],
+            statistics=self.reorder.statistics,
+            finish_after=sorted(self._finish_after),
+            ends_at=self._ends_at,
+            received_bytes=self.received_bytes,
+            duplicates=self.duplicates,
+            notable_events=self.notable_events,
+            opened=self.opened,
+            had_request=self.had_request,
+            next_ref=self._next_ref,
+            text=self._text.partial,
+        )
+
+    def restore(self, saved: SavedInput, *, now: float) -> None:
+        """Go on behind what another stream has received. The times of silence and gap begin now."""
+        self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
+        for number, chunk in saved.waiting:
+            size = 0 if chunk is None else len(chunk.payload)
+            self._hold(size, counted=True)
+            self.waiting_bytes += size
+            self.reorder.hold(number, _CONSUMED if chunk is None else chunk, now=now)
+        self.numbered, self._ends_at, self._next_ref = saved.numbered, saved.ends_at, saved.next_ref
+        self._finish_after = set(saved.finish_after)
+        self.received_bytes, self.duplicates = saved.received_bytes, saved.duplicates
+        self.notable_events, self.opened, self.had_request = saved.notable_events, saved.opened, saved.had_request
+        self._text.restore(saved.text)
+        self._last_activity = now
+        self.gap_since = now if saved.waiting else None
+
+    def go_on_with(self, request_input: RequestInput) -> None:
+        """This was the input that is open, or whose rest is discarded."""
+        self.current = request_input
+
+    def hold_again(self, request_input: RequestInput | None, size: int) -> None:
+        """Hold bytes of a request that was restored, or of none, whether there is room or not."""
+        self._hold(size, counted=True)
+        if request_input is not None:
+            request_input.held_bytes += size
 
     @property
     def buffered_chunks(self) -> int:
@@ -571,10 +638,10 @@ class InputStream(InputBytes):
                 request_input.fail()
         if not request_input.input_open:
             if chunk.tool_call_id is not None:
-                self.completes(chunk, request_input)  # it is lost with the input, and may come again
+                self._completes(chunk, request_input)  # it is lost with the input, and may come again
             return refused
         events = request_input.receive_chunk(chunk, held=size if request_input.keeps_input else 0)
-        if chunk.tool_call_id is not None and self.completes(chunk, request_input):
+        if chunk.tool_call_id is not None and self._completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
         return events
 
@@ -635,6 +702,16 @@ class WholeCharacters:
         self._partial = _NOTHING
         #: Whether the text so far ends within a character. Read for each chunk.
         self.pending = False
+
+    @property
+    def partial(self) -> PartialCharacter:
+        """What the next chunk of the text completes."""
+        return self._partial
+
+    def restore(self, partial: PartialCharacter) -> None:
+        """Go on within this character."""
+        self._partial = partial if partial.data else _NOTHING
+        self.pending = bool(partial.data)
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]

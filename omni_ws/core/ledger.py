@@ -116,6 +116,8 @@ class Ledger:
         kept, to be sent again.
         """
         kept = Unheard() if resumable else None
+        if (known := self._entries.get(request_id)) is not None:  # restored, with a request that goes on
+            return known
         entry = LedgerEntry(request_id=request_id, speaks=speaks, writes=writes, kept=kept)
         self._entries[request_id] = entry
         self.history.open(request_id)
@@ -566,22 +568,24 @@ class Ledger:
     @classmethod
     def from_bytes(cls, data: bytes, budget: ByteBudget, *, read: Read = read_all) -> Ledger:
         """The ledger that ``to_bytes`` wrote, which charges ``budget`` from now on."""
-        state = _STATE.decode(data)
-        new = cls(state.history.max_tokens, budget, read=read)
-        new._restore(state)
-        for entry in state.entries:
-            if entry.kept is not None:
-                budget.charge(entry.kept.charged + entry.kept.aside_cost)
+        new = cls(0, budget, read=read)
+        new.restore(data)
         return new
 
-    def _restore(self, state: _State) -> None:
+    def restore(self, data: bytes, *, later: float = 0) -> None:
+        """Go on with what ``to_bytes`` wrote, by a clock that shows so many seconds more. Nothing may have come yet."""
+        state = _STATE.decode(data)
         self.history = HistoryItems.restored(state.history, self._budget)
         by_id = {entry.request_id: entry for entry in state.entries}
         self._entries = {one.request_id: one for one in state.entries[: state.known]}
         self._line = [by_id[request_id] for request_id in state.line]
-        self._at, self._origin = state.at, state.origin
+        self._at, self._origin = state.at, state.origin + later
         self.clocked, self.reporting = state.clocked, state.reporting
         self._pace_characters, self._pace_ms = state.pace_characters, state.pace_ms
+        for entry in state.entries:
+            entry.first_sent += later
+            if entry.kept is not None:
+                self._budget.charge(entry.kept.charged + entry.kept.aside_cost)
 
 
 def _results(entry: LedgerEntry) -> Iterator[Message]:

@@ -9,14 +9,14 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioFormat, InputChunk, InputMode, StartTrigger
-from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator, StartPolicy
+from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator, InputSummary, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 #: Chunks whose own name for the request is remembered where it is not the one that counts.
 MAX_OTHER_REFS: Final = 64
 
 
-class SessionState(Enum):
+class InputState(Enum):
     """The states of a request's input.
 
     OPEN and STARTED take input, the others are final::
@@ -39,11 +39,11 @@ class SessionState(Enum):
 
 
 #: Compared for every chunk; a module global is faster to look up than an enum member.
-_OPEN: Final = SessionState.OPEN
+_OPEN: Final = InputState.OPEN
 
-_TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
-    SessionState.OPEN: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.FINISHED}),
-    SessionState.STARTED: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.STARTED}),
+_TRANSITIONS: dict[InputState, frozenset[InputState]] = {
+    InputState.OPEN: frozenset(set(InputState) - {InputState.OPEN, InputState.FINISHED}),
+    InputState.STARTED: frozenset(set(InputState) - {InputState.OPEN, InputState.STARTED}),
 }
 
 
@@ -90,11 +90,23 @@ class InputEnded:
 InputEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
 
 
+class SavedRequestInput(Struct, kw_only=True):
+    """A RequestInput in a form that can be written to bytes."""
+
+    state: InputState
+    bytes_after_start: int
+    ref: str | None
+    other_refs: list[tuple[int | None, str]]
+    received: InputSummary
+    #: The chunks before the start.
+    buffered: tuple[InputChunk, ...]
+
+
 class RequestInput:
     """The state machine of one request's input.
 
     It takes chunks in order and returns events: GenerationStarted once, InputAppended for each later chunk, InputEnded
-    at the end. The transitions are those of ``SessionState``.
+    at the end. The transitions are those of ``InputState``.
 
     Under ``InputMode.SNAPSHOT`` the input is fixed at the start: chunks after it are counted in ``bytes_after_start``
     and cause no event.
@@ -102,7 +114,7 @@ class RequestInput:
 
     def __init__(self, settings: InputSettings, *, ref: str | None = None) -> None:
         self.settings = settings
-        self.state = SessionState.OPEN
+        self.state = InputState.OPEN
         #: Whether the state is OPEN or STARTED.
         self.input_open = True
         #: Whether the next chunk will be kept for the engine, not just counted.
@@ -174,14 +186,36 @@ class RequestInput:
         if not self.input_open:
             return []
         events: list[InputEvent] = []
-        if self.state is SessionState.OPEN:
+        if self.state is InputState.OPEN:
             if not self.received.chunks:
-                self._set_state(SessionState.FAILED)
+                self._set_state(InputState.FAILED)
                 return [InputEnded(EmptyInput("the request has no input"))]
             events.append(self._start(trigger, sequence_id))
-        self._set_state(SessionState.FINISHED)
+        self._set_state(InputState.FINISHED)
         events.append(InputEnded())
         return events
+
+    def saved(self) -> SavedRequestInput:
+        """All of it but its settings."""
+        return SavedRequestInput(
+            state=self.state,
+            bytes_after_start=self.bytes_after_start,
+            ref=self.ref,
+            other_refs=list(self._other_refs.items()),
+            received=self.received,
+            buffered=self._accumulator.chunks,
+        )
+
+    @classmethod
+    def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
+        """The input that was saved, which had these settings."""
+        new = cls(settings)
+        new._accumulator.restore(saved.received, saved.buffered)
+        new.received = saved.received
+        new.ref, new.bytes_after_start = saved.ref, saved.bytes_after_start
+        new._other_refs = dict(saved.other_refs)
+        new._enter(saved.state)
+        return new
 
     def cancel(self) -> None:
         """End the input because the client cancelled the request.
@@ -189,28 +223,31 @@ class RequestInput:
         Like ``expire`` and ``fail``, it discards buffered input, returns no events and does nothing when the input has
         ended.
         """
-        self._close(SessionState.CANCELLED)
+        self._close(InputState.CANCELLED)
 
     def expire(self) -> None:
         """End the input because the client sent nothing for too long."""
-        self._close(SessionState.EXPIRED)
+        self._close(InputState.EXPIRED)
 
     def fail(self) -> None:
         """End the input because the request is over before its input is."""
-        self._close(SessionState.FAILED)
+        self._close(InputState.FAILED)
 
     def _start(self, trigger: StartTrigger, sequence_id: int | None) -> GenerationStarted:
-        self._set_state(SessionState.STARTED)
+        self._set_state(InputState.STARTED)
         return GenerationStarted(trigger, sequence_id, self._accumulator.take())
 
-    def _close(self, state: SessionState) -> None:
+    def _close(self, state: InputState) -> None:
         if self.input_open:
             self._accumulator.take()
             self._set_state(state)
 
-    def _set_state(self, state: SessionState) -> None:
+    def _set_state(self, state: InputState) -> None:
         if state not in _TRANSITIONS.get(self.state, frozenset()):
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
+        self._enter(state)
+
+    def _enter(self, state: InputState) -> None:
         self.state = state
         self.input_open = state in _TRANSITIONS
         self.keeps_input = self.input_open and self.settings.mode is InputMode.EXTEND

@@ -194,6 +194,15 @@ class InputAccumulator:
             self._chunks.append(chunk)
         self.summary.add(chunk, self._bytes_per_ms)
 
+    @property
+    def chunks(self) -> tuple[InputChunk, ...]:
+        """The buffered chunks, in the order of their arrival."""
+        return tuple(self._chunks)
+
+    def restore(self, summary: InputSummary, chunks: Iterable[InputChunk]) -> None:
+        """Go on behind a summary of another accumulator, and what that had buffered."""
+        self.summary, self._chunks = summary, list(chunks)
+
     def take(self) -> tuple[InputChunk, ...]:
         """Return the buffered chunks in the order of the alignment, and empty the buffer. The summary stays."""
         chunks, self._chunks = self._chunks, []

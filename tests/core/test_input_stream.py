@@ -16,8 +16,8 @@ from omni_ws.core.request_input import (
     InputAppended,
     InputEnded,
     InputSettings,
+    InputState,
     RequestInput,
-    SessionState,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.errors import (
@@ -380,7 +380,7 @@ def test_cancel_drops_what_waits_behind_a_gap() -> None:
     stream.refuse(4, now=0)
     stream.finish(now=0)
     stream.cancel(now=0)
-    assert session.state is SessionState.CANCELLED
+    assert session.state is InputState.CANCELLED
     assert stream.held_bytes == session.held_bytes == 1
     assert not has_gap(stream)
     assert ack_due(stream)
@@ -413,7 +413,7 @@ def test_the_rest_of_an_abandoned_request_is_swallowed() -> None:
     session = stream.current
     assert session is not None
     stream.abandon(session)
-    assert session.state is SessionState.FAILED
+    assert session.state is InputState.FAILED
     assert stream.receive_chunk(text(1, b"d"), now=0) == []
     assert stream.held_bytes == 3
     stream.take_ack()
@@ -599,7 +599,7 @@ def test_silence_has_its_time() -> None:
     stream.handle_timer(now=309.999)
     with pytest.raises(SessionTimeout, match="300 seconds"):
         stream.handle_timer(now=310)
-    assert session.state is SessionState.EXPIRED
+    assert session.state is InputState.EXPIRED
 
 
 @pytest.mark.parametrize("abandoned", [False, True])

@@ -10,8 +10,8 @@ from omni_ws.core.request_input import (
     InputAppended,
     InputEnded,
     InputSettings,
+    InputState,
     RequestInput,
-    SessionState,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, OnMinLength, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
@@ -36,7 +36,7 @@ def test_collects_until_the_policy_fires_then_appends() -> None:
     assert subject.bytes_after_start == 1
     assert subject.finish() == [InputEnded()]
     states.append(subject.state)
-    assert states == [SessionState.OPEN, SessionState.STARTED, SessionState.FINISHED]
+    assert states == [InputState.OPEN, InputState.STARTED, InputState.FINISHED]
     assert subject.received.bytes == 4
 
 
@@ -66,7 +66,7 @@ def test_nothing_to_work_on_is_empty_input(policy: StartPolicy) -> None:
     (ended,) = subject.receive_chunk(text(b"", 1, end=True))
     assert isinstance(ended, InputEnded)
     assert isinstance(ended.error, EmptyInput)
-    assert subject.state is SessionState.FAILED
+    assert subject.state is InputState.FAILED
     assert subject.finish() == []
 
 
@@ -108,14 +108,14 @@ def test_a_chunk_after_the_end_is_a_conflict() -> None:
 @pytest.mark.parametrize(
     ("close", "state"),
     [
-        (RequestInput.cancel, SessionState.CANCELLED),
-        (RequestInput.expire, SessionState.EXPIRED),
-        (RequestInput.fail, SessionState.FAILED),
+        (RequestInput.cancel, InputState.CANCELLED),
+        (RequestInput.expire, InputState.EXPIRED),
+        (RequestInput.fail, InputState.FAILED),
     ],
 )
 @pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
 def test_a_closed_session_stays_closed(
-    close: Callable[[RequestInput], None], state: SessionState, policy: StartPolicy
+    close: Callable[[RequestInput], None], state: InputState, policy: StartPolicy
 ) -> None:
     subject = session(policy)
     subject.receive_chunk(text(b"a"))
@@ -132,16 +132,16 @@ def test_a_closed_session_stays_closed(
 @pytest.mark.parametrize(
     ("state", "following"),
     [
-        (SessionState.OPEN, {"STARTED", "EXPIRED", "CANCELLED", "FAILED"}),
-        (SessionState.STARTED, {"FINISHED", "EXPIRED", "CANCELLED", "FAILED"}),
-        (SessionState.FINISHED, set()),
-        (SessionState.EXPIRED, set()),
-        (SessionState.CANCELLED, set()),
-        (SessionState.FAILED, set()),
+        (InputState.OPEN, {"STARTED", "EXPIRED", "CANCELLED", "FAILED"}),
+        (InputState.STARTED, {"FINISHED", "EXPIRED", "CANCELLED", "FAILED"}),
+        (InputState.FINISHED, set()),
+        (InputState.EXPIRED, set()),
+        (InputState.CANCELLED, set()),
+        (InputState.FAILED, set()),
     ],
 )
-def test_state_changes_only_along_its_table(state: SessionState, following: set[str]) -> None:
-    for target in SessionState:
+def test_state_changes_only_along_its_table(state: InputState, following: set[str]) -> None:
+    for target in InputState:
         subject = session(OnFirstChunk())
         subject.state = state
         if target.name in following:

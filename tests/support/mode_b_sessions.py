@@ -9,12 +9,12 @@ from typing import Any
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession, ResultForm
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.wire.openai_responses import ChatOptions
 from omni_ws.wire.streaming_body import BodyChunk
 
@@ -46,7 +46,9 @@ def opener(sessions: SessionFactory, registry: ModeBRegistry) -> Callable[..., M
     """A function that opens a session, for a key and with a slot where it is given them."""
 
     def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> ModeBSession:
-        conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True, streamed_body=True)
+        conversation = sessions.open(
+            output_formats=FILE_FORMATS, single_request=True, streamed_body=True, stored=registry.stored
+        )
         conversation.configure({"modalities": ["text"]})
         return registry.add(conversation, FORM, key=key, slot=slot or ExitStack())
 
@@ -61,4 +63,4 @@ async def answered(session: ModeBSession, content: str = "x") -> None:
     """Feed a whole input, and wait until the answer is complete."""
     await session.feed([chunk(content, end=True)])
     await session.ended.wait()
-    assert session.state is SessionState.FINISHED
+    assert session.state is InputState.FINISHED

@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Iterable
-from enum import Enum
 from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
@@ -560,13 +559,8 @@ _LATEX_WORDS: Final = {
 }
 
 
-class _Skip(Enum):
-    """What is passed over until it ends."""
-
-    NOTHING = None
-    LINK = ")"
-    TAG = ">"
-    COMMENT = "-->"
+#: With which ends what is passed over: a link, a tag, a comment.
+_LINK_ENDS, _TAG_ENDS, _COMMENT_ENDS = ")", ">", "-->"
 
 
 class InlineMarkup:
@@ -582,24 +576,25 @@ class InlineMarkup:
         self._in_code = False
         #: Whether a dollar sign in this line may have begun a formula, which the next one ends.
         self._dollar = False
-        self._skipping = _Skip.NOTHING
+        #: With which ends what is passed over; None where nothing is.
+        self._skipping: str | None = None
 
     def end_line(self) -> None:
         """Nothing but a comment goes on in the next line."""
         self._in_code = self._dollar = False
-        if self._skipping is not _Skip.COMMENT:
-            self._skipping = _Skip.NOTHING
+        if self._skipping != _COMMENT_ENDS:
+            self._skipping = None
 
     def clean(self, word: str) -> str:
         """Return ``word`` without its markup: nothing, or one or several words."""
-        if self._skipping is not _Skip.NOTHING:
-            if self._skipping is _Skip.TAG and not _ATTRIBUTE.match(word):
-                self._skipping = _Skip.NOTHING
+        if self._skipping is not None:
+            if self._skipping == _TAG_ENDS and not _ATTRIBUTE.match(word):
+                self._skipping = None
                 return self.clean(word)
-            _, end, word = word.partition(str(self._skipping.value))
+            _, end, word = word.partition(self._skipping)
             if not end:
                 return ""
-            self._skipping = _Skip.NOTHING
+            self._skipping = None
         if "`" not in word:
             return _code(word) if self._in_code else self._prose(word)
         cleaned: list[str] = []
@@ -629,19 +624,19 @@ class InlineMarkup:
     def _without_tags(self, word: str) -> str:
         if "<!--" in word:
             if "-->" not in word:
-                self._skipping = _Skip.COMMENT
+                self._skipping = _COMMENT_ENDS
             word = _COMMENT.sub("", word)
         word = _AUTOLINK.sub(r"\1", word)
         word = _TAG.sub("", _BREAK.sub(", ", word))
         if _OPEN_TAG.search(word):
-            self._skipping = _Skip.TAG
+            self._skipping = _TAG_ENDS
             word = _OPEN_TAG.sub("", word)
         return _PLACEHOLDER.sub("", _TYPE_ARGUMENT.sub(r" \1", word))
 
     def _without_brackets(self, word: str) -> str:
         word = _REFERENCE.sub("", _LINK_END.sub("", word))
         if "](" in word and _OPEN_LINK_END.search(word):
-            self._skipping = _Skip.LINK
+            self._skipping = _LINK_ENDS
             word = _OPEN_LINK_END.sub("", word)
         word = re.sub(r"!\[(?=(.?))", lambda match: f"{self._picture}: " if match[1] else self._picture, word)
         return word.replace("\\[", "").replace("\\]", "").replace("[", "").replace("]", "")

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
+import msgspec
+
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.pcm import Pcm16, Samples
@@ -43,7 +45,8 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
 from omni_ws.service.conversation.interrupted import HeldAnswer
-from omni_ws.service.conversation.messages import Outbox, RequestWarning, message_cost
+from omni_ws.service.conversation.messages import RequestWarning, message_cost
+from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -66,7 +69,7 @@ class AnswerWriter:
     def __init__(
         self,
         request: Request,
-        outbox: Outbox,
+        outbox: OutputLog,
         sequencer: OutputSequencer,
         observed: ObservedSession,
         *,
@@ -94,6 +97,8 @@ class AnswerWriter:
         self._begun = request.timeline.first_outputs
         #: Whether an output is waiting, or being encoded. Nothing may overtake it.
         self._busy = False
+        #: Up to here the audio was made in another server.
+        self._made_ms = request.entry.made_ms if request.restored else 0
         self._speech = SpeechOutput(
             self._audio_format,
             request.due_ms,
@@ -115,7 +120,8 @@ class AnswerWriter:
         failure: OmniError | None = None
         try:
             wanted = request.generation_request(history, sink=self, earlier=earlier, warn=self.warn)
-            finished = await self._write_all(generate(wanted))
+            outputs = generate(wanted)
+            finished = await self._write_all(_unmade(outputs, request) if request.restored else outputs)
             request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
         except OmniError as error:
             failure = error
@@ -292,8 +298,10 @@ class AnswerWriter:
             self._put(chunk)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
-        """Queue audio that ``_speech`` has just encoded, which may be none."""
+        """Queue audio that ``_speech`` has just encoded, which may be none, unless it was made in another server."""
         request, speech = self._request, self._speech
+        if self._made_ms and speech.end_ms <= self._made_ms:
+            return
         if payload:
             start_ms = round(speech.start_ms)
             number = self._sequencer.take_number(request.request_id)
@@ -330,6 +338,39 @@ def _deaf(request: Request) -> bool:
     return any(warning.param == "asr" for warning in request.warnings)
 
 
+class _Made:
+    """What is known to have been made of an answer, but for its audio: that much is dropped of what is made again."""
+
+    def __init__(self, request: Request) -> None:
+        entry = request.entry
+        self._characters = entry.said.length
+        self._heard = len(entry.heard.pieces)
+        self._fragments = sum(len(call.arguments) for call in entry.calls.values())
+
+    def rest_of(self, output: EngineOutput) -> EngineOutput | None:
+        """The part of ``output`` that was not made before; None where there is none."""
+        match output:
+            case TextOutput(text=text) if self._characters:
+                begin = min(len(text), self._characters)
+                self._characters -= begin
+                return msgspec.structs.replace(output, text=text[begin:], logprobs=()) if begin < len(text) else None
+            case TranscriptOutput(interim=interim) if self._heard:
+                self._heard -= not interim
+                return None
+            case ToolCallOutput() if self._fragments:
+                self._fragments -= 1
+                return None
+        return output
+
+
+async def _unmade(outputs: AsyncIterator[EngineOutput], request: Request) -> AsyncIterator[EngineOutput]:
+    made = _Made(request)
+    async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
+        async for output in outputs:
+            if (rest := made.rest_of(output)) is not None:
+                yield rest
+
+
 # The messages of an answer.
 
 
@@ -363,7 +404,7 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
 
 def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputChunk:
     """What had not been sent of a request as it had its final, in one, with the next number; it may be nothing."""
-    unsent, request.unsent = request.unsent, []
+    unsent = request.take_unsent()
     return OutputChunk(
         request_id=request.request_id,
         sequence_id=sequencer.take_late_number(request.request_id),

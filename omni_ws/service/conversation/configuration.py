@@ -132,6 +132,11 @@ class Configuration:
         self._charge(config, memory_of(changed))
         return config
 
+    @property
+    def wanted(self) -> Mapping[str, Any]:
+        """All that the client has set; ``apply`` makes the same configuration of it."""
+        return self._wanted
+
     def close(self) -> None:
         """Charge nothing any more. Idempotent."""
         charged, self._charged, account, self._account = self._charged, {}, self._account, None
@@ -164,15 +169,7 @@ class Configuration:
 
     def input_settings(self) -> InputSettings:
         """The input settings of a request that opens now."""
-        config = self.effective
-        audio = config.input_audio
-        return InputSettings(
-            start_policy=start_policy(config),
-            mode=config.after_start,
-            audio=AudioFormat(audio.format, audio.sample_rate, audio.channels),
-            alignment=config.alignment,
-            alignment_window_ms=config.alignment_window_ms,
-        )
+        return input_settings(self.effective)
 
     @property
     def listening(self) -> ListeningSettings:
@@ -264,6 +261,18 @@ class Configuration:
                 param="output_audio.format",
             )
         return config
+
+
+def input_settings(config: SessionConfig) -> InputSettings:
+    """The input settings of a request with this configuration."""
+    audio = config.input_audio
+    return InputSettings(
+        start_policy=start_policy(config),
+        mode=config.after_start,
+        audio=AudioFormat(audio.format, audio.sample_rate, audio.channels),
+        alignment=config.alignment,
+        alignment_window_ms=config.alignment_window_ms,
+    )
 
 
 def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | None:

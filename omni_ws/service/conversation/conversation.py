@@ -4,8 +4,8 @@
 returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``_handle`` applies them to
 the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to the
 TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue gives
-requests to the engine, one AnswerWriter each, and everything for the client goes into the Outbox, which the transport
-empties. A Request's timeline records each step for metrics, logs, profiles and traces.
+requests to the engine, one AnswerWriter each, and everything for the client goes into the OutputLog, which whoever
+carries the session empties. A Request's timeline records each step for metrics, logs, profiles and traces.
 
 **Tasks.** All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner
 of the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
@@ -20,7 +20,7 @@ that is being answered then has its final at once: outputs in the outbox are wit
 settled, and the history keeps what was heard of the answer. The next answer waits until the engine has released it.
 
 **Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
-reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
+reading; acknowledgements carry the credit that is left. The attachment's ``input_may_continue`` ends the pause. Output:
 while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
 
 **Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
@@ -39,7 +39,7 @@ import msgspec
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
 from omni_ws.core.history import Message, message_bytes
-from omni_ws.core.input_stream import InputStream
+from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
@@ -49,7 +49,7 @@ from omni_ws.core.request_input import (
     InputEnded,
     InputSettings,
     RequestInput,
-    SessionState,
+    SavedRequestInput,
 )
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
@@ -57,18 +57,21 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
-from omni_ws.service.conversation.configuration import Configuration
-from omni_ws.service.conversation.messages import (
-    MAX_TOOL_RESULTS,
-    NOBODY,
-    ConversationLimits,
-    ConversationOwner,
-    Outbox,
+from omni_ws.service.conversation.configuration import Configuration, input_settings
+from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
+from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
+from omni_ws.service.conversation.request import (
+    INPUT_QUEUE_BYTES,
+    FieldNames,
+    Request,
+    RequestState,
+    SavedRequest,
+    as_they_are,
 )
-from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, FieldNames, Request, RequestState, as_they_are
-from omni_ws.service.conversation.request_queue import RequestQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.turn_listener import TurnListener
+from omni_ws.service.listening.turn_listener import SavedListening, TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
@@ -78,7 +81,7 @@ from omni_ws.service.observing.observer import (
     SpeechHeard,
 )
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
-from omni_ws.wire.session_config import SessionConfig, outline
+from omni_ws.wire.session_config import SessionConfig
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
@@ -96,7 +99,28 @@ class _Speech:
 
     def joins(self, request: Request) -> None:
         self.request, self.request_id = request, request.request_id
-        request.turn_id = request.turn_id or self.turn_id
+        request.joined_by(self.turn_id)
+
+
+class SavedConversation(msgspec.Struct, kw_only=True):
+    """A conversation in a form that can be written to bytes. Nothing else of it has to survive.
+
+    Times are on the clock that showed ``now``.
+    """
+
+    now: float
+    configuration: Mapping[str, Any]
+    options: AnswerOptions
+    given: bool
+    input: SavedInput
+    #: The request whose input is open, and the input whose rest is discarded.
+    receiving: str | None
+    discarding: SavedRequestInput | None
+    #: None without turn detection.
+    listening: SavedListening | None
+    ledger: bytes
+    queue: SavedQueue
+    output: SavedOutput
 
 
 class Conversation:
@@ -104,22 +128,20 @@ class Conversation:
 
     ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
 
-    ``counted_priority`` maps the priority that a request asks for to the one that it gets. ``owner`` is the name of
-    the API key. ``single_request``: the session is one request over HTTP. Turn detection needs ``speech_workers``.
+    ``counted_priority`` maps the priority that a request asks for to the one that it gets. Turn detection needs
+    ``speech_workers``.
     """
 
     def __init__(
         self,
         engine: Engine,
         configuration: Configuration,
-        outbox: Outbox,
+        outbox: OutputLog,
         *,
         limits: ConversationLimits,
         budget: ByteBudget,
         now: Callable[[], float],
         media_room: MediaRoom | None = None,
-        single_request: bool = False,
-        owner: str | None = None,
         admit: Callable[[], None] | None = None,
         counted_priority: Callable[[int], int] = lambda wanted: wanted,
         speech_workers: SpeechWorkers | None = None,
@@ -132,12 +154,9 @@ class Conversation:
         self.limits = limits
         #: What the session holds: all who hold anything for it charge this.
         self.account = budget
-        self.stream = InputStream(
-            limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
-        )
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
-        self.stream.completes = self._results.complete
+        self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
@@ -146,10 +165,9 @@ class Conversation:
         self.options = _NO_OPTIONS
         #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
-        self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
         self.finish_reason_at_end = FinishReason.CANCELLED
-        self._attached: ConversationOwner = NOBODY
+        self._attached: Attachment = NOBODY
         self._now = now
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
@@ -167,28 +185,41 @@ class Conversation:
         #: Set when the client has given content that is not in the stream.
         self.given = False
 
+    def _new_stream(self, now: float) -> InputStream:
+        return InputStream(
+            self.limits.stream,
+            self._input_settings,
+            budget=self.account,
+            now=now,
+            single_request=self.limits.single_request,
+            completes=self._results.complete,
+        )
+
     def _new_queue(self) -> RequestQueue:
-        self.outbox.writer = self
-        queue = RequestQueue(self.engine, self.outbox, self, ledger=self.ledger, observed=self.observed)
-        queue.cut_turns.patience = self.limits.asr_timeout_sec
-        return queue
+        self.outbox.on_stall = self._output_stalled
+        return RequestQueue(
+            self.engine,
+            self.outbox,
+            ledger=self.ledger,
+            observed=self.observed,
+            patience=self.limits.asr_timeout_sec,
+            progressed=self._update_answering,
+            ended=self._request_ended,
+            released=self._request_released,
+        )
 
-    # the owner
+    # what carries it
 
-    def attach(self, owner: ConversationOwner) -> None:
-        """Notify ``owner`` from now on, in place of the one before."""
-        self._attached = self.outbox.reader = owner
+    def attach(self, attachment: Attachment) -> None:
+        """Notify ``attachment`` from now on, in place of the one before."""
+        self._attached = attachment
+        self.outbox.attach(attachment)
 
     def detach(self) -> None:
-        """Notify no owner until the next ``attach``."""
-        self._attached = self.outbox.reader = NOBODY
+        """Notify nobody until the next ``attach``."""
+        self.attach(NOBODY)
 
-    def output_full(self) -> None:
-        """See OutboxWriter."""
-        self._attached.timer_changed()
-
-    def output_stalled(self, seconds: float) -> None:
-        """See OutboxWriter."""
+    def _output_stalled(self, seconds: float) -> None:
         current = self.queue.current
         self.observed.notify(OutputStalled(None if current is None else current.request_id, seconds))
 
@@ -201,9 +232,8 @@ class Conversation:
             self._update_order()
         listening = self.configuration.listening
         if listening.turns is not None and self._listener is None and self._speech_workers is not None:
-            self._listener = self._flow.listener = TurnListener(
-                self.stream, self._speech_workers, self, self._flow.lane
-            )
+            self._listener = TurnListener(self.stream, self._speech_workers, self, self._flow.lane)
+            self._flow.listen(self._listener)
         if self._listener is not None:
             self._listener.configure(listening)
         return config
@@ -342,6 +372,81 @@ class Conversation:
         """Refuse new requests; those that are open get their answers."""
         self._draining = True
 
+    # saved
+
+    def saved(self) -> SavedConversation:
+        """All of it, at any moment between two calls. ``limits.keeps_input`` has to hold for open requests."""
+        current, receiving = self.stream.current, self.receiving
+        discarding = None if current is None or (receiving and receiving.session is current) else current.saved()
+        return SavedConversation(
+            now=self._now(),
+            configuration=self.configuration.wanted,
+            options=self.options,
+            given=self.given,
+            input=self.stream.saved(),
+            receiving=None if receiving is None else receiving.request_id,
+            discarding=discarding,
+            listening=None if self._listener is None else self._listener.saved(),
+            ledger=self.ledger.to_bytes(),
+            queue=self.queue.saved(),
+            output=self.outbox.saved(),
+        )
+
+    def restore(self, saved: SavedConversation) -> None:
+        """Go on where another conversation was saved. To be called before ``run``, and before any input.
+
+        Raises what ``configure`` raises, KeyError and msgspec.ValidationError for what this server does not know.
+        """
+        now = self._now()
+        if saved.configuration:
+            self.configure(saved.configuration)
+        self.options, self.given = saved.options, saved.given
+        self.ledger.restore(saved.ledger, later=now - saved.now)
+        self.outbox.restore(saved.output)
+        self.stream.restore(saved.input, now=now)
+        requests = [self._restored(one) for one in saved.queue.requests]
+        self.queue.restore(saved.queue, requests)
+        self.receiving = next((one for one in requests if one.request_id == saved.receiving), None)
+        if self.receiving is not None:
+            self.stream.go_on_with(self.receiving.session)
+        elif saved.discarding is not None:
+            self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
+        self._results.restore(requests, saved.input)
+        if saved.listening is not None:
+            self._listen_on(saved.listening)
+        self._update_order()
+        self._update_answering()
+
+    def _listen_on(self, saved: SavedListening) -> None:
+        if self._listener is not None:
+            if saved.turn_id is not None:
+                self._speech = _Speech(saved.turn_id)
+                if self.receiving is not None:
+                    self._speech.joins(self.receiving)
+            self._listener.restore(saved)
+        for chunk in saved.unassigned:
+            self.stream.hold_again(None, 0 if chunk is None else len(chunk.payload))
+            self._handle([Diverted(chunk)])
+
+    def _restored(self, saved: SavedRequest) -> Request:
+        settings = input_settings(saved.config)
+        settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
+        if saved.greeting:
+            settings = greeting_input().settings
+        session = RequestInput.restored(settings, saved.input)
+        request = self._make_request(
+            saved.request_id, session, saved.config, by_speech=saved.by_speech, options=saved.options
+        )
+        if request.config.history and not self.stream.single_request:
+            request.keep_speech(supported=self.engine.capabilities.speech_in_history)
+        self.stream.hold_again(session, request.restore(saved))
+        request.timeline.admitted = True
+        if request.started is not None:
+            request.timeline.mark_policy_fired(request.started)
+        if saved.input_ended:
+            request.timeline.mark_input_ended()
+        return request
+
     # state
 
     @property
@@ -360,7 +465,7 @@ class Conversation:
         return any(request.state is RequestState.FAILED for request in self.queue.requests)
 
     def input_full(self) -> bool:
-        """Whether the transport must stop reading until the owner's ``input_may_continue``."""
+        """Whether the transport must stop reading until the attachment's ``input_may_continue``."""
         request = self.receiving
         can_be = self.stream.diverting or (request is not None and request.answering)  # the hot path
         return can_be and self._flow.is_full()
@@ -419,18 +524,15 @@ class Conversation:
         """Whether ``close`` was called."""
         return self.queue.closing
 
-    # QueueOwner
+    # what the queue tells
 
-    def request_progressed(self) -> None:
-        self._update_answering()
-
-    def request_released(self, request: Request) -> None:
+    def _request_released(self, request: Request) -> None:
         self.stream.forget(request.session)
         if request.config is not self.configuration.effective:  # which may be long, and a request lives on for a while
-            request.config = outline(request.config)
+            request.outline()
         self.ledger.weigh()
 
-    def request_ended(self, request: Request) -> None:
+    def _request_ended(self, request: Request) -> None:
         if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
@@ -527,24 +629,7 @@ class Conversation:
         """A request that opens now, to be admitted."""
         speech = self._speech if by_speech else None
         request_id = (speech and speech.request_id) or new_id("req_")
-        timeline = self.observed.open_request(
-            request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
-        )
-        request = Request(
-            request_id,
-            session,
-            config,
-            timeline,
-            self._flow.taken,
-            self.ledger,
-            self._media_room,
-            lane=self._flow.lane,
-            options=self.options,
-            owner=self._owner,
-            near=self.observed.identity.near,
-            conversation=None if self.stream.single_request else self.observed.identity.session_id,
-            field_names=self.field_names,
-        )
+        request = self._make_request(request_id, session, config, by_speech=by_speech, options=self.options)
         if speech is not None:
             speech.joins(request)
         self.queue.open(request)
@@ -553,6 +638,29 @@ class Conversation:
         if len(self._configurations) > MAX_CONFIGURATIONS:
             del self._configurations[next(iter(self._configurations))]
         return request
+
+    def _make_request(
+        self, request_id: str, session: RequestInput, config: SessionConfig, *, by_speech: bool, options: AnswerOptions
+    ) -> Request:
+        timeline = self.observed.open_request(
+            request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
+        )
+        return Request(
+            request_id,
+            session,
+            config,
+            timeline,
+            self._flow.taken,
+            self.ledger,
+            self._media_room,
+            lane=self._flow.lane,
+            options=options,
+            owner=self.observed.identity.owner,
+            near=self.observed.identity.near,
+            conversation=None if self.stream.single_request else self.observed.identity.session_id,
+            field_names=self.field_names,
+            given=[] if self.limits.keeps_input else None,
+        )
 
     def configuration_of(self, request_id: str) -> SessionConfig:
         """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
@@ -659,7 +767,7 @@ def respond(conversation: Conversation, asked: WholeRequest) -> str:
         session.receive_chunk(chunk)
     events = session.finish()
     request = conversation.new_request(session, asked.config, by_speech=False)
-    request.input_kept, request.answer_kept, request.context = asked.input_kept, asked.answer_kept, asked.context
+    request.is_whole(input_kept=asked.input_kept, answer_kept=asked.answer_kept, context=asked.context)
     held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in asked.chunks)
     held += sum(map(message_bytes, asked.context or ()))
     if asked.input_kept:
@@ -694,6 +802,10 @@ class InputFlow:
         #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
         self._wanted = False
         self._credit_was_low = False
+
+    def listen(self, listener: TurnListener) -> None:
+        """Turn detection is configured."""
+        self.listener = listener
 
     def is_full(self) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
@@ -753,7 +865,8 @@ class InputFlow:
 
     def taken(self, request: Request, size: float) -> None:
         """The engine has taken ``size`` bytes of a request."""
-        self._stream.taken(request.session, int(size))
+        if request.given is None:  # else it is held to the end of the request
+            self._stream.taken(request.session, int(size))
         if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
             self.offer()
         elif self._credit_was_low:
@@ -774,68 +887,3 @@ class InputFlow:
         if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
             self._conversation.offer_input()
-
-
-# The results of tools.
-
-#: Where the input of a request is lost, and its results with it.
-_LOST: Final = frozenset({SessionState.CANCELLED, SessionState.FAILED, SessionState.EXPIRED})
-
-
-class ToolResults:
-    """Takes the results of one session, by what its ledger has of their calls.
-
-    A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
-    has its result. Other input that joins it makes it a request like any other.
-
-    A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
-    """
-
-    __slots__ = ("_joined", "_ledger", "_waiting")
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        #: Calls whose results were taken and wait for their place.
-        self._waiting: dict[str, None] = {}
-        #: Calls whose results have joined an input, as long as the ledger may not know of them.
-        self._joined: dict[str, RequestInput] = {}
-
-    def take(self, chunk: InputChunk) -> bool:
-        """Take a result that has arrived. Returns False for a second one of its call.
-
-        Raises SessionConflict where the call is not in the history of the session.
-        """
-        call_id = chunk.tool_call_id
-        assert call_id is not None
-        if not self._ledger.knows_call(call_id):
-            raise SessionConflict(
-                f"the tool call {call_id[:64]!r} is not in the history of this session",
-                param="tool_call_id",
-                sequence_id=chunk.sequence_id,
-            )
-        if call_id in self._waiting or self._has(call_id):
-            return False
-        self._waiting[call_id] = None
-        return True
-
-    def refused(self, chunk: InputChunk) -> None:
-        """A result that was taken is refused after all: it may come again."""
-        self._waiting.pop(chunk.tool_call_id or "", None)
-
-    def cancelled(self) -> None:
-        """What waits is dropped."""
-        self._waiting.clear()
-
-    def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
-        """A result has joined this input. Returns whether that is all that the input waits for."""
-        call_id = chunk.tool_call_id
-        assert call_id is not None
-        self._waiting.pop(call_id, None)
-        for known in [one for one in self._joined if self._ledger.knows_result(one)]:
-            del self._joined[known]
-        self._joined[call_id] = request_input
-        return request_input.only_results and all(map(self._has, self._ledger.calls_beside(call_id)))
-
-    def _has(self, call_id: str) -> bool:
-        joined = self._joined.get(call_id)
-        return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)

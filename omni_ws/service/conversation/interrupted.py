@@ -24,7 +24,8 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.continued_input import apart
-from omni_ws.service.conversation.request import Request, is_acknowledgement
+from omni_ws.service.conversation.mere_acknowledgements import is_acknowledgement
+from omni_ws.service.conversation.request import Request
 
 #: How long an answer is held at most: speech that goes on for longer counts as having words.
 MAX_HOLD_SEC: Final = 10.0
@@ -50,6 +51,11 @@ class HeldAnswer:
         self.looked_at_later = False
         self._give_up = give_up
         self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, give_up)
+
+    def look_later(self, look: Callable[[], None]) -> None:
+        """Look at the turn again when all is known that was said before."""
+        self.looked_at_later = True
+        self.request.when_question_known(look)
 
     def decide(self) -> None:
         """It is not held any more."""
@@ -129,6 +135,22 @@ class _CutTurn:
     #: Whether its words became known after its final.
     late: bool = False
 
+    def know(self) -> None:
+        """Nothing more is being written down."""
+        self.known, self.late = True, self.has_final
+
+    def hurry(self, now: float) -> None:
+        """Its final is due at once."""
+        self.final_by = min(self.final_by, now)
+
+    def give_up(self, now: float) -> None:
+        """Its words are not waited for."""
+        self.known_by = now
+
+    def end(self) -> None:
+        """Its final is written."""
+        self.has_final = True
+
 
 class CutTurns:
     """Decides when the finals and the late transcripts of cut turns are due. Has no clock: ``now`` is an argument.
@@ -161,26 +183,31 @@ class CutTurns:
             self.hurry(request, now=now)
         pending = [one for one in self._turns if not one.known]
         for one in pending[:-MOST_WRITTEN_DOWN]:
-            one.known_by = now
+            one.give_up(now)
 
     def hurry(self, request: Request, *, now: float) -> None:
         """Let the final of a request come at once, and those before it."""
         for turn in self._turns:
             if turn.request.number <= request.number:
-                turn.final_by = min(turn.final_by, now)
+                turn.hurry(now)
 
     def known(self, request: Request) -> bool:
         """All is known that was said in a request. Returns False where nobody waits for that any more."""
         for turn in self._turns:
             if turn.request is request and not turn.known:
-                turn.known, turn.late = True, turn.has_final
+                turn.know()
                 return True
         return False
 
     def give_all_up(self, *, now: float) -> None:
         """The session ends: nothing is waited for."""
         for turn in self._turns:
-            turn.known_by = turn.final_by = now
+            turn.give_up(now)
+            turn.hurry(now)
+
+    def unwritten(self) -> list[Request]:
+        """Those that have had their finals, and whose words are not known."""
+        return [turn.request for turn in self._turns if turn.has_final and not turn.known]
 
     def pending_before(self, request: Request) -> list[Request]:
         """Earlier requests whose words the history does not have yet, in their order."""
@@ -206,7 +233,7 @@ class CutTurns:
         """Tell what is to be done now, each thing once."""
         for turn in tuple(self._turns):
             if not turn.known and now >= turn.known_by:
-                turn.known, turn.late = True, turn.has_final
+                turn.know()
                 yield Due.GIVE_UP, turn.request
         for turn in tuple(self._turns):
             if not turn.known:
@@ -218,7 +245,7 @@ class CutTurns:
                 if turn.late:
                     yield Due.LATE_WORDS, turn.request
         while (next_one := self._final_due(now)) is not None:
-            next_one.has_final = True
+            next_one.end()
             yield Due.FINAL, next_one.request
             if next_one.request.remembered:
                 self._turns.remove(next_one)

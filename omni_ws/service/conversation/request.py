@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache, partial
-from importlib.resources import files
+from functools import partial
 from typing import Final, TypeAlias
 
+import msgspec
 from msgspec.structs import replace as replace_struct
 
 from omni_ws.audio.container import parse_audio_format
@@ -23,6 +22,7 @@ from omni_ws.core.chunks import (
     Modality,
     OutputChunk,
     OutputModality,
+    StartTrigger,
     ToolCall,
     Usage,
     WordsKnown,
@@ -31,7 +31,7 @@ from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PE
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.core.request_input import GenerationStarted, RequestInput
+from omni_ws.core.request_input import GenerationStarted, RequestInput, SavedRequestInput
 from omni_ws.core.start_policy import Alignment, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
@@ -48,9 +48,10 @@ from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
-from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, message_cost
+from omni_ws.service.conversation.mere_acknowledgements import asks
+from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
-from omni_ws.wire.session_config import SessionConfig, spoken_language
+from omni_ws.wire.session_config import SessionConfig, outline, spoken_language
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,40 @@ def as_they_are(param: str | None) -> str | None:
     return param
 
 
+class SavedRequest(msgspec.Struct, kw_only=True):
+    """A request without a final, in a form that can be written to bytes. The ledger has what was said in it."""
+
+    request_id: str
+    number: int
+    config: SessionConfig
+    options: AnswerOptions
+    by_speech: bool
+    turn_id: str | None
+    greeting: str
+    input_kept: bool
+    answer_kept: bool
+    context: tuple[Message, ...] | None
+    #: The format of its audio, whether it starts at its end where it is nothing but results, and its input.
+    audio: AudioFormat
+    results_wait: bool
+    input: SavedRequestInput
+    #: What started it; None before. What the engine was given since then, and whether that is all.
+    trigger: StartTrigger | None
+    started_by: int | None
+    given: list[InputChunk]
+    input_ended: bool
+    announced: bool
+    only_speech: bool
+    spoke: bool
+    words: WordsKnown
+    unsent: list[TranscriptOutput]
+    interim: TranscriptOutput | None
+    #: Whether its answer was cut off; why it failed, and what it went on without.
+    cancelled: bool
+    error: SavedError | None
+    warnings: list[SavedError]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request, from the chunk that opened it to its final: its state, its input, and what it leaves behind.
@@ -181,12 +216,17 @@ class Request:
     words: WordsKnown = WordsKnown.NOT_YET
     #: Whether what earlier requests have to say comes first: nothing of this one is written meanwhile.
     held_back: bool = False
-    #: Whether its answer is still to be announced: the engine has it, and it is held back.
+    #: Whether its answer is still to be announced: the engine has it, and it is held back; and whether it was.
     unannounced: bool = False
+    announced: bool = False
+    #: What the engine was given since the start, to be given again; None where the session is not to be saved.
+    given: list[InputChunk] | None = None
+    #: Whether its answer was begun in another server: what was made there is made again, and dropped.
+    restored: bool = False
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
-    #: Whether it is, and not held back. Read for each output.
+    #: Whether it is, and not held back, nor begun before in another server. Read for each output.
     may_write: bool = False
     #: What fired the start policy; None before.
     started: GenerationStarted | None = None
@@ -243,6 +283,8 @@ class Request:
         """The start policy has fired: hand the input over to the engine's queue, and wait for the engine."""
         self._set_state(RequestState.WAITING)
         self.started = event
+        if self.given is not None:
+            self.given += event.chunks
         for chunk in event.chunks:
             self.append(chunk)
         settings = self.session.settings
@@ -336,11 +378,114 @@ class Request:
         self._note_silence()
 
     def _note_silence(self) -> None:
-        self.may_write = self.answering and not self.held_back
+        self.may_write = self.answering and not self.held_back and not self.restored
         if self.silent:
             self._released.clear()
         else:
             self._released.set()
+
+    # saved
+
+    def saved(self) -> SavedRequest:
+        """All that it takes to answer it elsewhere. An answer that is held counts as interrupted."""
+        started = self.started
+        return SavedRequest(
+            request_id=self.request_id,
+            number=self.number,
+            config=self.config,
+            options=self.options,
+            by_speech=self.timeline.by_speech,
+            turn_id=self.turn_id,
+            greeting=self.greeting,
+            input_kept=self.input_kept,
+            answer_kept=self.answer_kept,
+            context=self.context,
+            audio=self.session.settings.audio,
+            results_wait=self.session.settings.results_wait,
+            input=self.session.saved(),
+            trigger=None if started is None else started.trigger,
+            started_by=None if started is None else started.sequence_id,
+            given=self.given or [],
+            input_ended=self.input_ended.is_set(),
+            announced=self.announced,
+            only_speech=self.only_speech,
+            spoke=self.spoke,
+            words=self.words,
+            unsent=self.unsent,
+            interim=self.interim,
+            cancelled=self.state in (RequestState.CANCELLED, RequestState.HELD),
+            error=None if self.error is None else SavedError.of(self.error),
+            warnings=list(map(SavedError.of, self.warnings)),
+        )
+
+    def restore(self, saved: SavedRequest) -> int:
+        """Go on where it was saved, but for the answer, which begins anew. Returns the bytes that wait for the engine.
+
+        Raises KeyError for an error that this server does not know.
+        """
+        self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
+        self.input_kept, self.answer_kept, self.context = saved.input_kept, saved.answer_kept, saved.context
+        self.only_speech, self.spoke, self.words = saved.only_speech, saved.spoke, saved.words
+        self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
+        self.warnings = [one.restored() for one in saved.warnings]
+        self.given, self.restored = [*saved.given], True
+        if saved.trigger is not None:
+            self._set_state(RequestState.WAITING)
+            self.started = GenerationStarted(saved.trigger, saved.started_by, ())
+            for chunk in saved.given:
+                self.input.put_nowait(chunk)
+                if self.speech is not None and chunk.modality is Modality.AUDIO:
+                    self.speech.append(chunk)
+            if saved.input_ended or self.is_frozen:
+                self.input.close()
+        if saved.input_ended:
+            self.input_ended.set()
+        if saved.error is not None:
+            self.fail(saved.error.restored())
+        elif saved.cancelled:
+            self._set_state(RequestState.CANCELLED)
+            self.answerable = False
+            self.know_words(WordsKnown.NEVER)
+        return sum(len(chunk.payload) for chunk in (*saved.given, *saved.input.buffered))
+
+    # told about it
+
+    def numbered(self, number: int) -> None:
+        """Its place in the order in which requests opened."""
+        self.number = number
+
+    def is_whole(self, *, input_kept: bool, answer_kept: bool, context: tuple[Message, ...] | None) -> None:
+        """Its input is whole; what of it and its answer the history keeps, and what the engine sees in its place."""
+        self.input_kept, self.answer_kept, self.context = input_kept, answer_kept, context
+
+    def greet(self, field_names: FieldNames) -> GenerationStarted:
+        """It has just opened, and is the greeting of its configuration, ready to be answered."""
+        self.greeting, self.field_names = self.config.greeting, field_names
+        started = GenerationStarted(StartTrigger.GREETING, None, ())
+        self.start(started)
+        self.input_ended.set()
+        return started
+
+    def to_announce(self) -> None:
+        """The engine has it, and its answer is to be announced, unless it was."""
+        self.unannounced = not self.announced
+
+    def note_announced(self) -> None:
+        """The client knows of its answer."""
+        self.unannounced, self.announced = False, True
+
+    def joined_by(self, turn_id: str) -> None:
+        """Speech has opened or joined it: the first counts."""
+        self.turn_id = self.turn_id or turn_id
+
+    def outline(self) -> None:
+        """Its configuration may be long, and it lives on for a while."""
+        self.config = outline(self.config)
+
+    def take_unsent(self) -> list[TranscriptOutput]:
+        """The settled transcripts that are to be sent now."""
+        unsent, self.unsent = self.unsent, []
+        return unsent
 
     # what was said in it
 
@@ -429,6 +574,8 @@ class Request:
 
     def extend(self, chunk: InputChunk) -> None:
         """Queue a chunk that arrived after the start; with timestamps, when its time has come."""
+        if self.given is not None:
+            self.given.append(chunk)
         if self._order is None:
             self.append(chunk)
         else:
@@ -728,51 +875,3 @@ class KeptSpeech:
         self._runs.clear()
         self._budget.give(self._charged)
         self._charged = 0
-
-
-# What a listener says who wants the speaker to go on: "yeah", "I see", "mm-hm".
-
-#: Whoever says more has something to say.
-MOST_WORDS: Final = 6
-#: A sentence of which fewer words were heard is not what the listener answers: that takes a moment.
-_LEAST_HEARD_WORDS: Final = 3
-
-_BETWEEN_WORDS: Final = re.compile(r"[^\w']+|_")
-_SENTENCE: Final = re.compile(r"[^.!?…。？！]*(?:[.!?…。？！]+|$)", re.DOTALL)
-_QUESTION_MARKS: Final = re.compile(r"[?？؟]")
-
-
-def is_acknowledgement(text: str) -> bool:
-    """Whether somebody says nothing but that: the list is acknowledgements.txt."""
-    words = _words(text)
-    if not words or len(words) > MOST_WORDS:
-        return False
-    known, longest = _known()
-    begins = {0}  # the places up to which phrases of the list can stand behind one another
-    for place in range(len(words)):
-        if place in begins:
-            ends = range(place + 1, min(place + longest, len(words)) + 1)
-            begins |= {end for end in ends if words[place:end] in known}
-    return len(words) in begins
-
-
-def asks(text: str, heard: int) -> bool:
-    """Whether the last sentence that was heard of ``text``, up to the place ``heard``, is a question."""
-    sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
-    if len(sentences) > 1:
-        last = sentences[-1]
-        if last.end() > heard and len(text[last.start() : heard].split()) < _LEAST_HEARD_WORDS:
-            sentences.pop()  # it has only just begun
-    return bool(sentences) and _QUESTION_MARKS.search(sentences[-1][0]) is not None
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(_BETWEEN_WORDS.sub(" ", text.replace("’", "'").lower()).split())
-
-
-@lru_cache(maxsize=1)
-def _known() -> tuple[frozenset[tuple[str, ...]], int]:
-    """The phrases by their words, and the most words of one."""
-    lines = files(__package__).joinpath("acknowledgements.txt").read_text(encoding="utf-8").splitlines()
-    phrases = frozenset(_words(line) for line in lines if line.strip() and not line.startswith("#"))
-    return phrases, max(map(len, phrases))

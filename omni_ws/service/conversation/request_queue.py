@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -20,14 +20,13 @@ from omni_ws.core.chunks import (
     OutputChunk,
     OutputModality,
     OutputSequencer,
-    StartTrigger,
     Task,
     Usage,
     WordsKnown,
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
+from omni_ws.core.request_input import InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import NO_SINK, AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
@@ -40,24 +39,24 @@ from omni_ws.service.conversation.answer_writer import (
     transcript_chunk,
 )
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
-from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC, Outbox
-from omni_ws.service.conversation.request import Request, RequestState
+from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
+from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.request import Request, RequestState, SavedRequest
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.session_config import SessionConfig
 
 
-class QueueOwner(Protocol):
-    """The conversation that a queue belongs to. No method may raise."""
+class SavedQueue(msgspec.Struct, kw_only=True):
+    """A RequestQueue in a form that can be written to bytes.
 
-    def request_progressed(self) -> None:
-        """The engine has begun with the first request, or is done with it before its input has ended."""
+    ``late`` are the requests that have had their finals, and whose words were still being written down.
+    """
 
-    def request_ended(self, request: Request) -> None:
-        """The final of this request is in the outbox, and the request has left the queue."""
-
-    def request_released(self, request: Request) -> None:
-        """Nothing works on this request any more; it may have ended long before."""
+    requests: list[SavedRequest]
+    opened: int
+    next_output: int
+    late: list[str]
 
 
 class RequestQueue:
@@ -76,29 +75,39 @@ class RequestQueue:
     written. Where it has none, it has its final, and the held answer goes on.
 
     An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
+
+    ``patience`` is the time in seconds that the words of a cut turn are waited for. ``progressed`` is called when the
+    engine has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of
+    a request is in the output log, and the request has left the queue; ``released`` when nothing works on it any more,
+    which may be long after. None of them may raise.
     """
 
     def __init__(
         self,
         engine: Engine,
-        outbox: Outbox,
-        owner: QueueOwner,
+        outbox: OutputLog,
         *,
         ledger: Ledger,
         observed: ObservedSession,
+        patience: float = ASR_TIMEOUT_SEC,
+        progressed: Callable[[], None] = lambda: None,
+        ended: Callable[[Request], None] = lambda request: None,
+        released: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self._engine = engine
         self._outbox = outbox
         self._ledger = ledger
         self._observed = observed
-        self._owner = owner
+        self._progressed = progressed
+        self._ended = ended
+        self._released = released
         self._sequencer = OutputSequencer()
         self._wake = WakeUp()
         #: The tasks that answer requests: the first, or the one behind an answer that is held or winds up.
         self._answers: dict[Request, asyncio.Task[None]] = {}
         #: The tasks that write cut turns down.
         self._hearing: dict[Request, asyncio.Task[None]] = {}
-        self.cut_turns = self._cut = CutTurns(ASR_TIMEOUT_SEC)
+        self._cut = CutTurns(patience)
         self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None
@@ -143,11 +152,34 @@ class RequestQueue:
         """The request of this id; None where it has ended."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
+    # saved
+
+    def saved(self) -> SavedQueue:
+        """The requests without a final, and the numbers. What is still being written down of others is given up."""
+        return SavedQueue(
+            requests=[request.saved() for request in self.requests],
+            opened=self.opened,
+            next_output=self._sequencer.next_sequence_id,
+            late=[one.request_id for one in self._cut.unwritten()],
+        )
+
+    def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
+        """Go on with these requests."""
+        self.opened, self._sequencer.next_sequence_id = saved.opened, saved.next_output
+        for request in requests:
+            self._sequencer.open(request.request_id)
+            self.requests.append(request)
+        for request_id in saved.late:
+            number = self._sequencer.take_number_of_late(request_id)
+            chunk = OutputChunk(request_id, number, OutputModality.TRANSCRIPT, late=True, failed=True)
+            self._put_transcript(chunk)
+        self._wake.set()
+
     # requests
 
     def open(self, request: Request) -> None:
         """Let the request have outputs, a final and a place in the history, even if it is never appended."""
-        request.number = self.opened
+        request.numbered(self.opened)
         self.opened += 1
         self._sequencer.open(request.request_id)
 
@@ -162,8 +194,9 @@ class RequestQueue:
 
         By its ``response_started`` a client knows that the answer belongs to none of its requests.
         """
-        started = begin_greeting(request)
+        started = request.greet(_name_in_configuration)
         self._outbox.put_nowait(started_frame(request))
+        request.note_announced()
         request.timeline.mark_policy_fired(started)
         request.timeline.mark_input_ended()
         self._wake.set()
@@ -261,7 +294,7 @@ class RequestQueue:
             received_chunks=request.session.received.chunks,
             received_bytes=request.session.received.bytes,
             player=request.player,
-            content=request,
+            content=request.entry,
         )
         self._outbox.put_nowait(final)
         if request.ref is not None:
@@ -269,11 +302,11 @@ class RequestQueue:
         request.finish()
         if request in self.requests:
             self.requests.remove(request)
-        self._owner.request_ended(request)
+        self._ended(request)
 
     def _release(self, request: Request) -> None:
         request.release()
-        self._owner.request_released(request)
+        self._released(request)
 
     def end_all(self, reason: FinishReason) -> None:
         """Write the finals of all requests, and wait for nothing any more: the session ends."""
@@ -361,7 +394,7 @@ class RequestQueue:
 
     def _send_transcripts(self, request: Request) -> None:
         """Send what was settled and not sent."""
-        unsent, request.unsent = request.unsent, []
+        unsent = request.take_unsent()
         if unsent:
             self._announce(request)  # where it was held back to its end
         for transcript in unsent:
@@ -424,8 +457,7 @@ class RequestQueue:
         if self._may_begin(self._held.by):
             self._begin(self._held.by)
         elif not self._held.looked_at_later:
-            self._held.looked_at_later = True
-            self._held.request.when_question_known(self.wake)
+            self._held.look_later(self.wake)
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
         """Add the request to the history."""
@@ -506,12 +538,11 @@ class RequestQueue:
         """Give a request that has started to the engine."""
         request.begin_answer(held_back=self._cut.before(request))
         self._answers[request] = self._start_task(request)
-        self._owner.request_progressed()
+        self._progressed()
 
     def _start_task(self, request: Request) -> asyncio.Task[None]:
-        if not request.greeting:  # announced as it opened
-            # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
-            request.unannounced = True
+        # Before the task runs: the answer may be cut off first, and its words are announced nevertheless.
+        request.to_announce()
         writing = self._write_answer(request)
         task = asyncio.create_task(writing, name=f"answer {request.request_id}")
         task.add_done_callback(partial(self._task_over, request))
@@ -532,7 +563,7 @@ class RequestQueue:
     def _announce(self, request: Request) -> None:
         if request.unannounced:
             self._outbox.put_nowait(started_frame(request))
-            request.unannounced = False
+            request.note_announced()
 
     async def _write_answer(self, request: Request) -> None:
         held = self._held if self._held is not None and self._held.by is request else None
@@ -585,7 +616,7 @@ class RequestQueue:
     async def _rest_of_input(self, request: Request) -> None:
         """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""
         request.await_rest_of_input()
-        self._owner.request_progressed()
+        self._progressed()
         await request.input_ended.wait()
 
 
@@ -611,16 +642,6 @@ def greeting_input() -> RequestInput:
 def greeting_configuration(config: SessionConfig) -> SessionConfig:
     """What is in effect for the greeting of a session that begins with ``config``."""
     return msgspec.structs.replace(config, task=Task.SPEECH)
-
-
-def begin_greeting(request: Request) -> GenerationStarted:
-    """Makes a request that has just opened the greeting of its configuration, ready to be answered."""
-    request.greeting = request.config.greeting
-    request.field_names = _name_in_configuration
-    started = GenerationStarted(StartTrigger.GREETING, None, ())
-    request.start(started)
-    request.input_ended.set()
-    return started
 
 
 async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest) -> AsyncIterator[EngineOutput]:

@@ -66,6 +66,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from omni_ws.audio import vad
@@ -143,6 +144,18 @@ _TRANSITIONS: Final = {
     ListeningState.PAUSE: frozenset({ListeningState.SILENCE, ListeningState.SPEECH}),
     ListeningState.DEAF: frozenset({ListeningState.OFF, ListeningState.SILENCE}),
 }
+
+
+class SavedListening(Struct, kw_only=True):
+    """A TurnListener in a form that can be written to bytes.
+
+    ``audio_ms`` is how much was judged, ``turn_id`` the speech in progress, if any.
+    """
+
+    audio_ms: int
+    turn_id: str | None
+    unassigned: list[InputChunk | None]
+
 
 #: How much audio is worth a thread: in silence, in a turn, and where a turn may end or an answer be interrupted.
 PIECE_MS: Final = 10 * vad.WINDOW_MS
@@ -222,6 +235,8 @@ class TurnListener:
         #: Cancels in the queue, and where the last one before what is judged stands.
         self._cancels = 0
         self._cancelled_ms = 0.0
+        #: Whether the open request was spoken to another listener, and ends with a silence here.
+        self._may_go_on = False
         #: Whether a decoder may hold a part of what was judged.
         self._is_decoding = False
         self._closed = False
@@ -270,6 +285,29 @@ class TurnListener:
         self._queue.clear()
         if not self._busy:
             self._close_watch()
+
+    def saved(self) -> SavedListening:
+        """Where it stands. Another listener hears again what belongs to no request yet."""
+        ring = [] if self._ring is None else self._ring.chunks
+        piece = self._piece or self._unfinished
+        being_judged: list[InputChunk | None] = []
+        if piece is not None and not self._sliced_ms:
+            being_judged = [replace(piece.as_chunk(), end_of_input=piece.last.end_of_input)]
+        return SavedListening(
+            audio_ms=self._offset_ms + round(self._judged_ms),
+            turn_id=self._turn_id if self._speaking else None,
+            unassigned=[*ring, *being_judged, *self._queue.input],
+        )
+
+    def restore(self, saved: SavedListening) -> None:
+        """Go on behind another listener, whose speech in progress is over. What it has opened may go on with more.
+
+        What was unassigned is still to be put. To be called once the stream has its open request.
+        """
+        self._offset_ms = saved.audio_ms
+        if saved.turn_id is not None:
+            self._owner.speech_stopped(saved.turn_id, saved.audio_ms)
+            self._may_go_on = True
 
     def go_on(self) -> None:
         """The engine is no longer behind with what was heard, or never will be."""
@@ -455,6 +493,10 @@ class TurnListener:
         if self._speaking:
             self._set_state(_PAUSE if watched.pausing else _SPEECH)
         self._assign(watched.judged_ms)
+        if self._may_go_on and (self._speaking or watched.judged_ms >= self._turns.silence_ms):
+            self._may_go_on = False
+            if not self._speaking:
+                self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, self._last_id))
         if watched.question is not None:
             self._asked = piece
             self._workers.when_answered(watched.question, self._on_answered)

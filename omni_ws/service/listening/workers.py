@@ -221,6 +221,11 @@ class ListeningQueue:
         return len(self._items)
 
     @property
+    def input(self) -> list[InputChunk | None]:
+        """Its items but for settings and marks."""
+        return [item for item in self._items if item is None or isinstance(item, InputChunk)]
+
+    @property
     def audio_is_next(self) -> bool:
         return bool(self._items) and _is_audio(self._items[0])
 

@@ -16,8 +16,8 @@ from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
+    STAGES,
     InputAcknowledged,
-    Milestone,
     Observation,
     Origin,
     OutputBegan,
@@ -25,13 +25,14 @@ from omni_ws.service.observing.observer import (
     PassedStage,
     RequestEnded,
     RequestReached,
-    RequestStage,
     RequestTimeline,
     SessionEnded,
     SessionIdentity,
     SessionOpened,
     SessionTimeline,
     SpeechHeard,
+    Stage,
+    Step,
 )
 from omni_ws.wire.server_frames import SpeechStartedFrame
 
@@ -59,7 +60,7 @@ class Accounts:
         self._log_content = log_content
         self._sessions: dict[str, _OpenSession] = {}
         metrics.before_reading.append(self._count_all_input)
-        for stage in RequestStage:
+        for stage in STAGES:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
@@ -84,8 +85,8 @@ class Accounts:
                 self._metrics.stall_seconds.inc(seconds)
             case SpeechHeard(event=SpeechStartedFrame()):
                 self._metrics.speech_turns.inc()
-            case RequestReached(timeline=timeline, milestone=milestone):
-                self._request_reached(timeline, milestone)
+            case RequestReached(timeline=timeline, step=step):
+                self._request_reached(timeline, step)
             case OutputBegan(timeline=timeline, modality=modality):
                 self._output_began(session, timeline, modality)
             case RequestEnded():
@@ -94,12 +95,12 @@ class Accounts:
 
     # requests
 
-    def _request_reached(self, timeline: RequestTimeline, milestone: Milestone) -> None:
-        match milestone:
-            case Milestone.POLICY_FIRED | Milestone.ENGINE_STARTED:
-                self._count_stage(timeline.passed[-1])
-            case Milestone.ENGINE_ENDED:
-                self._count_stage(timeline.passed[-1])
+    def _request_reached(self, timeline: RequestTimeline, step: Step) -> None:
+        match step:
+            case "policy_fired" | "engine_started":
+                self._count_stage(timeline.stages(timeline.now())[-2])  # that before the one that begins
+            case "engine_ended":
+                self._count_stage(timeline.stages(timeline.now())[-1])
                 if timeline.cancellations and timeline.engine_end is not None:
                     cancelled = timeline.cancellations[-1]
                     self._metrics.interrupt_seconds.labels(cancelled.cause).observe(
@@ -117,7 +118,7 @@ class Accounts:
     def _request_ended(self, session: SessionIdentity, ended: RequestEnded) -> None:
         metrics, timeline, outcome = self._metrics, ended.timeline, ended.outcome
         if not timeline.reached_engine:
-            self._count_stage(timeline.passed[-1])
+            self._count_stage(timeline.stages(outcome.at)[-1])
         final, error, player = outcome.final, outcome.error, outcome.player
         metrics.requests.labels(session.origin, final.finish_reason, "" if error is None else error.code).inc()
         for failure in (error, *final.warnings):
@@ -135,9 +136,9 @@ class Accounts:
     def _count_stage(self, passed: PassedStage) -> None:
         self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
 
-    def _count_in(self, stage: RequestStage) -> int:
+    def _count_in(self, stage: Stage) -> int:
         """Requests that are in this stage now."""
-        return sum(timeline.stage is stage for timeline in self._unfinished())
+        return sum(timeline.stage == stage for timeline in self._unfinished())
 
     def _unfinished(self) -> Iterator[RequestTimeline]:
         for known in self._sessions.values():
@@ -170,7 +171,7 @@ class Accounts:
         now = asyncio.get_running_loop().time()
         for timeline in known.timeline.unfinished.values():
             if timeline.stage is not None:
-                self._count_stage(PassedStage(timeline.stage, timeline.stage_began, now))
+                self._count_stage(timeline.stages(now)[-1])
         self._count_input(known)
         del self._sessions[session.session_id]
         seconds = now - known.timeline.opened

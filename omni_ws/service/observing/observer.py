@@ -13,8 +13,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -28,6 +28,7 @@ from omni_ws.core.chunks import (
     StartTrigger,
     Task,
 )
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import OmniError
@@ -39,39 +40,26 @@ log = logging.getLogger(__name__)
 # Timelines.
 
 
-class RequestStage(StrEnum):
-    """Where a request is: its input is collected, it waits for the engine, or the engine works on it."""
-
-    INPUT = "input"
-    QUEUE = "queue"
-    ENGINE = "engine"
+#: Where a request is: its input is collected, it waits for the engine, or the engine works on it.
+Stage: TypeAlias = Literal["input", "queue", "engine"]
+STAGES: Final[tuple[Stage, ...]] = ("input", "queue", "engine")
+#: The steps of a request that ``RequestReached`` reports.
+#:
+#: Not every request reaches all of them, and only ``opened`` is always first: input may end while the engine works, and
+#: after a cancellation the final precedes ``engine_ended``. ``cancelled`` may repeat while a request waits for it.
+Step: TypeAlias = Literal["opened", "policy_fired", "input_ended", "engine_started", "cancelled", "engine_ended"]
 
 
 class PassedStage(NamedTuple):
-    """A stage that a request has left."""
+    """A stage of a request, up to where it was left, or up to now."""
 
-    stage: RequestStage
+    stage: Stage
     began: float
     ended: float
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
-
-
-class Milestone(Enum):
-    """The steps of a request that ``RequestReached`` reports.
-
-    Not every request reaches all of them, and only OPENED is always first: input may end while the engine works, and
-    after a cancellation the final precedes ENGINE_ENDED. CANCELLED may repeat while a request waits for its final.
-    """
-
-    OPENED = auto()
-    POLICY_FIRED = auto()
-    INPUT_ENDED = auto()
-    ENGINE_STARTED = auto()
-    CANCELLED = auto()
-    ENGINE_ENDED = auto()
 
 
 class PolicyStart(NamedTuple):
@@ -127,22 +115,12 @@ class Outcome:
     player: PlayerStatistics
 
 
-class RequestContent(Protocol):
-    """The words of a request, for the log that is asked to have them. Making them takes time."""
-
-    @property
-    def user_text(self) -> str: ...
-
-    @property
-    def answer_text(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RequestReached:
     """A request has reached a step. A refused request ends right after OPENED."""
 
     timeline: RequestTimeline
-    milestone: Milestone
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +133,11 @@ class OutputBegan:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The request has its outcome; its final goes into the outbox next."""
+    """The request has its outcome; its final goes into the outbox next. ``content`` is what was said in it."""
 
     timeline: RequestTimeline
     outcome: Outcome
-    content: RequestContent
+    content: LedgerEntry
 
 
 #: The steps of a request from its opening to its end, which every observer gets.
@@ -193,6 +171,7 @@ class RequestTimeline:
         "admitted",
         "by_speech",
         "cancellations",
+        "engine_began",
         "engine_end",
         "first_outputs",
         "input_ended",
@@ -200,11 +179,8 @@ class RequestTimeline:
         "now",
         "opened",
         "outcome",
-        "passed",
         "policy",
         "request_id",
-        "stage",
-        "stage_began",
         "task",
     )
 
@@ -231,16 +207,14 @@ class RequestTimeline:
         self._report = report
         #: Whether it was not refused as it opened.
         self.admitted = False
-        #: The stage under way; None once the request is through.
-        self.stage: RequestStage | None = RequestStage.INPUT
-        self.stage_began = self.opened
-        self.passed: list[PassedStage] = []
         self.policy: PolicyStart | None = None
         self.input_ended: float | None = None
         #: When the first output of each modality went out, in that order.
         self.first_outputs: dict[OutputModality, float] = {}
         #: A request that waits for its final can be cancelled again; one that is being answered, once.
         self.cancellations: list[Cancellation] = []
+        #: When the engine got the request, and how its work ended.
+        self.engine_began: float | None = None
         self.engine_end: EngineEnd | None = None
         self.outcome: Outcome | None = None
         session.request_count += 1
@@ -260,6 +234,27 @@ class RequestTimeline:
         return 0.0 if self.input_ended is None else max(0.0, began - self.input_ended)
 
     @property
+    def stage(self) -> Stage | None:
+        """The stage under way; None once the request is through."""
+        if self.engine_began is not None:
+            return "engine" if self.engine_end is None else None
+        if self.outcome is not None:
+            return None
+        return "input" if self.policy is None else "queue"
+
+    def stages(self, now: float) -> list[PassedStage]:
+        """The stages so far. The one under way ends ``now``."""
+        ends = now if self.outcome is None else self.outcome.at
+        if self.policy is None:
+            return [PassedStage("input", self.opened, ends)]
+        passed = [PassedStage("input", self.opened, self.policy.at)]
+        if self.engine_began is None:
+            return [*passed, PassedStage("queue", self.policy.at, ends)]
+        # A turn that is only written down may have its final before the engine gets it.
+        passed.append(PassedStage("queue", self.policy.at, min(ends, self.engine_began)))
+        return [*passed, PassedStage("engine", self.engine_began, self.engine_end.at if self.engine_end else now)]
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more happens: the final is out, and no engine works on the request."""
         return self.outcome is not None and self.stage is None
@@ -267,7 +262,7 @@ class RequestTimeline:
     @property
     def reached_engine(self) -> bool:
         """Whether the engine ever got the request."""
-        return self.stage is RequestStage.ENGINE or self.engine_end is not None
+        return self.engine_began is not None
 
     def wall_ns(self, when: float) -> int:
         """A time of this timeline as nanoseconds since 1970."""
@@ -284,18 +279,17 @@ class RequestTimeline:
         """The request waits for the engine from here on."""
         now = self.now()
         self.policy = PolicyStart(now, event.trigger, event.sequence_id, len(event.chunks))
-        self._enter(RequestStage.QUEUE, now)
-        self._reached(Milestone.POLICY_FIRED)
+        self._reached("policy_fired")
 
     def mark_input_ended(self) -> None:
         """All input has arrived."""
         self.input_ended = self.now()
-        self._reached(Milestone.INPUT_ENDED)
+        self._reached("input_ended")
 
     def mark_engine_started(self) -> None:
         """The engine gets the request."""
-        self._enter(RequestStage.ENGINE, self.now())
-        self._reached(Milestone.ENGINE_STARTED)
+        self.engine_began = self.now()
+        self._reached("engine_started")
 
     def mark_output_began(self, modality: OutputModality) -> None:
         """The first output of this modality goes into the outbox."""
@@ -310,15 +304,14 @@ class RequestTimeline:
             cause = CancelCause.SPEECH if by.by_speech else CancelCause.REQUEST
             cancellation = Cancellation(self.now(), cause, by.request_id)
         self.cancellations.append(cancellation)
-        self._reached(Milestone.CANCELLED)
+        self._reached("cancelled")
 
     def mark_engine_ended(self, *, whole: bool, error: OmniError | None) -> None:
         """The engine has released the request: at its own end, with an error, or, without either, cancelled."""
-        now = self.now()
         status = "ok" if whole else "cancelled" if error is None else error.code
-        self.engine_end = EngineEnd(now, status)
-        self._enter(None, now)
-        self._reached(Milestone.ENGINE_ENDED)
+        self.engine_end = EngineEnd(self.now(), status)
+        self._forget_if_over()
+        self._reached("engine_ended")
 
     def mark_ended(
         self,
@@ -328,30 +321,25 @@ class RequestTimeline:
         received_chunks: int,
         received_bytes: int,
         player: PlayerStatistics,
-        content: RequestContent,
+        content: LedgerEntry,
     ) -> None:
         """The request has its final, which goes into the outbox next."""
-        now = self.now()
         self.outcome = Outcome(
-            at=now,
+            at=self.now(),
             final=final,
             error=error,
             received_chunks=received_chunks,
             received_bytes=received_bytes,
             player=player,
         )
-        if self.stage is not RequestStage.ENGINE:  # which may wind up a cancelled answer yet
-            self._enter(None, now)
+        self._forget_if_over()
         self._report(RequestEnded(self, self.outcome, content))
 
-    def _reached(self, milestone: Milestone) -> None:
-        self._report(RequestReached(self, milestone))
+    def _reached(self, step: Step) -> None:
+        self._report(RequestReached(self, step))
 
-    def _enter(self, stage: RequestStage | None, now: float) -> None:
-        if self.stage is not None:
-            self.passed.append(PassedStage(self.stage, self.stage_began, now))
-        self.stage, self.stage_began = stage, now
-        if self.outcome is not None and stage is None:
+    def _forget_if_over(self) -> None:
+        if self.is_over:  # an engine may wind up a cancelled answer yet
             self._session.unfinished.pop(self.request_id, None)
 
 
@@ -562,7 +550,7 @@ class ObservedSession:
             report=self.notify,
             now=self._now,
         )
-        self.notify(RequestReached(timeline, Milestone.OPENED))
+        self.notify(RequestReached(timeline, "opened"))
         return timeline
 
     @classmethod

@@ -19,7 +19,6 @@ from omni_ws.profiler import events
 from omni_ws.profiler.events import COORDINATOR, EventRecorder, SeveralRecorders
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
-    Milestone,
     Observation,
     Observers,
     OutputMade,
@@ -32,6 +31,7 @@ from omni_ws.service.observing.observer import (
     SessionIdentity,
     SessionOpened,
     SpeechHeard,
+    Step,
 )
 from omni_ws.service.process import check_space
 
@@ -250,7 +250,7 @@ class ProfileEvents:
             case SessionEnded():
                 self._sessions.pop(session.session_id, None)
                 return
-            case RequestReached(milestone=Milestone.OPENED) if known is None:
+            case RequestReached(step="opened") if known is None:
                 known = self._sessions[session.session_id] = _ProfiledSession()
         if known is not None:
             self._observe(session, known, observation)
@@ -273,10 +273,10 @@ class ProfileEvents:
                 self._emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
             case OutputStalled(request_id=str() as request_id, seconds=seconds):
                 self._emit(TRANSPORT, "send_stall", request_id=request_id, stalled_ms=seconds * 1000)
-            case RequestReached(timeline=timeline, milestone=Milestone.OPENED):
+            case RequestReached(timeline=timeline, step="opened"):
                 self._opened(session, timeline, known)
-            case RequestReached(timeline=timeline, milestone=milestone) if timeline.request_id in known.followed:
-                self._reached(timeline, milestone)
+            case RequestReached(timeline=timeline, step=step) if timeline.request_id in known.followed:
+                self._reached(timeline, step)
                 self._drop_if_over(timeline, known)
             case RequestEnded(timeline=timeline) if timeline.request_id in known.followed:
                 self._ended(observation)
@@ -301,10 +301,10 @@ class ProfileEvents:
         )
         self._emit(INPUT, events.STAGE_START, request_id=request_id, from_stage=COORDINATOR)
 
-    def _reached(self, timeline: RequestTimeline, milestone: Milestone) -> None:
+    def _reached(self, timeline: RequestTimeline, step: Step) -> None:
         request_id = timeline.request_id
-        match milestone:
-            case Milestone.POLICY_FIRED if timeline.policy is not None:
+        match step:
+            case "policy_fired" if timeline.policy is not None:
                 self._emit(
                     INPUT,
                     "policy_fired",
@@ -315,15 +315,15 @@ class ProfileEvents:
                     input_mode=timeline.input_mode.value,
                 )
                 self._emit(QUEUE, events.STAGE_START, request_id=request_id, from_stage=INPUT)
-            case Milestone.ENGINE_STARTED:
+            case "engine_started":
                 self._emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
                 self._emit(ENGINE, "model_path_start", request_id=request_id)
-            case Milestone.INPUT_ENDED:
+            case "input_ended":
                 self._emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
-            case Milestone.CANCELLED:
+            case "cancelled":
                 by = timeline.cancellations[-1].by
                 self._emit(COORDINATOR, "cancel" if by is None else "interrupt", request_id=request_id, by=by)
-            case Milestone.ENGINE_ENDED if timeline.engine_end is not None:
+            case "engine_ended" if timeline.engine_end is not None:
                 self._emit(ENGINE, "model_path_end", request_id=request_id, status=timeline.engine_end.status)
 
     def _ended(self, ended: RequestEnded) -> None:

@@ -88,14 +88,9 @@ class RequestSpans:
             start_time=wall_ns(timeline.opened),
         )
         within = set_span_in_context(span, Context())
-        for passed in timeline.passed:
-            stage = self._tracer.start_span(passed.stage.value, context=within, start_time=wall_ns(passed.began))
+        for passed in timeline.stages(timeline.now()):
+            stage = self._tracer.start_span(passed.stage, context=within, start_time=wall_ns(passed.began))
             stage.end(wall_ns(passed.ended))
-        if timeline.stage is not None:
-            unended = self._tracer.start_span(
-                timeline.stage.value, context=within, start_time=wall_ns(timeline.stage_began)
-            )
-            unended.end(wall_ns(timeline.now()))
         for when, name, attributes in sorted(_events(timeline), key=itemgetter(0)):
             span.add_event(name, attributes, wall_ns(when))
         error = None if timeline.outcome is None else timeline.outcome.error

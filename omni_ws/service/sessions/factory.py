@@ -33,7 +33,8 @@ from omni_ws.service.conversation.configuration import (
     ServedModel,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationLimits, Outbox
+from omni_ws.service.conversation.messages import ConversationLimits
+from omni_ws.service.conversation.output_log import OutputLog, StoredBytes
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
 from omni_ws.service.observing.accounts import Accounts, near_client, write_line
@@ -154,6 +155,9 @@ class SessionFactory:
         admit: Callable[[], None] | None = None,
         origin: str = Origin.HTTP,
         resumable: bool = False,
+        stored: StoredBytes | None = None,
+        survives: bool = False,
+        session_id: str | None = None,
     ) -> Conversation:
         """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
@@ -165,7 +169,10 @@ class SessionFactory:
             owner: The name of the API key that it belongs to.
             admit: Called for each request; raises to refuse it.
             origin: Labels it in metrics and logs.
-            resumable: Whether to keep a journal of what was sent, so that a client can resume.
+            resumable: Whether to keep what was sent, so that a client can resume.
+            stored: Charged for its output, where that is kept for readers.
+            survives: Whether it can be saved at any time, to go on in another server.
+            session_id: The id of a session that goes on; None for a new one.
         """
         now = asyncio.get_running_loop().time
 
@@ -176,20 +183,18 @@ class SessionFactory:
 
         listens = not single_request and self.speech_workers.available
         account = self._account()
-        outbox = self._outbox(account, now, resumable=resumable)
-        identity = SessionIdentity(self._new_id(), origin, owner, near_client.get())
+        outbox = self._output_log(account, now, resumable=resumable, stored=stored)
+        identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
         conversation = Conversation(
             self.engine,
             self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
             outbox,
-            limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
+            limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
             media_room=self.media_room,
             now=now,
-            single_request=single_request,
-            owner=owner,
             admit=admit_request,
             counted_priority=partial(self.admission.priority, owner),
             speech_workers=self.speech_workers if listens else None,
@@ -203,14 +208,20 @@ class SessionFactory:
         streaming = self.config.streaming_input
         return SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
 
-    def _outbox(self, account: SessionAccount, now: Callable[[], float], *, resumable: bool) -> Outbox:
+    def _output_log(
+        self, account: SessionAccount, now: Callable[[], float], *, resumable: bool, stored: StoredBytes | None
+    ) -> OutputLog:
         streaming = self.config.streaming_input
-        return Outbox(
+        kept = streaming.max_output_bytes if resumable else 0
+        if stored is not None:
+            kept = min(streaming.max_payload_per_session, stored.capacity)
+        return OutputLog(
             streaming.max_output_bytes,
             write_timeout=streaming.write_timeout_sec,
             now=now,
             budget=account,
-            journal_capacity=streaming.max_output_bytes if resumable else 0,
+            kept_capacity=kept,
+            stored=stored,
         )
 
     def configuration(
@@ -281,10 +292,10 @@ class SessionFactory:
             self._rules_of[kind] = rules
         return self._rules_of[kind]
 
-    def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:
-        limits = self._limits
+    def _limits_of(self, *, single_request: bool, streamed_body: bool, survives: bool) -> ConversationLimits:
+        limits = replace(self._limits, keeps_input=True) if survives else self._limits
         if single_request:  # its client sends the history along, and decides how long it is
-            limits = replace(limits, max_history_tokens=sys.maxsize)
+            limits = replace(limits, single_request=True, max_history_tokens=sys.maxsize)
         if single_request and not streamed_body:  # an ordinary body has its own limit
             return limits
         total = self.config.streaming_input.max_total_payload_per_session

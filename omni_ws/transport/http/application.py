@@ -10,7 +10,7 @@ from websockets.asyncio.server import ServerConnection
 
 from omni_ws.errors import MethodNotAllowed, NotFound, OmniError, UpgradeRequired
 from omni_ws.metrics import Metrics
-from omni_ws.service.sessions.live_session import LiveSessions
+from omni_ws.service.sessions.session import Sessions
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 
@@ -126,11 +126,11 @@ class FrontEnd:
         """Waits until no session is left. Runs once all connections are closed, without a time-out."""
 
 
-class LiveFrontEnd(FrontEnd):
-    """Base class of front ends whose connections carry sessions: drains and ends those in ``live`` with the server."""
+class SessionFrontEnd(FrontEnd):
+    """Base class of front ends whose connections carry sessions, which it drains and ends with the server."""
 
-    def __init__(self, live: LiveSessions) -> None:
-        self._live = live
+    def __init__(self, sessions: Sessions) -> None:
+        self._live = sessions
 
     def drain(self, time_left: float) -> None:
         self._live.drain(time_left)

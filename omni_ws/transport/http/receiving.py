@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Callable
 from typing import Final
 
@@ -15,23 +14,6 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.strict_h11 import limit_chunk_sizes
 
 # The receiving half
-
-
-class Reading(enum.Enum):
-    """Whether the socket is read.
-
-    ======== ============================================== ==================
-    state    meaning                                        next
-    ======== ============================================== ==================
-    ON       the socket is read                             PAUSED, YIELDED
-    PAUSED   not read until the handler has made room       ON, YIELDED
-    YIELDED  not read until the event loop's next pass      PAUSED
-    ======== ============================================== ==================
-    """
-
-    ON = enum.auto()
-    PAUSED = enum.auto()
-    YIELDED = enum.auto()
 
 
 class RequestBody:
@@ -136,7 +118,8 @@ class HttpInput:
         #: Bytes held of requests behind the current one.
         self.pipelined_bytes = 0
         self._expects_body = False
-        self._reading = Reading.ON
+        #: Whether the socket is not read, and whether that is so at least until the next pass of the event loop.
+        self._paused = self._yielding = False
         self._deadline = Deadline(self._loop, self._expired)
         self._watch = HangUpWatch(self._loop, on_hang_up)
 
@@ -222,7 +205,7 @@ class HttpInput:
 
     def _update_deadline(self) -> None:
         """Run the deadline exactly while the peer owes bytes and nothing of the server's holds them up."""
-        held_up = self._reading is not Reading.ON or self._http.they_are_waiting_for_100_continue
+        held_up = self._paused or self._http.they_are_waiting_for_100_continue
         owing = self._expects_body and not self.body.ended and not held_up
         now = self._loop.time()
         if self._owed_since is not None:
@@ -260,33 +243,28 @@ class HttpInput:
         """Stop reading until the event loop's next pass, and call ``catch_up`` in that pass."""
 
         def next_pass() -> None:
-            if self._reading is Reading.YIELDED:
-                self._enter(Reading.PAUSED)
+            self._yielding = False
             if self.body.held < self._high_water_bytes:
                 self.resume()
             catch_up()
 
         if not self._transport.is_closing():
-            self._enter(Reading.YIELDED)
+            self._pause()
+            self._yielding = True
         self._loop.call_soon(next_pass)
 
     def resume(self) -> None:
         """Read the socket again, unless the connection has yielded to the event loop."""
-        if self._reading is Reading.PAUSED and not self._transport.is_closing():
-            self._enter(Reading.ON)
-
-    def _pause(self) -> None:
-        if self._reading is Reading.ON and not self._transport.is_closing():
-            self._enter(Reading.PAUSED)
-
-    def _enter(self, reading: Reading) -> None:
-        was, self._reading = self._reading, reading
-        if was is Reading.ON:
-            self._transport.pause_reading()
-            self._watch.begin(self._transport)
-        elif reading is Reading.ON:
+        if self._paused and not self._yielding and not self._transport.is_closing():
+            self._paused = False
             self._transport.resume_reading()
             self._watch.end()
+
+    def _pause(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+            self._watch.begin(self._transport)
 
 
 # The sending half

@@ -38,10 +38,10 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import State
 
-from omni_ws.core.chunks import OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 
@@ -595,13 +595,13 @@ class SoleLink(Protocol):
     async def close_in_time(self, code: int, reason: str) -> None: ...
 
 
-class SoleConnection(ABC):
+class SoleConnection(Attachment, ABC):
     """The connection of a session that cannot be resumed: its pauses, its timers and its end. See Attachment.
 
     A subclass takes the messages, and writes what the outbox holds.
     """
 
-    def __init__(self, connection: SoleLink, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
         self._connection = connection
         self._session = session
         self._conversation = session.conversation
@@ -664,13 +664,10 @@ class SoleConnection(ABC):
             self._conversation.stream.hold_clocks(now=self._loop.time())
         self._arm(self._loop.time())
 
-    def receive_pong(self, data: bytes) -> None:  # noqa: B027  # it was heard, and that is all
-        pass
+    def receive_pong(self, data: bytes) -> None:
+        pass  # it was heard, and that is all
 
     # output
-
-    def write_now(self, output: OutputChunk) -> bool:
-        return False  # what an output becomes is rendered in ``_flush``, behind what is queued
 
     def output_ready(self) -> None:
         if not self._flush_scheduled:

@@ -27,9 +27,9 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
@@ -98,14 +98,14 @@ class _Handshake:
     returning: Return | None
 
 
-class StreamingInput(LiveFrontEnd):
+class StreamingInput(SessionFrontEnd):
     """The native WebSocket: accepts handshakes, and connects each connection with its session."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
         grace = sessions.config.streaming_input.resume_grace_sec
-        super().__init__(LiveSessions(sessions, origin=Origin.WEBSOCKET, grace=grace))
+        super().__init__(Sessions(sessions, origin=Origin.WEBSOCKET, grace=grace))
         self._recorder = recorder
         self._sessions = sessions
         self._authenticator = authenticator
@@ -169,7 +169,7 @@ class StreamingInput(LiveFrontEnd):
             await refuse(connection, error)
 
     async def _begin(self, connection: StreamConnection, handshake: _Handshake) -> WebSocketSession:
-        """Open a session. Raises what ``LiveSessions.open`` raises."""
+        """Open a session. Raises what ``Sessions.open`` raises."""
         key = handshake.key
         session = await self._live.admit(key, client=handshake.client)
         if self._recorder is not None:
@@ -205,9 +205,7 @@ class StreamingInput(LiveFrontEnd):
         attachment.output.write_resumed(*session.resume(attachment, returning.last_output))
         return attachment
 
-    def _attachment(
-        self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool
-    ) -> WebSocketSession:
+    def _attachment(self, connection: StreamConnection, session: Session, *, binary_audio: bool) -> WebSocketSession:
         return WebSocketSession(
             connection,
             session,
@@ -222,7 +220,7 @@ class StreamingInput(LiveFrontEnd):
         """How many sessions are disconnected, within their grace period."""
         return self._live.disconnected
 
-    def _created(self, session: LiveSession) -> SessionCreatedFrame:
+    def _created(self, session: Session) -> SessionCreatedFrame:
         config: Any = session.conversation.configuration.effective
         streaming = self._sessions.config.streaming_input
         engine = self._sessions.engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec import UNSET, Raw
@@ -24,9 +24,10 @@ from omni_ws.errors import (
     websocket_close_code,
 )
 from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
+from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.live_session import LiveSession, LiveState
+from omni_ws.service.sessions.session import Session, SessionState
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import (
     AcknowledgementClock,
@@ -72,30 +73,16 @@ _FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, C
 _VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
 
 
-class Serving(Enum):
-    """Whether a connection serves its session: SERVING, until it is any of the others, for good.
-
-    ``connection_closing`` leads to LOST where the session may be resumed. Where it may not, the session ends, and
-    ``session_over`` leads to OVER, as it does for any other end. ``replaced`` leads to REPLACED.
-    """
-
-    SERVING = "frames are received and sent"
-    LOST = "the connection is lost, and the session waits for another"
-    REPLACED = "another connection has taken over the session"
-    OVER = "the session is over: what is left is sent, and the connection closed"
+_ATTACHED: Final = SessionState.ATTACHED  # found faster than a member of an enum
 
 
-_SERVING: Final = Serving.SERVING  # found faster than a member of an enum
-_ATTACHED: Final = LiveState.ATTACHED
-
-
-class WebSocketSession:
+class WebSocketSession(Attachment):
     """Attaches a session to a native WebSocket: frames in, frames out, and the timers of the connection."""
 
     def __init__(
         self,
         connection: StreamConnection,
-        session: LiveSession,
+        session: Session,
         *,
         binary_audio: bool,
         keep_alive: KeepAliveSettings,
@@ -111,15 +98,15 @@ class WebSocketSession:
         self._outbox = session.outbox
         self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
         # Called often, hence without another call in between.
-        self.output_ready = self.resume_output = self.output.schedule
-        self.write_now = self.output.write_now
+        self.output_ready = self.resume_output = self.output.schedule  # type: ignore[method-assign]
+        self.write_now = self.output.write_now  # type: ignore[method-assign]
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
         self._rounds = rounds or PeerRounds(keep_alive)
-        #: Changed by ``_leave`` only.
-        self._state = Serving.SERVING
-        #: Done with the reason to close with, if any, when the state changes.
-        self._left: asyncio.Future[OmniError | None] = self._loop.create_future()
+        #: Whether frames are received and sent. Changed by ``_leave`` only, for good.
+        self._serving = True
+        #: Done then, with what closes the connection; None where it is lost, or was not the client's to begin with.
+        self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         #: When it is due. The handle may not know: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
@@ -140,58 +127,55 @@ class WebSocketSession:
             self._connection.attach(self, self._conversation.account)
             self.timer_changed()
             self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=True))
-            error = await self._left
-            if self._state is Serving.REPLACED:
-                await self.output.close_replaced()
-            elif error is not None:
-                await self.output.close_with(error)
+            close = await self._left
+            if close is not None:
+                await close()
         finally:
-            self._leave(Serving.LOST)
+            self._leave(None)
             self._rounds.forget(self.check_peer)
             self.acks.stop()
             if self._timer is not None:
                 self._timer.cancel()
             self._session.detach(self)
 
-    def _leave(self, state: Serving, error: OmniError | None = None) -> None:
-        """Change the state, unless the connection has left already."""
-        if self._state is not Serving.SERVING:
-            return
-        self._state = state
-        if not self._left.done():  # which is cancelled with ``run``
-            self._left.set_result(error)
+    def _leave(self, close: Callable[[], Awaitable[None]] | None) -> None:
+        """Serve the session no more, and close the connection so. The first call counts."""
+        if self._serving:
+            self._serving = False
+            if not self._left.done():  # which is cancelled with ``run``
+                self._left.set_result(close)
 
     def session_over(self, error: OmniError | None) -> None:
-        self._leave(Serving.OVER, error)
+        self._leave(None if error is None else partial(self.output.close_with, error))
 
     def replaced(self) -> None:
         self.output.stop()
-        self._leave(Serving.REPLACED)
+        self._leave(self.output.close_replaced)
 
     def connection_closing(self) -> None:
         self.output.stop()
-        if self._state is not Serving.SERVING:
+        if not self._serving:
             return
         if not self._session.resumable or _ended_by_client(self._connection):
             self._session.end(None)
         else:
-            self._leave(Serving.LOST)
+            self._leave(None)
             self._session.detach(self)
 
     def receive_pong(self, data: bytes) -> None:
-        if self._state is Serving.SERVING:
+        if self._serving:
             self._session.confirm_token()
 
     @property
     def _listening(self) -> bool:
         """Whether input counts. It does not once the session is ending, or has another connection."""
-        return self._state is _SERVING and self._session.state is _ATTACHED
+        return self._serving and self._session.state is _ATTACHED
 
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """One whole message. Runs inside the callback of the socket, and raises nothing."""
-        if self._state is not _SERVING or self._session.state is not _ATTACHED:
+        if not self._serving or self._session.state is not _ATTACHED:
             return
         now, stream = self._connection.heard_at, self._stream
         if self._session.spent_token is not None:
@@ -399,7 +383,7 @@ class WebSocketOutput:
     stops while the write buffer is over its high-water mark.
     """
 
-    def __init__(self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool) -> None:
+    def __init__(self, connection: StreamConnection, session: Session, *, binary_audio: bool) -> None:
         self._connection = connection
         self._session = session
         self._outbox = session.outbox
@@ -418,7 +402,7 @@ class WebSocketOutput:
         self.schedule()
 
     def write_now(self, output: OutputChunk) -> bool:
-        """See OutboxReader."""
+        """See Attachment."""
         if self._flush_scheduled or not self._speaking or self._connection.paused or not self._connection.is_open:
             return False
         try:

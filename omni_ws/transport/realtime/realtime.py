@@ -32,7 +32,7 @@ from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
@@ -115,7 +115,7 @@ class RealtimeDialect:
 
     def __init__(
         self,
-        session: LiveSession,
+        session: Session,
         factory: SessionFactory,
         bound: SessionFields,
         *,

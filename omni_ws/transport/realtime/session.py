@@ -25,9 +25,9 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator, presented_key
-from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -63,7 +63,7 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
     return RealtimeCaller(secret.key, request.client, secret.settings())
 
 
-class Realtime(LiveFrontEnd):
+class Realtime(SessionFrontEnd):
     """Accepts the handshakes of OpenAI's clients, and opens a session for each."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Realtime(LiveFrontEnd):
         recorder: Recorder | None = None,
     ) -> None:
         # These clients do not resume: a session ends with its connection.
-        super().__init__(LiveSessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
+        super().__init__(Sessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
         self._sessions = sessions
         self._authenticator = authenticator
         self._secrets = secrets
@@ -121,7 +121,7 @@ class Realtime(LiveFrontEnd):
         await attachment.run()
 
     async def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
-        """Raises what ``LiveSessions.open`` raises."""
+        """Raises what ``Sessions.open`` raises."""
         session = await self._live.admit(client.key, client=client.address)
         if self._recorder is not None:
             name = key_name(client.key)
@@ -166,7 +166,7 @@ class RealtimeConnection(SoleConnection):
     """
 
     def __init__(
-        self, connection: SoleLink, session: LiveSession, dialect: RealtimeDialect, *, keep_alive: KeepAliveSettings
+        self, connection: SoleLink, session: Session, dialect: RealtimeDialect, *, keep_alive: KeepAliveSettings
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)

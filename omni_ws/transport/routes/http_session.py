@@ -16,7 +16,8 @@ from omni_ws.core.chunks import AnyOutput, FinalChunk, FinishReason, InputChunk,
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import Outbox, ServerMessage, message_cost
+from omni_ws.service.conversation.messages import ServerMessage, message_cost
+from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.exchange import HttpExchange
@@ -27,15 +28,15 @@ from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
-class HttpSession:
-    """Runs the conversation of one request, as its owner, between the source of its input and its response.
+class HttpSession(Attachment):
+    """Runs the conversation of one request, attached to it, between the source of its input and its response.
 
     Three tasks run inside ``running``: the conversation, the source of the input, which calls ``feed`` and
     ``end_input``, and the session's clock. The handler's own task reads the answer with ``take`` and ``wait``, as from
     any AnswerSource. An error of the three reaches it as the last message of the outbox.
     """
 
-    def __init__(self, conversation: Conversation, outbox: Outbox) -> None:
+    def __init__(self, conversation: Conversation, outbox: OutputLog) -> None:
         self.conversation = conversation
         self._outbox = outbox
         self._observed = conversation.observed
@@ -146,10 +147,7 @@ class HttpSession:
         finally:
             self._waiting = None
 
-    # ConversationOwner
-
-    def output_has_room(self) -> None:
-        pass  # answer writers wait for room themselves
+    # Attachment
 
     def input_may_continue(self) -> None:
         self._input_room.set()
@@ -384,7 +382,11 @@ async def write_events(
 
 
 class EventBatch:
-    """The events of one answer that have been encoded and not written yet."""
+    """The events of one answer that have been encoded and not written yet.
+
+    ``write_now`` and ``write_available`` write outputs inside the call that brings them: neither waits, and what they
+    raise ends the wait.
+    """
 
     def __init__(self, sink: EventSink, source: AnswerSource, encoder: EventEncoder, *, head_at_start: bool) -> None:
         self.waiting: list[bytes] = []
@@ -417,7 +419,7 @@ class EventBatch:
         return False
 
     def write_now(self, output: OutputChunk) -> bool:
-        """Write the next output, within the call that brings it. Returns False where the waiting task has to."""
+        """Write the next output. Returns False, and nothing is done, where the waiting task has to do it."""
         sink = self._sink
         if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
@@ -426,7 +428,7 @@ class EventBatch:
         return True
 
     def write_available(self) -> bool:
-        """Write what ``take`` returns. Returns False where the waiting task has to do the rest."""
+        """Write what the source has. Returns False where the waiting task has to do the rest."""
         if not self.encode_available():
             return False
         if self.waiting:

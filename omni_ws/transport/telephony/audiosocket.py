@@ -8,41 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final, cast
 from uuid import UUID
 
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, OutputModality
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import LiveFrontEnd
+from omni_ws.transport.http.application import SessionFrontEnd
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch, notice_dead_networks
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
-from omni_ws.wire.server_frames import SpeechStartedFrame
 
 logger = logging.getLogger(__name__)
 
 _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000}
 
 
-class AudioSocketCalls(LiveFrontEnd):
+class AudioSocketCalls(SessionFrontEnd):
     """Listens for Asterisk, and opens a session for each call. Where the server has keys, a call's UUID is one."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
+        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
         self._sessions = sessions
         self._authenticator = authenticator
         self._server: asyncio.Server | None = None
@@ -109,7 +107,7 @@ class AudioSocketCalls(LiveFrontEnd):
         """Raises Unauthenticated for a UUID that is no key of a server with keys."""
         return self._authenticator.authenticate_header(f"Bearer {identifier}")
 
-    async def _begin(self, key: ApiKey | None, client: str) -> LiveSession:
+    async def _begin(self, key: ApiKey | None, client: str) -> Session:
         """Raises what the call is refused with."""
         settings = self._sessions.config.telephony
         session = await self._live.admit(key, client=client)
@@ -152,7 +150,7 @@ _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 class AudioSocketCall(PhoneCall):
     """Frames of audio and keys in, frames of audio out, in real time. The call ends with a hang-up, too."""
 
-    def __init__(self, link: AudioSocketLink, session: LiveSession) -> None:
+    def __init__(self, link: AudioSocketLink, session: Session) -> None:
         super().__init__(link, session, keep_alive=_NO_PINGS)
         self._link = link
         link.refused = session.end
@@ -207,7 +205,7 @@ class AudioSocketCall(PhoneCall):
         """Have the playout say what the outbox holds, for as long as it has room."""
         self._flush_scheduled = False
         while self._link.is_open and not self._playout.full and (message := self._outbox.take()) is not None:
-            self._playout.take(message)
+            self._playout.play(message)
         self._check_silent()
 
 
@@ -495,18 +493,7 @@ ROOM_BYTES: Final = 2000 * BYTES_PER_MS
 MAX_LATE_SEC: Final = 0.1
 
 
-@dataclass(slots=True)
-class _Answer:
-    """An answer until its last frame was heard, with the audio that was not sent yet."""
-
-    request_id: str
-    audio: bytearray = field(default_factory=bytearray)
-    #: Bytes that were sent.
-    sent: int = 0
-    ended: bool = False
-
-
-class PacedPlayout:
+class PacedPlayout(Playout):
     """Sends answers, 20 ms at a time, as fast as they are heard, and nothing in between: that is silence.
 
     ``send`` is called with each frame of pcm16, and returns whether more may be sent; if not, ``resume`` goes on.
@@ -517,47 +504,26 @@ class PacedPlayout:
     def __init__(
         self, send: Callable[[bytes], bool], report: Callable[[str, float], None], progressed: Callable[[], None]
     ) -> None:
+        super().__init__(FRAME_BYTES)
         self._send = send
         self._report = report
         self._progressed = progressed
         self._loop = asyncio.get_running_loop()
-        self._answers: deque[_Answer] = deque()
-        self._waiting = 0
         self._held = False
         #: When the next frame is due. It is never before the last one was heard.
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def unplayed(self) -> bool:
-        """Whether the caller may still be hearing something."""
-        return bool(self._answers)
-
-    @property
     def full(self) -> bool:
         """Whether it takes no more for now."""
-        return self._waiting >= ROOM_BYTES
+        return self.waiting >= ROOM_BYTES
 
-    def take(self, message: ServerMessage) -> None:
-        """One of the session's messages: text, transcripts and errors are not heard."""
-        match message:
-            case OutputChunk(modality=OutputModality.AUDIO):
-                self._say(message)
-            case FinalChunk(finish_reason=FinishReason.CANCELLED):
-                if any(answer.request_id == message.request_id for answer in self._answers):
-                    self.clear()
-            case FinalChunk():
-                for answer in self._answers:
-                    if answer.request_id == message.request_id:
-                        answer.ended = True
-                self._arm()
-            case SpeechStartedFrame():  # the caller interrupts
-                self.clear()
-
-    def clear(self) -> None:
-        """What was not sent is not to be heard any more."""
-        self._answers.clear()
-        self._waiting = 0
+    def play(self, message: ServerMessage) -> None:
+        """One of the session's messages."""
+        if self.hear(message):
+            self.clear()
+        self._arm()
 
     def resume(self) -> None:
         """More may be sent again."""
@@ -570,22 +536,8 @@ class PacedPlayout:
             self._timer.cancel()
             self._timer = None
 
-    def _say(self, chunk: OutputChunk) -> None:
-        if not self._answers or self._answers[-1].request_id != chunk.request_id:
-            if self._answers:
-                self._answers[-1].ended = True
-            self._answers.append(_Answer(chunk.request_id))
-        self._answers[-1].audio += chunk.payload
-        self._waiting += len(chunk.payload)
-        self._arm()
-
-    @property
-    def _ready(self) -> bool:
-        """Whether there is a frame to send, or an end to pass."""
-        return bool(self._answers) and (self._answers[0].ended or len(self._answers[0].audio) >= FRAME_BYTES)
-
     def _arm(self) -> None:
-        if self._timer is not None or self._held or not self._ready:
+        if self._timer is not None or self._held or not self.ready:
             return
         now = self._loop.time()
         if now - self._due > MAX_LATE_SEC:
@@ -594,20 +546,10 @@ class PacedPlayout:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._ready:
-            answer = self._answers[0]
-            self._report(answer.request_id, answer.sent / BYTES_PER_MS)
-            if answer.audio:
-                self._send_frame(answer)
-            else:
-                self._answers.popleft()
+        if (played := self.take()) is not None:
+            self._report(played.answer_id, played.position / BYTES_PER_MS)
+            if played.audio:
+                self._due += FRAME_SEC
+                self._held = not self._send(played.audio)
         self._arm()
         self._progressed()
-
-    def _send_frame(self, answer: _Answer) -> None:
-        frame = bytes(answer.audio[:FRAME_BYTES])
-        del answer.audio[:FRAME_BYTES]
-        self._waiting -= len(frame)
-        answer.sent += len(frame)
-        self._due += FRAME_SEC
-        self._held = not self._send(frame.ljust(FRAME_BYTES, b"\0"))

@@ -13,7 +13,7 @@ from websockets.frames import CloseCode
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import ORDERLY_ENDS, OmniError
 from omni_ws.service.conversation.conversation import WholeRequest, respond
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 
@@ -43,7 +43,7 @@ class PhoneCall(SoleConnection):
     an orderly end the caller hears the answer to its end.
     """
 
-    def __init__(self, connection: SoleLink, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._keys = PressedKeys(self._keys_begin, self._keys_entered)
         #: Set when everything is sent and played, or nothing can be sent any more.

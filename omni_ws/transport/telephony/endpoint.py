@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, OutputChunk, OutputModality
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import check_values
 from omni_ws.errors import (
     InvalidFrame,
@@ -36,15 +36,15 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import KEY_SUBPROTOCOLS, Authenticator
-from omni_ws.transport.http.application import LiveFrontEnd, Router, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.recording.recordings import recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
-from omni_ws.wire.server_frames import SpeechStartedFrame
 
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
 #: A message of 20 ms of audio has some 300 bytes.
@@ -71,14 +71,14 @@ class _Caller:
         return 0 if self.pace is None else self.pace(size)
 
 
-class TelephonyStreams(LiveFrontEnd):
+class TelephonyStreams(SessionFrontEnd):
     """Accepts the handshakes of gateways, and opens a session for each stream that starts."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
         # A gateway does not reconnect: a session ends with its connection.
-        super().__init__(LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
+        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
         self._sessions = sessions
         self._authenticator = authenticator
         self._recorder = recorder
@@ -133,7 +133,7 @@ class TelephonyStreams(LiveFrontEnd):
         session.conversation.greet()
         await call.run(behind)
 
-    async def _begin(self, caller: _Caller, start: StreamStart) -> LiveSession:
+    async def _begin(self, caller: _Caller, start: StreamStart) -> Session:
         """Raises what the stream is refused with."""
         if not caller.presents_key:
             self._identify(caller, self._key_of(start))
@@ -265,10 +265,10 @@ class StreamCall(PhoneCall):
     """One call: media in, the answers' media, marks and clears out. The call ends with ``stop``, too."""
 
     def __init__(
-        self, connection: StreamConnection, session: LiveSession, stream_sid: str, *, keep_alive: KeepAliveSettings
+        self, connection: StreamConnection, session: Session, stream_sid: str, *, keep_alive: KeepAliveSettings
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
-        self._playout = Playout(stream_sid, self._report)
+        self._playout = MarkedPlayout(stream_sid, self._report)
         self._last_chunk = -1
 
     def _close_code(self, error: OmniError) -> int:
@@ -315,7 +315,7 @@ class StreamCall(PhoneCall):
     # output
 
     def _clear(self) -> None:
-        for data in self._playout.clear():
+        for data in self._playout.silence():
             self._connection.write_message(data, is_text=True)
 
     def _flush(self) -> None:
@@ -336,25 +336,12 @@ BYTES_PER_MS: Final = 8
 FRAME_BYTES: Final = 20 * BYTES_PER_MS
 #: The longest media message, and the audio between two marks: 200 ms.
 PIECE_BYTES: Final = 10 * FRAME_BYTES
-#: The silence that completes the last packet of an answer.
 SILENCE: Final = b"\xff"
 #: Marks that are remembered, of a gateway that returns none.
 MAX_MARKS: Final = 256
 
 
-@dataclass(slots=True)
-class _Answer:
-    """The answer that is being sent. Positions are bytes on its time line."""
-
-    request_id: str
-    #: The beginning of the next packet.
-    rest: bytearray = field(default_factory=bytearray)
-    sent: int = 0
-    #: Position of the last mark.
-    marked: int = 0
-
-
-class Playout:
+class MarkedPlayout(Playout):
     """Renders answers as media, marks and clears, and follows what the caller has heard. Has no socket and no clock.
 
     A mark goes out before the first audio of an answer, after every 200 ms of it, and after its end. When it returns,
@@ -363,28 +350,36 @@ class Playout:
     """
 
     def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
+        super().__init__(FRAME_BYTES, silence=SILENCE)
         self._stream_sid = stream_sid
         self._report = report
-        self._answer: _Answer | None = None
         #: Marks that have not returned, oldest first, with what they report.
         self._marks: dict[str, tuple[str, float]] = {}
+        #: Where the last mark stands in the answer that is being sent, in bytes.
+        self._marked = 0
 
     @property
     def unplayed(self) -> bool:
         """Whether the gateway may still be playing."""
-        answer = self._answer
-        return bool(self._marks) or (answer is not None and answer.sent > answer.marked)
+        return bool(self._marks) or super().unplayed
 
     def render(self, message: ServerMessage) -> list[bytes]:
         """The stream's messages for one of the session's: none for text, transcripts and errors."""
-        match message:
-            case OutputChunk(modality=OutputModality.AUDIO):
-                return self._send_audio(message)
-            case FinalChunk():
-                return self._finish(message)
-            case SpeechStartedFrame():  # the caller interrupts
-                return self.clear()
-        return []
+        if self.hear(message):
+            return self.silence()
+        messages: list[bytes] = []
+        while (played := self.take(PIECE_BYTES)) is not None:
+            request_id, position, audio = played
+            if not audio:
+                messages.append(self._mark(request_id, position, name="end"))
+                continue
+            if not position:
+                messages.append(self._mark(request_id, 0))
+            messages.append(encode_media(self._stream_sid, audio))
+            position += len(audio)
+            if position - self._marked >= PIECE_BYTES:
+                messages.append(self._mark(request_id, position))
+        return messages
 
     def mark_returned(self, name: str) -> None:
         """The gateway has returned a mark. Unknown names are ignored."""
@@ -397,46 +392,18 @@ class Playout:
                 self._report(request_id, played_ms)
                 return
 
-    def _send_audio(self, chunk: OutputChunk) -> list[bytes]:
-        messages = []
-        answer = self._answer
-        if answer is None or answer.request_id != chunk.request_id:
-            answer = self._answer = _Answer(chunk.request_id)
-            messages.append(self._mark(answer))
-        answer.rest += chunk.payload
-        while size := min(len(answer.rest) // FRAME_BYTES * FRAME_BYTES, PIECE_BYTES):
-            messages.append(encode_media(self._stream_sid, bytes(answer.rest[:size])))
-            del answer.rest[:size]
-            answer.sent += size
-            if answer.sent - answer.marked >= PIECE_BYTES:
-                messages.append(self._mark(answer))
-        return messages
-
-    def _finish(self, final: FinalChunk) -> list[bytes]:
-        answer = self._answer
-        if answer is None or answer.request_id != final.request_id:
-            return []
-        if final.finish_reason is FinishReason.CANCELLED:
-            return self.clear()
-        messages = []
-        if answer.rest:
-            messages.append(encode_media(self._stream_sid, bytes(answer.rest.ljust(FRAME_BYTES, SILENCE))))
-            answer.sent += len(answer.rest)
-        messages.append(self._mark(answer, name="end"))
-        self._answer = None
-        return messages
-
-    def clear(self) -> list[bytes]:
+    def silence(self) -> list[bytes]:
         """What is not played is not to be heard any more. Returns nothing where everything was played."""
-        unplayed, self._answer = self.unplayed, None
+        unplayed = self.unplayed
+        self.clear()
         self._marks.clear()
         return [encode_clear(self._stream_sid)] if unplayed else []
 
-    def _mark(self, answer: _Answer, *, name: str | None = None) -> bytes:
-        answer.marked = answer.sent
-        position_ms = answer.sent / BYTES_PER_MS
-        name = f"{answer.request_id}:{name or round(position_ms)}"
-        self._marks[name] = (answer.request_id, position_ms)
+    def _mark(self, request_id: str, position: int, *, name: str | None = None) -> bytes:
+        self._marked = position
+        position_ms = position / BYTES_PER_MS
+        name = f"{request_id}:{name or round(position_ms)}"
+        self._marks[name] = (request_id, position_ms)
         if len(self._marks) > MAX_MARKS:
             del self._marks[next(iter(self._marks))]
         return encode_mark(self._stream_sid, name)

@@ -8,7 +8,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
@@ -57,9 +56,10 @@ from omni_ws.errors import (
 from omni_ws.installing import check_private_names
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
@@ -95,7 +95,7 @@ class RealtimeCall(RealtimeConnection):
     heard when the caller speaks or a response is cancelled.
     """
 
-    def __init__(self, channel: CallChannel, session: LiveSession, dialect: RealtimeDialect, metrics: Metrics) -> None:
+    def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
         super().__init__(channel, session, dialect, keep_alive=_NO_PINGS)
         self._channel = channel
         self._dialect: RealtimeDialect = dialect
@@ -713,16 +713,6 @@ MAX_LATE_SEC: Final = 0.1
 HEAD_START_SEC: Final = 2 * PACKET_SEC
 
 
-@dataclass(slots=True)
-class _Spoken:
-    """The audio of a response that was not sent yet."""
-
-    response_id: str
-    audio: bytearray = field(default_factory=bytearray)
-    started: bool = False
-    ended: bool = False
-
-
 class CallSpeaker(MediaStreamTrack):
     """A track of Opus packets, sent as fast as they are heard. Nothing is sent between answers: that is silence.
 
@@ -737,41 +727,33 @@ class CallSpeaker(MediaStreamTrack):
         self._on_stopped = on_stopped
         self._now = asyncio.get_running_loop().time
         self._encoder = OpusPacketEncoder()
-        self._spoken: deque[_Spoken] = deque()
+        self._playout = Playout(PACKET_BYTES)
         self._changed = asyncio.Event()
         self._due = self._origin = self._now()
 
     def say(self, response_id: str, audio: bytes) -> None:
         """Audio of a response, behind what was said before. pcm16 of 24 kHz."""
-        if not self._spoken or self._spoken[-1].response_id != response_id:
-            if self._spoken:
-                self._spoken[-1].ended = True
-            self._spoken.append(_Spoken(response_id))
-        self._spoken[-1].audio += audio
+        self._playout.say(response_id, audio)
         self._changed.set()
 
     def finish(self, response_id: str) -> None:
         """There is no more audio of this response."""
-        for spoken in self._spoken:
-            if spoken.response_id == response_id:
-                spoken.ended = True
+        self._playout.finish(response_id)
         self._changed.set()
 
     def clear(self) -> list[str]:
         """Drop what was not sent. Returns the ids of the responses that were being heard."""
-        heard = [spoken.response_id for spoken in self._spoken if spoken.started]
-        self._spoken.clear()
-        return heard
+        return self._playout.clear()
 
     def stop(self) -> None:
-        self._spoken.clear()
+        self._playout.clear()
         self._changed.set()
         super().stop()
 
     async def recv(self) -> Packet[Any]:
         """The next packet, when it is due. Raises MediaStreamError at the end of the track."""
         while True:
-            while not self._sayable and self.readyState == "live":
+            while not self._playout.ready and self.readyState == "live":
                 self._changed.clear()
                 await self._changed.wait()
             if self.readyState != "live":
@@ -789,23 +771,14 @@ class CallSpeaker(MediaStreamTrack):
             self._due += PACKET_SEC
             return packet
 
-    @property
-    def _sayable(self) -> bool:
-        """Whether there is a packet to send, or an end to tell of."""
-        return bool(self._spoken) and (self._spoken[0].ended or len(self._spoken[0].audio) >= PACKET_BYTES)
-
     def _take(self) -> bytes | None:
         """The next 20 ms; None where there are none."""
-        while self._sayable:
-            spoken = self._spoken[0]
-            if spoken.audio:
-                if not spoken.started:
-                    spoken.started = True
-                    self._on_started(spoken.response_id)
-                audio = bytes(spoken.audio[:PACKET_BYTES].ljust(PACKET_BYTES, b"\0"))
-                del spoken.audio[:PACKET_BYTES]
-                return audio
-            self._spoken.popleft()
-            if spoken.started:
-                self._on_stopped(spoken.response_id)
+        while (played := self._playout.take()) is not None:
+            if not played.audio:
+                if played.position:
+                    self._on_stopped(played.answer_id)
+                continue
+            if not played.position:
+                self._on_started(played.answer_id)
+            return played.audio
         return None

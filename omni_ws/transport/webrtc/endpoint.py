@@ -18,9 +18,9 @@ from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions
+from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import LiveFrontEnd, Router
+from omni_ws.transport.http.application import Router, SessionFrontEnd
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.realtime import RealtimeDialect
@@ -51,15 +51,15 @@ _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl"
 @dataclass(frozen=True, slots=True)
 class _Running:
     key_name: str | None
-    session: LiveSession
+    session: Session
     task: asyncio.Task[None]
 
 
-class WebrtcCalls(LiveFrontEnd):
+class WebrtcCalls(SessionFrontEnd):
     """Answers offers, and owns the calls. The library is loaded with the first of them."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
-        super().__init__(LiveSessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
+        super().__init__(Sessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
         self._sessions = sessions
         self._authenticator = authenticator
         self._secrets = secrets
@@ -76,7 +76,7 @@ class WebrtcCalls(LiveFrontEnd):
 
     async def create(self, exchange: HttpExchange) -> None:
         """Answer an offer. Raises Unauthenticated, WebrtcOff, ModelNotFound, what an offer or a session is refused
-        with, and what ``LiveSessions.open`` raises."""
+        with, and what ``Sessions.open`` raises."""
         caller = identify(exchange.request, self._authenticator, self._secrets)
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
@@ -107,7 +107,7 @@ class WebrtcCalls(LiveFrontEnd):
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
 
     async def _answer(
-        self, session: LiveSession, caller: RealtimeCaller, bound: SessionFields, offer: str
+        self, session: Session, caller: RealtimeCaller, bound: SessionFields, offer: str
     ) -> tuple[RealtimeCall, str]:
         """The call of a session, which is attached to it, and the answer for its caller."""
         from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer

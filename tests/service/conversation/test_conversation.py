@@ -29,7 +29,8 @@ from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniErr
 from omni_ws.service.conversation import conversation, request
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationLimits, Outbox, ServerMessage
+from omni_ws.service.conversation.messages import ConversationLimits, ServerMessage
+from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
@@ -51,7 +52,7 @@ class Session:
     """A conversation without a transport."""
 
     def __init__(
-        self, engine: EchoEngine | ScriptedEngine, *, capacity: int = 1 << 20, outbox: type[Outbox] = Outbox
+        self, engine: EchoEngine | ScriptedEngine, *, capacity: int = 1 << 20, outbox: type[OutputLog] = OutputLog
     ) -> None:
         self.engine = engine
         self.budget = ByteBudget(1 << 20)
@@ -181,7 +182,7 @@ async def test_cancelled_twice_while_it_winds_up() -> None:
 
 
 async def test_an_unexpected_failure_is_sent_and_raised() -> None:
-    class Broken(Outbox):
+    class Broken(OutputLog):
         def put_nowait(self, message: ServerMessage) -> None:
             if isinstance(message, ResponseStartedFrame):
                 raise RuntimeError("broken")

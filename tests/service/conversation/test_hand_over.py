@@ -30,7 +30,8 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
 from omni_ws.service.conversation.answer_writer import AnswerWriter
-from omni_ws.service.conversation.messages import COALESCE_SEC, Nobody, Outbox, ServerMessage
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import COALESCE_SEC, Attachment, OutputLog
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.observing.observer import ObservedSession
@@ -83,10 +84,10 @@ class UnevenEngine(ScriptedEngine):
 
 
 @dataclass
-class UnevenClient(Nobody):
+class UnevenClient(Attachment):
     """Reads now and then; loses its connection, and has what it missed sent again."""
 
-    outbox: Outbox
+    outbox: OutputLog
     chance: random.Random
     received: list[ServerMessage] = field(default_factory=list)
     connected: bool = True
@@ -126,17 +127,6 @@ class UnevenClient(Nobody):
         self.connected = True
 
 
-class Owner:
-    def request_progressed(self) -> None:
-        pass
-
-    def request_released(self, request: Request) -> None:
-        pass
-
-    def request_ended(self, request: Request) -> None:
-        pass
-
-
 def ticking(chance: random.Random) -> Callable[[], float]:
     """A clock that stands still between some of its readings; many outputs follow others within COALESCE_SEC."""
     time = 0.0
@@ -155,8 +145,8 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     chance = random.Random(seed)
     now = ticking(chance)
     budget = ByteBudget(1 << 20)
-    outbox = Outbox(
-        chance.choice((300, 1500, 1 << 20)), write_timeout=30, now=now, budget=budget, journal_capacity=1 << 20
+    outbox = OutputLog(
+        chance.choice((300, 1500, 1 << 20)), write_timeout=30, now=now, budget=budget, kept_capacity=1 << 20
     )
     client = UnevenClient(outbox, chance)
     outbox.reader = client
@@ -165,7 +155,6 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     queue = RequestQueue(
         engine,
         outbox,
-        Owner(),
         ledger=ledger,
         observed=ObservedSession.unobserved(now),
     )
@@ -228,7 +217,7 @@ class Bench:
     """A writer for the answer to one request, with its outbox."""
 
     request: Request
-    outbox: Outbox
+    outbox: OutputLog
     writer: AnswerWriter
 
     @property
@@ -243,7 +232,7 @@ def make(config: SessionConfig | None = None, *, capacity: int = 1 << 20) -> Ben
     request = make_request("r", config=config, now=now)
     give_input(request, "hello")
     request.begin_answer()
-    outbox, sequencer = Outbox(capacity, write_timeout=30, now=now), OutputSequencer()
+    outbox, sequencer = OutputLog(capacity, write_timeout=30, now=now), OutputSequencer()
     sequencer.open("r")
     return Bench(request, outbox, AnswerWriter(request, outbox, sequencer, ObservedSession.unobserved(now)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.service.conversation.request import MOST_WORDS, asks, is_acknowledgement
+from omni_ws.service.conversation.mere_acknowledgements import MOST_WORDS, asks, is_acknowledgement
 
 
 @pytest.mark.parametrize(

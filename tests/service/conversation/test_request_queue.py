@@ -18,7 +18,8 @@ from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
-from omni_ws.service.conversation.messages import Outbox, ServerMessage
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.observing.observer import ObservedSession
@@ -32,28 +33,26 @@ class Bench:
         now = asyncio.get_running_loop().time
         self.engine: ScriptedEngine | PlayingEngine = ScriptedEngine(script)
         self.engine.state = EngineState.OK
-        self.outbox = Outbox(1 << 20, write_timeout=30, now=now)
+        self.outbox = OutputLog(1 << 20, write_timeout=30, now=now)
         self.ledger = Ledger(1000, ByteBudget(1 << 20))
         self.observed = ObservedSession.unobserved(now)
-        self.queue = RequestQueue(
-            self.engine,
-            self.outbox,
-            self,
-            ledger=self.ledger,
-            observed=self.observed,
-        )
+        self.queue = self.new_queue()
         self.ended: list[str] = []
         self.progress = 0
         self.messages: list[ServerMessage] = []
 
-    def request_progressed(self) -> None:
+    def new_queue(self) -> RequestQueue:
+        return RequestQueue(
+            self.engine,
+            self.outbox,
+            ledger=self.ledger,
+            observed=self.observed,
+            progressed=self._progressed,
+            ended=lambda request: self.ended.append(request.request_id),
+        )
+
+    def _progressed(self) -> None:
         self.progress += 1
-
-    def request_released(self, request: Request) -> None:
-        pass
-
-    def request_ended(self, request: Request) -> None:
-        self.ended.append(request.request_id)
 
     def open(self, request_id: str, *, mode: InputMode = InputMode.EXTEND) -> Request:
         request = make_request(request_id, mode=mode, observed=self.observed, ledger=self.ledger)
@@ -263,7 +262,7 @@ async def test_the_words_of_an_answer_that_is_cut_as_it_begins_are_announced() -
     bench = Bench()
     bench.engine = PlayingEngine([TranscriptOutput("some words")], **HEARS, hears_on=True)
     bench.engine.state = EngineState.OK
-    bench.queue = RequestQueue(bench.engine, bench.outbox, bench, ledger=bench.ledger, observed=bench.observed)
+    bench.queue = bench.new_queue()
     async with running(bench):
         await asyncio.sleep(0)
         first = bench.open("req_1")

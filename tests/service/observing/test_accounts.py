@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputMode, OutputModality, StartTrigger, Task, Usage
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
@@ -19,11 +20,6 @@ from omni_ws.service.observing.observer import (
     RequestTimeline,
     SessionIdentity,
 )
-
-
-class Words:
-    user_text = "asked"
-    answer_text = "answered"
 
 
 class Bench:
@@ -52,7 +48,9 @@ class Bench:
             request_id=timeline.request_id, sequence_id=0, finish_reason=FinishReason.STOP, usage=Usage()
         )
         player = PlayerStatistics(2, 0.5, 40)
-        timeline.mark_ended(final, error, received_chunks=0, received_bytes=0, player=player, content=Words())
+        timeline.mark_ended(
+            final, error, received_chunks=0, received_bytes=0, player=player, content=LedgerEntry(request_id="req_1")
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"omni_ws_{name}", labels)

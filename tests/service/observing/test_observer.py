@@ -17,11 +17,11 @@ from omni_ws.core.chunks import (
     Task,
     Usage,
 )
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.observing.observer import (
     CancelCause,
-    Milestone,
     Observation,
     ObservedSession,
     Observers,
@@ -30,7 +30,6 @@ from omni_ws.service.observing.observer import (
     PlayerStatistics,
     RequestEnded,
     RequestReached,
-    RequestStage,
     RequestTimeline,
     SessionEnded,
     SessionIdentity,
@@ -41,9 +40,7 @@ CHUNKS = (InputChunk(Modality.TEXT, b"a"), InputChunk(Modality.TEXT, b"b"))
 STARTED = GenerationStarted(StartTrigger.FIRST_CHUNK, 3, CHUNKS)
 
 
-class Words:
-    user_text = "asked"
-    answer_text = "answered"
+WORDS = LedgerEntry(request_id="req_1", typed=bytearray(b"asked"))
 
 
 class Bench:
@@ -61,8 +58,8 @@ class Bench:
         self.seen.append(observation)
 
     @property
-    def milestones(self) -> list[Milestone]:
-        return [one.milestone for one in self.seen if isinstance(one, RequestReached)]
+    def steps(self) -> list[str]:
+        return [one.step for one in self.seen if isinstance(one, RequestReached)]
 
     def open(self, request_id: str = "req_1", *, task: Task = Task.CHAT, by_speech: bool = False) -> RequestTimeline:
         return self.session.open_request(request_id, task=task, input_mode=InputMode.EXTEND, by_speech=by_speech)
@@ -72,7 +69,7 @@ class Bench:
             request_id=timeline.request_id, sequence_id=0, finish_reason=FinishReason.STOP, usage=Usage()
         )
         player = PlayerStatistics(1, 0.5, None)
-        timeline.mark_ended(final, error, received_chunks=2, received_bytes=9, player=player, content=Words())
+        timeline.mark_ended(final, error, received_chunks=2, received_bytes=9, player=player, content=WORDS)
         return final
 
 
@@ -93,10 +90,10 @@ def test_a_whole_request() -> None:
     final = bench.end(timeline)
     assert [*over, timeline.is_over] == [False, True]
     assert timeline.policy == (101.0, StartTrigger.FIRST_CHUNK, 3, 2)
-    assert timeline.passed == [
-        (RequestStage.INPUT, 100.0, 101.0),
-        (RequestStage.QUEUE, 101.0, 102.0),
-        (RequestStage.ENGINE, 102.0, 105.0),
+    assert timeline.stages(bench.clock) == [
+        ("input", 100.0, 101.0),
+        ("queue", 101.0, 102.0),
+        ("engine", 102.0, 105.0),
     ]
     assert timeline.first_output_sec(OutputModality.TEXT) == 1
     assert timeline.engine_end is not None
@@ -104,12 +101,12 @@ def test_a_whole_request() -> None:
     outcome = timeline.outcome
     assert outcome is not None
     assert (outcome.at, outcome.final, outcome.error, outcome.received_bytes) == (105.0, final, None, 9)
-    assert bench.milestones == [
-        Milestone.OPENED,
-        Milestone.POLICY_FIRED,
-        Milestone.ENGINE_STARTED,
-        Milestone.INPUT_ENDED,
-        Milestone.ENGINE_ENDED,
+    assert bench.steps == [
+        "opened",
+        "policy_fired",
+        "engine_started",
+        "input_ended",
+        "engine_ended",
     ]
     assert OutputBegan(timeline, OutputModality.TEXT) in bench.seen
     last = bench.seen[-1]
@@ -119,7 +116,7 @@ def test_a_whole_request() -> None:
 
 def test_a_step_is_recorded_before_it_is_reported() -> None:
     bench = Bench()
-    stages: list[RequestStage | None] = []
+    stages: list[str | None] = []
 
     class Reading:
         def observe(self, session: SessionIdentity, observation: Observation) -> None:
@@ -132,7 +129,7 @@ def test_a_step_is_recorded_before_it_is_reported() -> None:
     timeline.mark_engine_started()
     timeline.mark_engine_ended(whole=True, error=None)
     bench.end(timeline)
-    assert stages == [RequestStage.INPUT, RequestStage.QUEUE, RequestStage.ENGINE, None, None]
+    assert stages == ["input", "queue", "engine", None, None]
 
 
 def test_an_engine_that_winds_up_a_cancelled_request_keeps_it_from_being_over() -> None:
@@ -143,13 +140,13 @@ def test_an_engine_that_winds_up_a_cancelled_request_keeps_it_from_being_over() 
     bench.clock += 1
     timeline.mark_cancelled(None)
     bench.end(timeline)
-    assert (timeline.stage, timeline.is_over) == (RequestStage.ENGINE, False)
+    assert (timeline.stage, timeline.is_over) == ("engine", False)
     assert list(bench.session.timeline.unfinished.values()) == [timeline]
     bench.clock += 1
     timeline.mark_engine_ended(whole=False, error=None)
     assert timeline.is_over
     assert bench.session.timeline.unfinished == {}
-    assert timeline.passed[-1].seconds == 2
+    assert timeline.stages(bench.clock)[-1].seconds == 2
     assert timeline.engine_end is not None
     assert timeline.engine_end.status == "cancelled"
 
@@ -161,8 +158,8 @@ def test_a_request_that_ends_early_has_the_stages_it_reached() -> None:
     error = EngineFailed("broken")
     bench.end(refused, error)
     bench.end(queued)
-    assert [passed.stage for passed in refused.passed] == [RequestStage.INPUT]
-    assert [passed.stage for passed in queued.passed] == [RequestStage.INPUT, RequestStage.QUEUE]
+    assert [passed.stage for passed in refused.stages(bench.clock)] == ["input"]
+    assert [passed.stage for passed in queued.stages(bench.clock)] == ["input", "queue"]
     assert not refused.reached_engine
     assert not queued.reached_engine
     assert refused.outcome is not None

@@ -34,7 +34,7 @@ class Recorded:
     @property
     def names(self) -> list[str]:
         return [
-            observation.milestone.name if isinstance(observation, RequestReached) else type(observation).__name__
+            observation.step.upper() if isinstance(observation, RequestReached) else type(observation).__name__
             for _, observation in self.observed
         ]
 

@@ -10,18 +10,18 @@ import pytest
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.telephony.endpoint import MAX_MARKS, Playout
+from omni_ws.transport.telephony.endpoint import MAX_MARKS, MarkedPlayout
 from omni_ws.wire.server_frames import SpeechStartedFrame
 
 FORMAT = AudioFormat(AudioEncoding.PCMU, 8000)
 
 
 class Player:
-    """A Playout, what it sends, and what it reports."""
+    """A MarkedPlayout, what it sends, and what it reports."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, float]] = []
-        self.playout = Playout("MZ1", lambda request_id, ms: self.reports.append((request_id, ms)))
+        self.playout = MarkedPlayout("MZ1", lambda request_id, ms: self.reports.append((request_id, ms)))
 
     def render(self, *messages: ServerMessage) -> list[tuple[str, Any]]:
         sent: list[tuple[str, Any]] = []

@@ -6,7 +6,7 @@ import pytest
 
 from omni_ws.core.chunks import InputChunk, Modality, Offset
 from omni_ws.errors import InvalidValue, PayloadTooLarge, SessionConflict
-from omni_ws.service.sessions.mode_b_session import InputProgress
+from omni_ws.transport.mode_b.session import InputProgress
 from omni_ws.wire.frames import RefusedChunk
 
 

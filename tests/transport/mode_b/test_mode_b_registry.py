@@ -11,13 +11,13 @@ import pytest
 from support.mode_b_sessions import FORM, GOING, Slots, answered, chunk, factory, opener
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import RateLimited, SessionConflict, SessionExpired, SessionNotFound, ShuttingDown
-from omni_ws.service.sessions import mode_b_session
 from omni_ws.service.sessions.factory import FILE_FORMATS
-from omni_ws.service.sessions.mode_b_session import MAX_READERS, ModeBRegistry
+from omni_ws.transport.mode_b import session as mode_b_session
+from omni_ws.transport.mode_b.session import MAX_READERS, ModeBRegistry
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
@@ -30,13 +30,13 @@ async def test_a_session_passes_through_all_its_stages() -> None:
     slots = Slots()
     session = opener(sessions, registry)(slot=slots.take())
     assert registry.get(session.id, None) is session
-    assert (session.state, session.started, slots.taken) == (SessionState.OPEN, False, 1)
+    assert (session.state, session.started, slots.taken) == (InputState.OPEN, False, 1)
     await session.feed([chunk("a ")])
-    assert (session.state, session.started) == (SessionState.STARTED, True)
+    assert (session.state, session.started) == (InputState.STARTED, True)
     session.finish()
     await session.ended.wait()
-    assert (session.state, slots.taken) == (SessionState.FINISHED, 0)
-    assert sessions.budget.used == session.output.size > 0
+    assert (session.state, slots.taken) == (InputState.FINISHED, 0)
+    assert sessions.budget.used == session.output.held > 0
     await asyncio.sleep(300)
     assert (session.expired, sessions.budget.used) == (True, 0)
     with pytest.raises(SessionExpired):
@@ -115,7 +115,7 @@ async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkey
     with pytest.raises(SessionNotFound):
         registry.get(known[0].id, None)
     assert registry.get(known[1].id, None) is known[1]
-    assert sessions.budget.used == sum(session.output.size for session in known[1:])
+    assert sessions.budget.used == sum(session.output.held for session in known[1:])
     # The time of what was forgotten changes nothing any more.
     await asyncio.sleep(700)
     assert (len(registry), sessions.budget.used) == (0, 0)
@@ -131,7 +131,7 @@ async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
     flood = [opened(TWO) for _ in range(8)]
     for session in flood:
         await answered(session)
-    size = modest.output.size
+    size = modest.output.held
     assert 40_000 - size < sessions.budget.used <= 40_000
     more = opened(TWO)
     await answered(more)
@@ -171,14 +171,14 @@ async def test_draining_ends_sessions_without_input() -> None:
     await answered(finished)
     registry.drain(GOING)
     assert [one.state for one in (idle, begun, waiting, finished)] == [
-        *(SessionState.FAILED, SessionState.STARTED, SessionState.OPEN, SessionState.FINISHED),
+        *(InputState.FAILED, InputState.STARTED, InputState.OPEN, InputState.FINISHED),
     ]
     assert isinstance(idle.failure(), ShuttingDown)
     begun.finish()
     await begun.ended.wait()
-    assert begun.state is SessionState.FINISHED
+    assert begun.state is InputState.FINISHED
     registry.end_all(GOING)
-    assert waiting.state is SessionState.FAILED
+    assert waiting.state is InputState.FAILED
     await registry.wait_released()
     assert (len(registry), sessions.budget.used) == (0, 0)
 

@@ -10,7 +10,7 @@ import pytest
 from support.mode_b_sessions import GOING, Slots, answered, chunk, factory, opener
 
 from omni_ws.core.chunks import FinalChunk, InputChunk, Modality
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import (
@@ -23,7 +23,7 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
 from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.streaming_body import BodyChunk
 
@@ -38,37 +38,35 @@ def opened(sessions: SessionFactory, slot: ExitStack | None = None) -> tuple[Mod
     return opener(sessions, registry)(slot=slot), registry
 
 
-async def in_state(state: SessionState, sessions: SessionFactory) -> ModeBSession:
+async def in_state(state: InputState, sessions: SessionFactory) -> ModeBSession:
     """A session that has just come to ``state``."""
     session, _ = opened(sessions)
     match state:
-        case SessionState.STARTED:
+        case InputState.STARTED:
             await session.feed([chunk("a ")])
-        case SessionState.FINISHED:
+        case InputState.FINISHED:
             await answered(session)
-        case SessionState.FAILED:
+        case InputState.FAILED:
             session.fail(GOING)
-        case SessionState.CANCELLED:
+        case InputState.CANCELLED:
             session.cancel()
-        case SessionState.EXPIRED:
+        case InputState.EXPIRED:
             session.expire()
     assert session.state is state
     return session
 
 
-@pytest.mark.parametrize("before", list(SessionState))
+@pytest.mark.parametrize("before", list(InputState))
 @pytest.mark.parametrize(
     ("change", "after", "allowed"),
     [
-        ("cancel", SessionState.CANCELLED, "open started finished failed cancelled"),
-        ("expire", SessionState.EXPIRED, "open started finished failed cancelled"),
-        ("fail", SessionState.FAILED, "open started"),
-        ("finish", SessionState.FINISHED, "started"),
+        ("cancel", InputState.CANCELLED, "open started finished failed cancelled"),
+        ("expire", InputState.EXPIRED, "open started finished failed cancelled"),
+        ("fail", InputState.FAILED, "open started"),
+        ("finish", InputState.FINISHED, "started"),
     ],
 )
-async def test_every_change_from_every_state(
-    before: SessionState, change: str, after: SessionState, allowed: str
-) -> None:
+async def test_every_change_from_every_state(before: InputState, change: str, after: InputState, allowed: str) -> None:
     sessions = factory()
     session = await in_state(before, sessions)
     expected = after if before.value in allowed.split() else before
@@ -76,12 +74,12 @@ async def test_every_change_from_every_state(
         case "fail":
             session.fail(GOING)  # ignored once the session has ended
         case "finish":
-            if before is SessionState.OPEN:
-                expected = SessionState.FAILED  # there is no input
+            if before is InputState.OPEN:
+                expected = InputState.FAILED  # there is no input
             session.finish()
             if session.live:
                 await session.ended.wait()
-        case _ if before is SessionState.EXPIRED:
+        case _ if before is InputState.EXPIRED:
             with pytest.raises(RuntimeError, match="illegal transition from EXPIRED"):
                 getattr(session, change)()
         case _:
@@ -89,8 +87,8 @@ async def test_every_change_from_every_state(
     assert session.state is expected
     session.fail(GOING)
     await session.wait_released()
-    if session.state is not SessionState.FINISHED:
-        assert sessions.budget.used == (session.output.size if change == "finish" else 0)
+    if session.state is not InputState.FINISHED:
+        assert sessions.budget.used == (session.output.held if change == "finish" else 0)
 
 
 async def test_an_answer_that_fails_keeps_its_output_and_a_session_that_is_ended_does_not() -> None:
@@ -98,13 +96,13 @@ async def test_an_answer_that_fails_keeps_its_output_and_a_session_that_is_ended
     session, _ = opened(sessions)
     await session.feed([chunk("x", end=True)])
     await session.ended.wait()
-    assert session.state is SessionState.FAILED
+    assert session.state is InputState.FAILED
     assert isinstance(session.failure(), EngineFailed)
-    assert session.output.size > 0
+    assert session.output.held > 0
     kinds = [type(message).__name__ for message in session.output.messages]
     assert kinds[-2:] == ["EngineFailed", "FinalChunk"]
     session.cancel()
-    assert (session.output.size, session.output.messages) == (0, ())
+    assert (session.output.held, session.output.messages) == (0, ())
     await session.wait_released()
 
 
@@ -157,10 +155,10 @@ async def test_a_silent_client_loses_its_session_and_a_body_on_its_way_keeps_it(
     session, _ = opened(factory())
     with session.incoming():
         await asyncio.sleep(3 * SILENCE_SEC)
-        assert session.state is SessionState.OPEN
+        assert session.state is InputState.OPEN
         await session.feed([chunk("")])
     await asyncio.sleep(SILENCE_SEC - 1)
-    assert session.state is SessionState.OPEN
+    assert session.state is InputState.OPEN
     await asyncio.sleep(2)
     assert session.expired
     assert isinstance(session.error, SessionTimeout)
@@ -176,7 +174,7 @@ async def test_a_body_without_a_chunk_does_not_restart_the_time_out() -> None:
     await asyncio.sleep(SILENCE_SEC / 4 - 1)
     with session.incoming(), session.incoming():
         await asyncio.sleep(SILENCE_SEC)
-        assert session.state is SessionState.OPEN
+        assert session.state is InputState.OPEN
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert session.expired
@@ -192,7 +190,7 @@ async def test_a_gap_has_time_until_the_end_is_announced_and_then_its_own() -> N
     await asyncio.sleep(GAP_SEC - 1)
     assert session.live
     await asyncio.sleep(2)
-    assert session.state is SessionState.FAILED
+    assert session.state is InputState.FAILED
     assert isinstance(session.failure(), SequenceGap)
     await session.wait_released()
 
@@ -204,7 +202,7 @@ async def test_a_gap_that_is_filled_after_the_end_was_announced() -> None:
     await asyncio.sleep(GAP_SEC - 1)
     await session.feed([chunk("b ", 1)])
     await session.ended.wait()
-    assert session.state is SessionState.FINISHED
+    assert session.state is InputState.FINISHED
     assert (session.progress.next_sequence_id, session.progress.buffered_chunks) == (3, 0)
     await session.wait_released()
 
@@ -220,10 +218,10 @@ async def test_the_first_refusal_is_raised_and_the_other_chunks_are_accepted() -
     with pytest.raises(InvalidValue) as error:
         await session.feed([chunk("a "), *refused, chunk("d", 3)])
     assert (error.value.sequence_id, error.value.param) == (1, "chunks[1].x")
-    assert (session.state, session.progress.next_sequence_id) == (SessionState.STARTED, 4)
+    assert (session.state, session.progress.next_sequence_id) == (InputState.STARTED, 4)
     session.finish()
     await session.ended.wait()
-    assert session.state is SessionState.FINISHED
+    assert session.state is InputState.FINISHED
     await session.wait_released()
 
 
@@ -231,7 +229,7 @@ async def test_too_much_input_ends_the_session() -> None:
     session, _ = opened(factory(streaming_input={"max_payload_per_session": 100}))
     with pytest.raises(PayloadTooLarge):
         await session.feed([chunk("a "), chunk("c" * 200, 2)])
-    assert session.state is SessionState.FAILED
+    assert session.state is InputState.FAILED
     with pytest.raises(OmniError) as error:
         await session.feed([chunk("b", 1)])
     assert error.value.code == "payload_too_large"
@@ -287,5 +285,5 @@ async def test_input_after_the_end() -> None:
     with pytest.raises(SessionConflict):
         await session.feed([chunk("y", 1)])
     session.finish()
-    assert session.state is SessionState.FINISHED
+    assert session.state is InputState.FINISHED
     await session.wait_released()

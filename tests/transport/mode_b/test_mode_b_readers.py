@@ -21,7 +21,7 @@ from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.service.sessions.mode_b_session import MAX_READERS
+from omni_ws.transport.mode_b.session import MAX_READERS
 
 WHOLE = {"chunk": text("do re mi fa", 0, end_of_input=True)}
 SPOKEN = {**WHOLE, "modalities": ["text", "audio"], "stream_options": {"include_usage": True}}

@@ -32,8 +32,8 @@ from omni_ws.errors import InvalidValue
 from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.hang_up import PeerGone
-from omni_ws.transport.routes import mode_b as mode_b_routes
-from omni_ws.transport.routes.mode_b import MAX_WAIT_SEC
+from omni_ws.transport.mode_b import routes as mode_b_routes
+from omni_ws.transport.mode_b.routes import MAX_WAIT_SEC
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""The send queue of a session: order, cost, backpressure, withdrawal."""
+"""The output of a session: what waits, with its order, cost and backpressure; what is kept, and what is stored."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from support.until import until
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.core.quota import ByteBudget
-from omni_ws.errors import InvalidValue, SlowConsumer
-from omni_ws.service.conversation.messages import COALESCE_SEC, FAIR_SHARE_BYTES, MESSAGE_OVERHEAD_BYTES, Nobody, Outbox
-from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame
+from omni_ws.errors import EngineOverloaded, InvalidValue, PayloadTooLarge, SlowConsumer
+from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES, ServerMessage
+from omni_ws.service.conversation.output_log import (
+    COALESCE_SEC,
+    FAIR_SHARE_BYTES,
+    Attachment,
+    OutputLog,
+    StoredBytes,
+)
+from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame, SpeechStartedFrame
 
 
-class Noting(Nobody):
-    """Notes what an outbox reports to its reader and its writer."""
+class Noting(Attachment):
+    """Notes what a log reports to its reader."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: OutputLog) -> None:
         self._outbox = outbox
-        outbox.reader = outbox.writer = self
+        outbox.reader = self
         #: How many messages the outbox held each time that it was reported to be ready.
         self.ready: list[int] = []
         self.changes: list[str] = []
@@ -31,7 +38,7 @@ class Noting(Nobody):
     def output_has_room(self) -> None:
         self.changes.append("room")
 
-    def output_full(self) -> None:
+    def timer_changed(self) -> None:
         self.changes.append("full")
 
 
@@ -49,15 +56,15 @@ def output(size: int, number: int = 0) -> OutputChunk:
     return OutputChunk(request_id="req", sequence_id=number, modality=OutputModality.AUDIO, payload=payload)
 
 
-def make(capacity: int = 1000, *, budget: ByteBudget | None = None) -> tuple[Outbox, Clock]:
+def make(capacity: int = 1000, *, budget: ByteBudget | None = None) -> tuple[OutputLog, Clock]:
     clock = Clock()
-    return Outbox(capacity, write_timeout=30, now=clock, budget=budget), clock
+    return OutputLog(capacity, write_timeout=30, now=clock, budget=budget), clock
 
 
 class Writing(Noting):
     """Takes outputs at once while ``takes``."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: OutputLog) -> None:
         super().__init__(outbox)
         self.takes = True
         self.written: list[int] = []
@@ -289,3 +296,168 @@ def test_an_error_is_queued_without_its_traceback_which_it_keeps() -> None:
     assert (queued.__traceback__, queued.__cause__, queued.__context__) == (None, None, None)
     assert error.__traceback__ is not None
     assert isinstance(error.__cause__, ValueError)
+
+
+# kept for resume
+
+SPEECH = SpeechStartedFrame(audio_ms=1)
+#: What ``chunk`` and SPEECH cost.
+LEAST = MESSAGE_OVERHEAD_BYTES
+
+
+def chunk(number: int, size: int = LEAST) -> OutputChunk:
+    return output(size, number)
+
+
+def kept(capacity: int, messages: list[ServerMessage], *, budget: ByteBudget | None = None) -> OutputLog:
+    """A log of which all was taken."""
+    log = OutputLog(1 << 30, write_timeout=30, now=Clock(), budget=budget, kept_capacity=capacity)
+    for message in messages:
+        log.put_nowait(message)
+    while log.take() is not None:
+        pass
+    return log
+
+
+def taken(log: OutputLog) -> list[ServerMessage]:
+    found = []
+    while (message := log.take()) is not None:
+        found.append(message)
+    return found
+
+
+@pytest.mark.parametrize(("capacity", "reaches"), [(3 * LEAST, True), (3 * LEAST - 1, False)])
+def test_the_newest_bytes_are_kept(capacity: int, reaches: bool) -> None:
+    log = kept(capacity, [chunk(number) for number in range(3)])
+    assert log.can_rewind(-1) is reaches
+    assert log.can_rewind(0)
+    assert not log.can_rewind(3)
+
+
+def test_a_message_without_a_number_belongs_to_the_output_behind_it() -> None:
+    log = kept(100 * LEAST, [chunk(0), SPEECH, chunk(1)])
+    assert log.rewind(0) == 1
+    assert log.take() == SPEECH
+    # Sent again, and lost again.
+    assert log.rewind(0) == 1
+    assert taken(log) == [SPEECH, chunk(1)]
+
+
+def test_dropping_a_message_without_a_number_limits_the_reach() -> None:
+    log = kept(2 * LEAST, [chunk(0), SPEECH, chunk(1), chunk(2)])
+    assert not log.can_rewind(0)
+    assert log.can_rewind(1)
+
+
+def test_acknowledged_and_dropped_bytes_return_to_the_budget() -> None:
+    budget = ByteBudget(1000 * LEAST)
+    log = kept(100 * LEAST, [chunk(number) for number in range(4)], budget=budget)
+    log.acknowledge(1)
+    assert (log.held, budget.used) == (2 * LEAST, 2 * LEAST)
+    log.acknowledge(1_000_000)
+    assert (log.held, budget.used) == (0, 0)
+    assert log.can_rewind(3)
+
+
+def test_little_is_kept_while_more_than_half_of_the_budget_is_used() -> None:
+    budget = ByteBudget(3 * FAIR_SHARE_BYTES)
+    log = kept(1 << 30, [chunk(number, FAIR_SHARE_BYTES // 2) for number in range(6)], budget=budget)
+    assert (log.held, budget.used) == (3 * FAIR_SHARE_BYTES // 2, 3 * FAIR_SHARE_BYTES // 2)
+
+
+# stored for readers
+
+FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=Usage())
+
+
+def storing(capacity: int = 100 * LEAST, *, stored: StoredBytes | None = None) -> OutputLog:
+    stored = stored or StoredBytes(ByteBudget(1 << 20), 1 << 20, lambda wanted: None)
+    return OutputLog(1 << 20, write_timeout=30, now=Clock(), kept_capacity=capacity, stored=stored)
+
+
+def store(log: OutputLog, message: ServerMessage) -> None:
+    log.put_nowait(message)
+    log.take()
+
+
+async def test_every_reader_receives_everything_from_the_beginning() -> None:
+    log = storing()
+
+    async def read() -> list[object]:
+        found: list[object] = []
+        position = 0
+        while (entry := await log.get(position)) is not None:
+            position, message = entry
+            found.append(message)
+        return found
+
+    early = [asyncio.create_task(read()) for _ in range(3)]
+    chunks = [chunk(number) for number in range(3)]
+    for one in chunks:
+        await asyncio.sleep(0)
+        store(log, one)
+    store(log, FINAL)
+    log.finish()
+    log.finish()
+    assert await asyncio.gather(*early) == [[*chunks, FINAL]] * 3
+    assert await read() == [*chunks, FINAL]
+    assert log.messages == (*chunks, FINAL)
+
+
+async def test_an_answer_of_the_largest_size_and_one_byte_more() -> None:
+    budget = ByteBudget(1 << 20)
+    log = storing(LEAST + 100, stored=StoredBytes(budget, 1 << 20, lambda wanted: None))
+    with pytest.raises(PayloadTooLarge):
+        store(log, chunk(0, LEAST + 101))
+    assert (log.held, budget.used) == (0, 0)
+    store(log, chunk(0, LEAST + 100))
+    # The end is always stored.
+    store(log, FINAL)
+    assert log.held == budget.used == 2 * LEAST + 100
+    log.discard()
+    assert (log.held, budget.used) == (0, 0)
+    store(log, chunk(1))
+    assert (log.messages, log.held, budget.used) == ((), 0, 0)
+
+
+@pytest.mark.parametrize(("together", "whole"), [(LEAST + 100, 1 << 20), (1 << 20, LEAST + 100)])
+async def test_answers_together_and_the_whole_server(together: int, whole: int) -> None:
+    budget = ByteBudget(whole)
+    log = storing(stored=StoredBytes(budget, together, lambda wanted: None))
+    with pytest.raises(EngineOverloaded):
+        store(log, chunk(0, LEAST + 101))
+    assert (log.held, budget.used) == (0, 0)
+    store(log, chunk(0, LEAST + 100))
+
+
+async def test_answers_are_evicted_when_the_budget_does_not_suffice() -> None:
+    whole = ByteBudget(1 << 20)
+    old: OutputLog
+    asked = []
+
+    def evict(wanted: int) -> None:
+        asked.append(wanted)
+        old.discard()
+
+    stored = StoredBytes(whole, 2 * LEAST, evict)
+    old, new = storing(stored=stored), storing(stored=stored)
+    store(old, chunk(0))
+    store(new, chunk(0))
+    assert asked == []
+    store(new, chunk(1))
+    assert asked == [LEAST]
+    assert (old.held, new.held, stored.used, whole.used) == (0, 2 * LEAST, 2 * LEAST, 2 * LEAST)
+
+
+async def test_readers_skip_what_was_discarded() -> None:
+    log = storing()
+    store(log, chunk(1))
+    store(log, chunk(2))
+    waiting = asyncio.create_task(log.get(log.end))
+    await asyncio.sleep(0)
+    log.discard()
+    log.store_end(FINAL)
+    assert await waiting == (3, FINAL)
+    assert await log.get(0) == (3, FINAL)
+    log.finish()
+    assert await log.get(3) is None

@@ -1,4 +1,4 @@
-"""The life of a live session, over connections that are none: every state, and what leads from one to the next."""
+"""The life of a session, over connections that are none: every state, and what leads from one to the next."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.service.conversation.messages import Nobody, ServerMessage
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live_session import LiveSession, LiveSessions, LiveState
+from omni_ws.service.sessions.session import Session, Sessions, SessionState
 from omni_ws.wire.server_frames import SessionClosingFrame
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
@@ -25,10 +26,10 @@ GRACE = 30.0
 GOING = ShuttingDown("the server is shutting down")
 
 
-class Connection(Nobody):
+class Connection(Attachment):
     """An attachment without a socket, which takes all output at once and leaves when the session is over."""
 
-    def __init__(self, session: LiveSession, *, leaves: bool = True) -> None:
+    def __init__(self, session: Session, *, leaves: bool = True) -> None:
         self.session = session
         self.received: list[ServerMessage] = []
         self.is_replaced = False
@@ -62,13 +63,13 @@ class Connection(Nobody):
         return [message.reason for message in self.received if isinstance(message, SessionClosingFrame)]
 
 
-class Sessions:
-    """Live sessions of one server."""
+class Opened:
+    """Sessions of one server."""
 
-    def __init__(self, live: LiveSessions) -> None:
+    def __init__(self, live: Sessions) -> None:
         self.live = live
 
-    def attached(self, **options: Any) -> tuple[LiveSession, Connection]:
+    def attached(self, **options: Any) -> tuple[Session, Connection]:
         session = self.live.open(None)
         connection = Connection(session, **options)
         session.attach(connection)
@@ -76,13 +77,13 @@ class Sessions:
 
 
 @asynccontextmanager
-async def sessions(*, grace: float = GRACE) -> AsyncIterator[Sessions]:
+async def sessions(*, grace: float = GRACE) -> AsyncIterator[Opened]:
     engine = EchoEngine()
     await engine.start()
     factory = SessionFactory(engine, ServerConfig(engine=EngineName.FAKE))
-    live = LiveSessions(factory, origin="websocket", grace=grace)
+    live = Sessions(factory, origin="websocket", grace=grace)
     try:
-        yield Sessions(live)
+        yield Opened(live)
     finally:
         live.end_all(GOING)
         await live.wait_closed()
@@ -90,20 +91,20 @@ async def sessions(*, grace: float = GRACE) -> AsyncIterator[Sessions]:
         await engine.stop()
 
 
-def state(session: LiveSession) -> LiveState:
+def state(session: Session) -> SessionState:
     """A call, so that a type checker does not take the answer for a constant."""
     return session.state
 
 
-def say(session: LiveSession, number: int, text: str, *, end: bool = True) -> None:
+def say(session: Session, number: int, text: str, *, end: bool = True) -> None:
     chunk = InputChunk(Modality.TEXT, text.encode(), number, end_of_input=end)
     session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
 
 
-async def ended(some: Sessions, session: LiveSession) -> None:
+async def ended(some: Opened, session: Session) -> None:
     """Waits for the end of the only session."""
     await some.live.wait_closed()
-    assert session.state is LiveState.ENDED
+    assert session.state is SessionState.ENDED
 
 
 # one connection
@@ -112,10 +113,10 @@ async def ended(some: Sessions, session: LiveSession) -> None:
 async def test_a_new_session_is_attached_and_answers() -> None:
     async with sessions() as some:
         session = some.live.open(None)
-        assert (state(session), session.disconnected) == (LiveState.NEW, True)
+        assert (state(session), session.disconnected) == (SessionState.NEW, True)
         connection = Connection(session)
         session.attach(connection)
-        assert (state(session), session.disconnected) == (LiveState.ATTACHED, False)
+        assert (state(session), session.disconnected) == (SessionState.ATTACHED, False)
         say(session, 0, "hello")
         await until(lambda: bool(connection.finals))
         assert "".join(connection.texts) == "hello"
@@ -125,7 +126,7 @@ async def test_a_session_may_end_before_it_is_attached() -> None:
     async with sessions() as some:
         session = some.live.open(None)
         session.end(None)
-        assert state(session) is LiveState.ENDING
+        assert state(session) is SessionState.ENDING
         await ended(some, session)
         with pytest.raises(RuntimeError, match="illegal transition from ENDED to ATTACHED"):
             session.attach(Connection(session))
@@ -151,7 +152,7 @@ async def test_the_session_waits_for_its_last_connection() -> None:
         session, connection = some.attached(leaves=False)
         session.end(None)
         await until(lambda: connection.over)
-        assert state(session) is LiveState.ENDING
+        assert state(session) is SessionState.ENDING
         session.detach(connection)
         await ended(some, session)
 
@@ -161,7 +162,7 @@ async def test_without_grace_the_session_ends_with_its_connection() -> None:
         session, connection = some.attached()
         assert (session.resumable, session.new_token()) == (False, None)
         session.detach(connection)
-        assert state(session) is LiveState.ENDING
+        assert state(session) is SessionState.ENDING
         await ended(some, session)
         assert not connection.over  # it was gone by then
 
@@ -174,7 +175,7 @@ async def test_a_client_that_stays_away_for_the_whole_grace_period() -> None:
         session, connection = some.attached()
         began = asyncio.get_running_loop().time()
         session.detach(connection)
-        assert (state(session), some.live.disconnected) == (LiveState.DISCONNECTED, 1)
+        assert (state(session), some.live.disconnected) == (SessionState.DISCONNECTED, 1)
         await ended(some, session)
         assert asyncio.get_running_loop().time() - began == pytest.approx(GRACE, abs=0.1)
         assert some.live.disconnected == 0
@@ -184,7 +185,7 @@ async def test_a_connection_that_is_not_the_sessions_cannot_detach_it() -> None:
     async with sessions() as some:
         session, _ = some.attached()
         session.detach(Connection(session))
-        assert state(session) is LiveState.ATTACHED
+        assert state(session) is SessionState.ATTACHED
 
 
 async def test_what_was_missed_is_sent_to_the_next_connection() -> None:
@@ -200,9 +201,9 @@ async def test_what_was_missed_is_sent_to_the_next_connection() -> None:
         assert "".join(second.texts) == "hello"
         assert resumed.replayed == len(second.texts) + len(second.finals)
         assert (resumed.session_id, resumed.next_sequence_id, ack.next_sequence_id) == (session.session_id, 1, 1)
-        assert state(session) is LiveState.ATTACHED
+        assert state(session) is SessionState.ATTACHED
         await asyncio.sleep(2 * GRACE)  # the grace period is over for good: the clock is virtual
-        assert state(session) is LiveState.ATTACHED
+        assert state(session) is SessionState.ATTACHED
 
 
 async def test_a_connection_that_is_still_there_is_replaced() -> None:
@@ -212,7 +213,7 @@ async def test_a_connection_that_is_still_there_is_replaced() -> None:
         session.resume(second, -1)
         assert (first.is_replaced, second.is_replaced) == (True, False)
         session.detach(first)  # as it does when it has closed
-        assert (state(session), session.disconnected) == (LiveState.ATTACHED, False)
+        assert (state(session), session.disconnected) == (SessionState.ATTACHED, False)
 
 
 async def test_a_session_that_cannot_be_resumed_is_ended() -> None:
@@ -220,7 +221,7 @@ async def test_a_session_that_cannot_be_resumed_is_ended() -> None:
         session, connection = some.attached()
         await some.live.end(session)
         assert connection.is_replaced
-        assert state(session) is LiveState.ENDED
+        assert state(session) is SessionState.ENDED
 
 
 # tokens
@@ -251,7 +252,7 @@ async def test_a_drained_session_answers_first() -> None:
         session, connection = some.attached()
         say(session, 0, "last words")
         some.live.drain(10)
-        assert (state(session), connection.announcements) == (LiveState.ATTACHED, ["shutting_down"])
+        assert (state(session), connection.announcements) == (SessionState.ATTACHED, ["shutting_down"])
         await ended(some, session)
         assert "".join(connection.texts) == "last words"
         assert isinstance(connection.error, ShuttingDown)
@@ -274,7 +275,7 @@ async def test_a_drained_session_is_kept_while_a_client_may_come_back_for_its_an
         session.detach(first)
         session.drain(10)
         await until(lambda: not session.conversation.busy)
-        assert state(session) is LiveState.DISCONNECTED
+        assert state(session) is SessionState.DISCONNECTED
         second = Connection(session)
         session.resume(second, -1)
         second.output_ready()
@@ -298,5 +299,5 @@ async def test_the_end_of_all() -> None:
         two.detach(second)
         some.live.end_all(GOING)
         await some.live.wait_closed()
-        assert [state(session) for session in (one, two)] == [LiveState.ENDED] * 2
+        assert [state(session) for session in (one, two)] == [SessionState.ENDED] * 2
         assert (first.error, second.over) == (GOING, False)

@@ -1,12 +1,12 @@
-"""Live sessions: conversations that outlive their connections.
+"""Sessions: conversations that outlive their connections.
 
 **Connections.** A session speaks through one connection at a time, its Attachment. ``attach`` hands the conversation to
 a connection: from then on it is notified of output, of room, and of timers. ``detach`` takes it back when that is lost.
-While a session is disconnected its requests are still answered, up to what the outbox holds. No time-out of
+While a session is disconnected its requests are still answered, up to what the output log holds. No time-out of
 the client runs except the grace period, at whose end the session ends.
 
 **Resume.** A client that lost its connection opens another, and names its session, a token, and the last output that it
-received. ``resume`` rewinds the outbox to that output from the journal of what was sent. A connection that is still
+received. ``resume`` rewinds the output log to that output. A connection that is still
 there, because the server has not noticed its loss, is replaced: what it has not sent is sent by the new one. Silence
 and gaps are counted from the moment of the resume.
 
@@ -29,13 +29,15 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
+
+import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import FinishReason
-from omni_ws.errors import ORDERLY_ENDS, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import ConversationOwner, Outbox
+from omni_ws.errors import ORDERLY_ENDS, InvalidRequest, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
+from omni_ws.service.conversation.conversation import Conversation, SavedConversation
+from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.conversation.request_queue import WakeUp
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
@@ -43,21 +45,8 @@ from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
 
-class Attachment(ConversationOwner, Protocol):
-    """The connection that a session speaks through."""
-
-    def replaced(self) -> None:
-        """Another connection has taken over the session."""
-
-    def session_over(self, error: OmniError | None) -> None:
-        """The last messages are in the outbox: send them, close, and ``detach``.
-
-        ``error`` is the reason to close with; None where no client is there to read it.
-        """
-
-
-class LiveState(Enum):
-    """The state of a live session.
+class SessionState(Enum):
+    """The state of a session.
 
     ============  =======================  =======================  ===========================  ============
     state         ``attach``, ``resume``   ``detach``               ``end``, answers have ended  ``run`` ends
@@ -80,27 +69,39 @@ class LiveState(Enum):
 
 
 _FOLLOWING: Final = {
-    LiveState.NEW: frozenset({LiveState.ATTACHED, LiveState.ENDING, LiveState.ENDED}),
-    LiveState.ATTACHED: frozenset({LiveState.DISCONNECTED, LiveState.ENDING, LiveState.ENDED}),
-    LiveState.DISCONNECTED: frozenset({LiveState.ATTACHED, LiveState.ENDING, LiveState.ENDED}),
-    LiveState.ENDING: frozenset({LiveState.ENDED}),
-    LiveState.ENDED: frozenset[LiveState](),
+    SessionState.NEW: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
+    SessionState.ATTACHED: frozenset({SessionState.DISCONNECTED, SessionState.ENDING, SessionState.ENDED}),
+    SessionState.DISCONNECTED: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
+    SessionState.ENDING: frozenset({SessionState.ENDED}),
+    SessionState.ENDED: frozenset[SessionState](),
 }
 
 
-class LiveSession:
+class SavedSession(msgspec.Struct, kw_only=True):
+    """A session as one value: with this, another server goes on with it. Nothing else of it has to survive."""
+
+    session_id: str
+    #: Name of the key that opened it.
+    key_name: str | None
+    #: Digests of its tokens, see Session.
+    token: bytes
+    spent_token: bytes | None
+    conversation: SavedConversation
+
+
+class Session:
     """A conversation of any number of requests, over one connection at a time. See the module for its life.
 
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
 
-    def __init__(self, session_id: str, conversation: Conversation, outbox: Outbox, *, grace: float) -> None:
+    def __init__(self, session_id: str, conversation: Conversation, outbox: OutputLog, *, grace: float) -> None:
         self.session_id = session_id
         self.conversation = conversation
         self.outbox = outbox
         self.recording: SessionRecording | None = None
         #: Changed by ``_set_state`` only.
-        self.state = LiveState.NEW
+        self.state = SessionState.NEW
         #: Digest of the token with which the client resumed, until it is heard over the new connection.
         self.spent_token: bytes | None = None
         self._grace = grace
@@ -123,14 +124,14 @@ class LiveSession:
     @property
     def is_open(self) -> bool:
         """Whether input is taken, and connections may come and go."""
-        return self.state not in (LiveState.ENDING, LiveState.ENDED)
+        return self.state not in (SessionState.ENDING, SessionState.ENDED)
 
     @property
     def disconnected(self) -> bool:
         """Whether there is no connection, in whatever state."""
         return self._attachment is None
 
-    def _set_state(self, state: LiveState) -> None:
+    def _set_state(self, state: SessionState) -> None:
         if state not in _FOLLOWING[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         self.state = state
@@ -168,11 +169,29 @@ class LiveSession:
         """The client was heard over its newest connection, so that it has the token of that."""
         self.spent_token = None
 
+    # saved
+
+    def saved(self, key_name: str | None) -> SavedSession:
+        """All of it, between two calls. ``key_name`` is that of the key that opened it."""
+        return SavedSession(
+            session_id=self.session_id,
+            key_name=key_name,
+            token=self._token,
+            spent_token=self.spent_token,
+            conversation=self.conversation.saved(),
+        )
+
+    def restore(self, saved: SavedSession) -> None:
+        """Go on where another server had got to. The client has the grace period to come back."""
+        self._token, self.spent_token = saved.token, saved.spent_token
+        self.conversation.restore(saved.conversation)
+        self._grace_timer = self._loop.call_later(self._grace, self.end, None)
+
     # connections
 
     def attach(self, attachment: Attachment) -> None:
         """From now on the session speaks through this connection, the first one or the next."""
-        self._set_state(LiveState.ATTACHED)
+        self._set_state(SessionState.ATTACHED)
         self._attachment = attachment
         self._detached.clear()
         self.conversation.attach(attachment)
@@ -227,7 +246,7 @@ class LiveSession:
 
     def _part(self) -> None:
         if self.is_open:
-            self._set_state(LiveState.DISCONNECTED)
+            self._set_state(SessionState.DISCONNECTED)
         self._attachment = None
         self._closing_announced = False
         self._detached.set()
@@ -246,7 +265,7 @@ class LiveSession:
                 self._attachment.session_over(error)
                 await self._detached.wait()
         finally:
-            self._set_state(LiveState.ENDED)
+            self._set_state(SessionState.ENDED)
             if self._length_timer is not None:
                 self._length_timer.cancel()
             await self._stop(answers)
@@ -272,7 +291,7 @@ class LiveSession:
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
-        self._set_state(LiveState.ENDING)
+        self._set_state(SessionState.ENDING)
         if self._length_timer is not None:
             self._length_timer.cancel()
         if not self._reason.done():  # which is cancelled with ``run``
@@ -331,7 +350,8 @@ class LiveSession:
         if failure is not None:
             self._end_with(failure)  # its error frame is in the outbox already
         elif self._attachment is not None:
-            self._end_with(ShuttingDown("the server is shutting down"))
+            drained = self._drained_by is not None
+            self._end_with(ShuttingDown("the server is shutting down") if drained else None)
         else:
             self._end_if_complete()
 
@@ -345,13 +365,24 @@ class LiveSession:
             self.end(None)
 
 
+def _restore(session: Session, saved: SavedSession) -> None:
+    """Have a new session go on where another was saved. Where that fails, nothing is left of either."""
+    try:
+        session.restore(saved)
+    except BaseException:
+        session.conversation.end()
+        session.outbox.close()
+        session.conversation.observed.ended()
+        raise
+
+
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
-    session: LiveSession
+    session: Session
     #: Name of the key that opened it.
     key_name: str | None
     life: asyncio.Task[None]
@@ -367,32 +398,53 @@ class _Living:
         self.slot.release()
 
 
-class LiveSessions:
-    """The live sessions of a front end, connected or not, by their ids.
+class Sessions:
+    """The sessions of a front end, connected or not, by their ids.
 
     Opens them, owns the task of each, and finds those that clients resume.
     """
 
-    def __init__(self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False) -> None:
-        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession.
+    def __init__(
+        self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False, survive: bool = False
+    ) -> None:
+        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see Session.
 
-        ``any_model``: clients may use any name for the model, see SessionFactory.
+        ``any_model``: clients may use any name for the model, see SessionFactory. ``survive``: they can be saved.
         """
+        self._survive = survive
         self._factory = factory
         self._origin = origin
         self._grace = grace
         self._any_model = any_model
         self._living: dict[str, _Living] = {}
 
-    async def admit(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
+    async def admit(self, key: ApiKey | None, *, client: str = "") -> Session:
         """Wait for a slot as ``Admission.room``, and then ``open`` a session. Raises what that raises."""
         await self._factory.admission.room(key, client=client)
         return self.open(key, client=client)
 
-    def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
-        """A new session, to be attached to a connection. ``client`` is the address of its client.
+    def save(self, session: Session) -> bytes:
+        """All of a session, to be restored in this server or another. They have to ``survive``."""
+        return msgspec.msgpack.encode(session.saved(self._living[session.session_id].key_name))
 
-        Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+    def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> Session:
+        """Go on with a session that was saved, for ``key``, which opened it. Its client may claim it.
+
+        Raises as ``open`` does; SessionNotFound where it is another key's, is here, or has what this server does not
+        know or cannot do.
+        """
+        try:
+            saved = msgspec.msgpack.decode(data, type=SavedSession)
+            if saved.key_name != key_name(key) or saved.session_id in self._living:
+                raise KeyError(saved.session_id)
+            return self.open(key, client=client, saved=saved)
+        except (KeyError, msgspec.DecodeError, InvalidRequest) as error:
+            raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
+
+    def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
+        """A session, to be attached to a connection: a new one, or one that goes on where it was ``saved``.
+
+        ``client`` is the address of its client. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -402,22 +454,26 @@ class LiveSessions:
                 any_model=self._any_model,
                 origin=self._origin,
                 resumable=self._grace > 0,
+                survives=self._survive,
+                session_id=None if saved is None else saved.session_id,
                 owner=key_name(key),
                 admit=partial(self._factory.admission.request, key),
             )
             session_id = conversation.observed.identity.session_id
-            session = LiveSession(session_id, conversation, conversation.outbox, grace=self._grace)
+            session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
+            if saved is not None:
+                _restore(session, saved)
         except BaseException:
             slot.release()
             raise
         if key is not None and key.max_session_sec is not None:
             session.limit(key.max_session_sec)
-        life = asyncio.create_task(self._live(session, slot), name=f"session {session.session_id}")
+        life = asyncio.create_task(self._run(session, slot), name=f"session {session.session_id}")
         living = self._living[session.session_id] = _Living(session, key_name(key), life, slot)
         self._factory.admission.opened_empty(living)
         return session
 
-    async def _live(self, session: LiveSession, slot: Slot) -> None:
+    async def _run(self, session: Session, slot: Slot) -> None:
         try:
             await session.run()
         finally:
@@ -426,7 +482,7 @@ class LiveSessions:
             if session.recording is not None:
                 session.recording.finish()
 
-    def claim(self, session_id: str, token: str, key: ApiKey | None) -> LiveSession:
+    def claim(self, session_id: str, token: str, key: ApiKey | None) -> Session:
         """The session to resume with this token, which is spent by that.
 
         Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
@@ -437,7 +493,7 @@ class LiveSessions:
             return living.session
         raise SessionNotFound("no session to resume with this session_id and resume_token", param="session_id")
 
-    async def end(self, session: LiveSession) -> None:
+    async def end(self, session: Session) -> None:
         """End a session that its client cannot resume, and wait until its slot is free."""
         session.release()
         session.end(None)

@@ -22,7 +22,7 @@ from omni_ws.audio.container import wav_header
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.openai_requests import (
@@ -34,12 +34,11 @@ from omni_ws.service.conversation.openai_requests import (
 )
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession, ResultForm
-from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import error_object
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
 from omni_ws.transport.routes.http_session import SSE_HEADERS, EventBatch, charging, write_events
@@ -116,6 +115,7 @@ class ModeBRoutes(FrontEnd):
             streamed_body=True,
             owner=key_name(key),
             origin=Origin.SESSIONS,
+            stored=self._registry.stored,
         )
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
@@ -175,7 +175,7 @@ class ModeBRoutes(FrontEnd):
             except TimeoutError:
                 await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
                 return
-            if session.state is not SessionState.FINISHED:
+            if session.state is not InputState.FINISHED:
                 exchange.recording.ends_session()
                 raise session.failure()
             await write_result(exchange, session, budget=self._sessions.budget)
@@ -277,7 +277,7 @@ async def write_result(exchange: HttpExchange, session: ModeBSession, *, budget:
 
     Raises EngineOverloaded where ``budget`` has no room for it.
     """
-    size = session.output.size
+    size = session.output.held
     with charging(budget) as charge:
         charge(2 * size)  # the outputs, and their base64
         # Taken now, since the session may be deleted or expire during the write.
@@ -311,7 +311,7 @@ class ResultReader:
             raise self._session.failure()
         return True
 
-    def _read(self, position: int, message: LoggedMessage) -> ServerMessage:
+    def _read(self, position: int, message: ServerMessage) -> ServerMessage:
         self._position = position
         if isinstance(message, OmniError):
             raise copy.copy(message)
@@ -422,7 +422,7 @@ def _last_event_id(exchange: HttpExchange) -> int:
     return int(text)
 
 
-def result_object(form: ResultForm, messages: Iterable[LoggedMessage]) -> dict[str, object]:
+def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> dict[str, object]:
     """Build the JSON object of a finished session from all of its messages."""
     completion = ChatCompletion(form.options)
     final: FinalChunk | None = None

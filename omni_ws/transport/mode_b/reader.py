@@ -23,11 +23,11 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.sessions.mode_b_session import ModeBRegistry, ModeBSession
-from omni_ws.service.sessions.output_log import LoggedMessage
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
 from omni_ws.transport.native.session import encode_message
@@ -171,7 +171,7 @@ class ModeBReader:
             data, is_binary = encode_message(message, binary_audio=self._binary_audio)
             await self._send(data, is_text=not is_binary)
 
-    async def _next(self, position: int) -> tuple[int, LoggedMessage] | None:
+    async def _next(self, position: int) -> tuple[int, ServerMessage] | None:
         """Wait for the next message, and send pings meanwhile.
 
         Proxies drop silent connections, and a ping over a broken connection reveals that it is broken.

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk, OutputChunk
+from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk
 from omni_ws.core.reorder import offset_end
-from omni_ws.core.request_input import SessionState
+from omni_ws.core.request_input import InputState
 from omni_ws.errors import (
     ORDERLY_ENDS,
     EngineFailed,
@@ -31,11 +31,11 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.messages import RequestWarning
+from omni_ws.service.conversation.output_log import Attachment, OutputLog, StoredBytes
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
+from omni_ws.service.sessions.session import Session, SessionState
 from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.openai_responses import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -48,12 +48,12 @@ MAX_READERS: Final = 16
 _CHUNKS_AT_A_TIME: Final = 16
 
 _TRANSITIONS: Final = {
-    SessionState.OPEN: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.FINISHED}),
-    SessionState.STARTED: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.STARTED}),
-    SessionState.FINISHED: frozenset({SessionState.CANCELLED, SessionState.EXPIRED}),
-    SessionState.FAILED: frozenset({SessionState.CANCELLED, SessionState.EXPIRED}),
-    SessionState.CANCELLED: frozenset({SessionState.EXPIRED}),
-    SessionState.EXPIRED: frozenset[SessionState](),
+    InputState.OPEN: frozenset(set(InputState) - {InputState.OPEN, InputState.FINISHED}),
+    InputState.STARTED: frozenset(set(InputState) - {InputState.OPEN, InputState.STARTED}),
+    InputState.FINISHED: frozenset({InputState.CANCELLED, InputState.EXPIRED}),
+    InputState.FAILED: frozenset({InputState.CANCELLED, InputState.EXPIRED}),
+    InputState.CANCELLED: frozenset({InputState.EXPIRED}),
+    InputState.EXPIRED: frozenset[InputState](),
 }
 
 
@@ -69,8 +69,8 @@ class ResultForm:
     events: bool
 
 
-class ModeBSession:
-    """Runs a conversation of a single request, with or without readers, and stores its output.
+class ModeBSession(Attachment):
+    """Attached to a session of a single request, with or without readers, whose output is stored.
 
     ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called in each change to a
     state other than OPEN and STARTED. Only ``_set_state`` changes the state::
@@ -88,21 +88,19 @@ class ModeBSession:
 
     def __init__(
         self,
-        session_id: str,
-        conversation: Conversation,
-        output: OutputLog,
+        session: Session,
         form: ResultForm,
         *,
         created_at: int,
         slot: ExitStack,
         on_end: Callable[[ModeBSession], None],
     ) -> None:
-        self.id = session_id
+        self.id = session.session_id
         #: Unix time in seconds.
         self.created_at = created_at
         self.form = form
-        self.output = output
-        self.state = SessionState.OPEN
+        self.output: OutputLog = session.outbox
+        self.state = InputState.OPEN
         #: Whether work on the request ever started.
         self.started = False
         #: Why the result is incomplete.
@@ -113,8 +111,8 @@ class ModeBSession:
         #: When the registry expires or forgets the ended session, on the loop's clock; None once it is forgotten.
         self.kept_until: float | None = None
         #: Dropped when the work is done, together with ``_intake``, since they hold memory.
-        self._conversation: Conversation | None = conversation
-        self._intake = ChunkIntake(conversation, now=asyncio.get_running_loop().time)
+        self._session: Session | None = session
+        self._intake = ChunkIntake(session.conversation, now=asyncio.get_running_loop().time)
         #: Replaces ``_intake`` once the session has ended.
         self._progress = InputProgress()
         self._readers = 0
@@ -132,11 +130,11 @@ class ModeBSession:
 
     def begin(self) -> None:
         """Start to answer the request."""
-        conversation = self._conversation
-        assert conversation is not None
-        conversation.attach(self)
-        self._task = asyncio.create_task(conversation.run(), name=f"session {self.id}")
-        self._task.add_done_callback(partial(self._work_done, conversation))
+        session = self._session
+        assert session is not None
+        session.attach(self)
+        self._task = asyncio.create_task(session.run(), name=f"session {self.id}")
+        self._task.add_done_callback(partial(self._work_done, session))
         self._arm()
 
     # status
@@ -144,11 +142,11 @@ class ModeBSession:
     @property
     def live(self) -> bool:
         """Whether the session has not ended."""
-        return self.state in (SessionState.OPEN, SessionState.STARTED)
+        return self.state in (InputState.OPEN, InputState.STARTED)
 
     @property
     def expired(self) -> bool:
-        return self.state is SessionState.EXPIRED
+        return self.state is InputState.EXPIRED
 
     @property
     def has_input(self) -> bool:
@@ -294,23 +292,23 @@ class ModeBSession:
 
     def fail(self, error: OmniError) -> None:
         """End a live session with ``error`` and clear its output."""
-        if self.live and self._conversation is not None:
-            self._conversation.finish_reason_at_end = FinishReason.ERROR
-            self._stop(SessionState.FAILED, error)
+        if self.live and self._session is not None:
+            self._session.conversation.finish_reason_at_end = FinishReason.ERROR
+            self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:
         """End a live session, or delete a stored result. Idempotent."""
-        if self.state is not SessionState.CANCELLED:
-            self._stop(SessionState.CANCELLED, None)
+        if self.state is not InputState.CANCELLED:
+            self._stop(InputState.CANCELLED, None)
 
     def expire(self) -> None:
         """Delete a stored result that is no longer kept."""
-        self._stop(SessionState.EXPIRED, SessionTimeout("the stored answer has expired"))
+        self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
         self.expired_because = WHY_EVICTED
-        self._stop(SessionState.EXPIRED, SessionTimeout(self.expired_because))
+        self._stop(InputState.EXPIRED, SessionTimeout(self.expired_because))
         self._slot.close()
 
     async def wait_released(self) -> None:
@@ -318,28 +316,28 @@ class ModeBSession:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _stop(self, state: SessionState, error: OmniError | None) -> None:
+    def _stop(self, state: InputState, error: OmniError | None) -> None:
         was_live = self.live
         self.error = error
-        self.output.clear()
+        self.output.discard()
         if was_live and error is not None and not isinstance(error, ORDERLY_ENDS):
-            self.output.append_end(error)
+            self.output.store_end(error)
         self._set_state(state)
         if was_live and self._task is not None:
             self._task.cancel()
 
     def _start(self) -> None:
-        if self.state is SessionState.OPEN:
+        if self.state is InputState.OPEN:
             self.started = True
-            self._set_state(SessionState.STARTED)
+            self._set_state(InputState.STARTED)
 
-    def _set_state(self, state: SessionState) -> None:
+    def _set_state(self, state: InputState) -> None:
         if state not in _TRANSITIONS[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         progress = self.progress
         self.state = state
         if not self.live:
-            self._progress = replace(progress, buffered_chunks=0, closed=state is not SessionState.FINISHED)
+            self._progress = replace(progress, buffered_chunks=0, closed=state is not InputState.FINISHED)
             self.ended.set()
             self._input_room.set()
             if self._length_timer is not None:
@@ -348,65 +346,60 @@ class ModeBSession:
 
     # the work
 
-    def _work_done(self, conversation: Conversation, task: asyncio.Task[None]) -> None:
+    def _work_done(self, session: Session, task: asyncio.Task[None]) -> None:
         """Release everything when the task is done, which includes a task cancelled before it began."""
         if not task.cancelled():
             task.exception()  # retrieved, so that it is not logged: the conversation has reported it
-        conversation.end()
-        conversation.observed.ended()
+        if session.state is not SessionState.ENDED:
+            session.conversation.end()
+            session.conversation.observed.ended()
         if self.live:
-            self._complete(conversation, None)
+            self._complete(session.conversation, None)
         if self._timer is not None:
             self._timer.cancel()
-        self._conversation = None
+        self._session = None
         del self._intake
         self._task = None  # the traceback of a cancelled task holds references
-        self.output.close()
+        self.output.finish()
         self._slot.close()
 
-    # ConversationOwner
-
-    def write_now(self, output: OutputChunk) -> bool:
-        return False  # the log keeps it, and is charged for it
+    # Attachment
 
     def output_ready(self) -> None:
-        """Move the conversation's messages to the output log."""
-        conversation = self._conversation
-        assert conversation is not None
-        while (message := conversation.outbox.take()) is not None:
+        """Store what the conversation says."""
+        assert self._session is not None
+        conversation = self._session.conversation
+        while self.output:
+            try:
+                message = self.output.take()
+            except OmniError as error:
+                self.fail(error)
+                continue
             if isinstance(message, AnyOutput):
                 conversation.observed.notify(OutputWritten(message))  # readers can read it from here on
             match message:
                 case FinalChunk() if self.live:
-                    self.output.append(message)
                     self._complete(conversation, message)
                 case FinalChunk():
-                    self.output.append_end(message)
-                case ResponseStartedFrame() | OutputChunk() | RequestWarning() | OmniError() if self.live:
-                    try:
-                        self._log(message)
-                    except OmniError as error:
-                        self.fail(error)
-
-    def _log(self, message: ResponseStartedFrame | OutputChunk | RequestWarning | OmniError) -> None:
-        self.output.append(message)
-        if isinstance(message, ResponseStartedFrame):
-            self._start()
-        elif isinstance(message, OmniError):
-            self.error = message
+                    self.output.store_end(message)
+                case ResponseStartedFrame() if self.live:
+                    self._start()
+                case OmniError() if self.live:
+                    self.error = message
 
     def _complete(self, conversation: Conversation, final: FinalChunk | None) -> None:
         """End the session with its answer; ``final`` is None where the answer has none."""
         conversation.close()
         self._slot.close()
         if final is not None and ended_normally(final):
-            self._set_state(SessionState.FINISHED)
+            self._set_state(InputState.FINISHED)
             return
         self.error = self.error or EngineFailed("the request ended before its answer was complete")
-        self._set_state(SessionState.FAILED)
+        self._set_state(InputState.FAILED)
 
-    def output_has_room(self) -> None:
-        pass  # output never waits: each message is moved at once
+    def session_over(self, error: OmniError | None) -> None:
+        if self._session is not None:
+            self._session.detach(self)
 
     def input_may_continue(self) -> None:
         self._input_room.set()
@@ -429,7 +422,7 @@ class ModeBSession:
             # A loop may call a timer slightly early; ``when`` keeps it from being armed again for the same time.
             self._intake.handle_timer(max(self._loop.time(), when))
         except SessionTimeout as error:
-            self._stop(SessionState.EXPIRED, error)
+            self._stop(InputState.EXPIRED, error)
         except OmniError as error:
             self.fail(error)
         else:
@@ -473,10 +466,9 @@ class ModeBRegistry:
         self.timeout: float = config.streaming_input.session_timeout_sec
         #: That of the server.
         self.budget = sessions.budget
-        self._budget = OutputLogBudget(
+        self.stored = StoredBytes(
             sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
         )
-        self._capacity = min(config.streaming_input.max_payload_per_session, self._budget.capacity)
         self._by_id: dict[str, tuple[str | None, ModeBSession]] = {}
         self._admission = sessions.admission
         #: Ended sessions with the times at which their stage ends. An entry is stale if it is not ``kept_until``.
@@ -494,9 +486,7 @@ class ModeBRegistry:
         ``slot`` holds its slot in admission, and is closed when the session has ended.
         """
         session = ModeBSession(
-            conversation.observed.identity.session_id,
-            conversation,
-            OutputLog(self._capacity, self._budget),
+            Session(conversation.observed.identity.session_id, conversation, conversation.outbox, grace=0),
             form,
             created_at=int(time.time()),
             slot=slot,
@@ -559,7 +549,7 @@ class ModeBRegistry:
 
     def _forget(self, session: ModeBSession) -> None:
         session.kept_until = None
-        session.output.clear()
+        session.output.discard()
         self._by_id.pop(session.id, None)
 
     def _arm(self) -> None:
@@ -585,14 +575,14 @@ class ModeBRegistry:
         kept: dict[str | None, deque[ModeBSession]] = defaultdict(deque)
         sizes: Counter[str | None] = Counter()
         for when, session in self._due:
-            if session.kept_until == when and session.output.size:
+            if session.kept_until == when and session.output.held:
                 owner, _ = self._by_id[session.id]
                 kept[owner].append(session)
-                sizes[owner] += session.output.size
-        while sizes and self._budget.used + wanted > self._budget.capacity * LOW_WATER_SHARE:
+                sizes[owner] += session.output.held
+        while sizes and self.stored.used + wanted > self.stored.capacity * LOW_WATER_SHARE:
             ((owner, _),) = sizes.most_common(1)
             session = kept[owner].popleft()
-            sizes[owner] -= session.output.size
+            sizes[owner] -= session.output.held
             if not kept[owner]:
                 del sizes[owner]
             session.expire()
@@ -628,7 +618,7 @@ class ChunkIntake:
         Input that has ended has started, unless it was empty.
         """
         current = self._stream.current
-        return self._stream.received_bytes > 0 if current is None else current.state is SessionState.STARTED
+        return self._stream.received_bytes > 0 if current is None else current.state is InputState.STARTED
 
     @property
     def has_content(self) -> bool:

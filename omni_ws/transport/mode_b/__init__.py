@@ -1,0 +1,1 @@
+"""Mode B: sessions over several HTTP requests, and whoever reads their results."""

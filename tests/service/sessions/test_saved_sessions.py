@@ -1,0 +1,542 @@
+"""A session is one value: written at any moment and restored in another server, it goes on as if nothing had happened.
+
+A client does random things. In one run its server stays; in another the session is saved at random moments, also in the
+middle of answers, behind gaps and while the client does not read, and goes on elsewhere. Its client comes back with the
+last output that it has, and sends again what is not known to have arrived. Both runs give it the same messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import pytest
+from support.inline_workers import MS, InlineWorkers, loud, quiet
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.core.chunks import (
+    AnswerWarning,
+    AnyOutput,
+    AudioFormat,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+    ToolCallFragment,
+    Usage,
+    Word,
+)
+from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.fake import EchoEngine
+from omni_ws.errors import InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
+from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
+from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.wire.server_frames import (
+    HistoryTruncatedFrame,
+    SessionUpdatedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
+
+pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
+
+GOING = ShuttingDown("the server is shutting down")
+#: Passes of the event loop after which nothing is left to be done.
+SETTLED = 80
+STEPS = 60
+
+
+class Reins:
+    """How many outputs each request may have so far, in whatever server it is answered."""
+
+    def __init__(self) -> None:
+        self.loose = True
+        self._allowed: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+
+    def allow(self, request_id: str, outputs: int) -> None:
+        self._allowed[request_id] += outputs
+        self._pull()
+
+    def let_go(self) -> None:
+        self.loose = True
+        self._pull()
+
+    def _pull(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, request_id: str, output: int) -> None:
+        while not self.loose and output >= self._allowed[request_id]:
+            await self._changed.wait()
+
+
+class ReinedEngine(EchoEngine):
+    """Says what it sees of the history, then echoes its input, each output when it may."""
+
+    def __init__(self, reins: Reins) -> None:
+        super().__init__()
+        self._reins = reins
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        seen = "".join(f"{message.role}: {message.text}/" for message in request.history)
+        made = 0
+        async with aclosing(super().generate(dataclasses.replace(request, sink=NO_SINK))) as outputs:  # type: ignore[type-var]
+            await self._reins.until(request.request_id, made)
+            yield TextOutput(f"<{seen}>")
+            async for output in outputs:
+                if not isinstance(output, Finished):
+                    made += 1
+                    await self._reins.until(request.request_id, made)
+                yield output
+
+
+class Client(Attachment):
+    """Takes messages while it reads."""
+
+    def __init__(self) -> None:
+        self.received: list[ServerMessage] = []
+        self.reads = True
+        self.session: Session
+
+    def come(self, session: Session) -> None:
+        self.session = session
+
+    def write_now(self, output: OutputChunk) -> bool:
+        if self.reads:
+            self.received.append(output)
+        return self.reads
+
+    def output_ready(self) -> None:
+        while self.reads and (message := self.session.outbox.take()) is not None:
+            self.received.append(message)
+
+    def session_over(self, error: OmniError | None) -> None:
+        self.session.detach(self)
+
+    @property
+    def last_output(self) -> int:
+        return max((one.sequence_id for one in self.received if isinstance(one, AnyOutput)), default=-1)
+
+    def lose(self, last_output: int) -> None:
+        """What came behind this output did not arrive."""
+        while self.received and not (isinstance(self.received[-1], AnyOutput) and self.last_output <= last_output):
+            self.received.pop()
+
+
+class Server:
+    def __init__(self, reins: Reins, speech_workers: InlineWorkers | None = None) -> None:
+        self.engine = ReinedEngine(reins)
+        config = ServerConfig(engine=EngineName.FAKE)
+        self.factory = SessionFactory(self.engine, config, speech_workers=speech_workers)
+        self.sessions = Sessions(self.factory, origin="websocket", grace=30, survive=True)
+
+    async def stop(self) -> None:
+        self.sessions.end_all(GOING)
+        await self.sessions.wait_closed()
+        self.factory.speech_workers.close()
+        await self.engine.stop()
+        assert self.factory.budget.held == 0
+
+
+class Wandering:
+    """A client that does the same with the same ``seed``, whether its session ``moves`` or not."""
+
+    def __init__(self, seed: int, *, moves: bool) -> None:
+        self._rng = random.Random(seed)
+        #: For what must not change what the client does.
+        self._fate = random.Random(seed)
+        self._moves = moves
+        self.moved = 0
+        self.story: list[str] = []
+        self._reins = Reins()
+        self._client = Client()
+        self._chunks: list[InputChunk | None] = []
+        self._held_back: list[int] = []
+        self._acknowledged = -1
+
+    async def play(self) -> list[ServerMessage]:
+        await self._open()
+        steps: dict[Callable[[], None], int] = {
+            self._text: 20,
+            self._audio: 12,
+            self._character: 3,
+            self._end: 6,
+            self._finish: 4,
+            self._cancel: 5,
+            self._configure: 5,
+            self._truncate: 3,
+            self._refused: 3,
+            self._leave_gap: 4,
+            self._fill_gap: 5,
+            self._name: 2,
+            self._acknowledge: 6,
+            self._played: 5,
+            self._doze: 4,
+            self._allow: 12,
+        }
+        for _ in range(STEPS):
+            (step,) = self._rng.choices(list(steps), list(steps.values()))
+            self.story.append(step.__name__)
+            step()
+            passes, moves = self._rng.choice([0, 0, 1, 2, 5, SETTLED]), self._rng.random() < 0.2
+            await self._rest(passes)
+            if moves and self._moves:
+                await self._move()
+            await self._rest(SETTLED)
+            await asyncio.sleep(self._rng.choice([0, 0.3]))
+        self._reins.let_go()
+        self._fill_gap()
+        self._finish()
+        self._wake()
+        await self._rest(10 * SETTLED)
+        assert not self._session.conversation.busy
+        await self._server.stop()
+        return [one for one in self._client.received if type(one) not in OF_THE_MOMENT]
+
+    async def _open(self) -> None:
+        self._server = Server(self._reins)
+        await self._server.engine.start()
+        self._session = self._server.sessions.open(None)
+        self._client.come(self._session)
+        self._session.attach(self._client)
+        self._reins.loose = self._rng.random() < 0.3
+
+    async def _move(self) -> None:
+        """The session goes on in another server, and the first one is gone before it can say anything."""
+        self.moved += 1
+        token = self._session.new_token()
+        assert token is not None
+        data = self._server.sessions.save(self._session)
+        self._session.detach(self._client)
+        received = list(self._client.received)
+        before, self._server = self._server, Server(self._reins)
+        await self._server.engine.start()
+        self._client.received = received
+        self._client.lose(self._fate.randint(self._acknowledged, self._client.last_output))
+        self._server.sessions.restore(data, None)
+        self._session = self._server.sessions.claim(self._session.session_id, token, None)
+        await before.stop()
+        if self._fate.random() < 0.5:  # also later
+            await self._rest(self._fate.choice([1, 3, SETTLED]))
+        last_output = self._client.last_output
+        assert self._session.can_resume(last_output)
+        self._client.come(self._session)
+        resumed, _ = self._session.resume(self._client, last_output)
+        assert resumed.session_id == self._session.session_id
+        self._acknowledged = last_output
+        for number in range(resumed.next_sequence_id, len(self._chunks)):
+            if number not in self._held_back:
+                self._send(number)
+        self._client.output_ready()
+
+    # steps
+
+    def _text(self) -> None:
+        self._chunk(Modality.TEXT, f"word {len(self._chunks)} ".encode(), end=self._rng.random() < 0.4)
+
+    def _audio(self) -> None:
+        samples = bytes(self._rng.randrange(256) for _ in range(320))
+        self._chunk(Modality.AUDIO, samples, end=self._rng.random() < 0.2)
+
+    def _character(self) -> None:
+        self._chunk(Modality.TEXT, self._rng.choice([b"caf\xc3", b"\xa9 ", b"\xff"]))
+
+    def _end(self) -> None:
+        self._chunk(Modality.TEXT, b"", end=True)
+
+    def _name(self) -> None:
+        self._chunk(Modality.TEXT, b"", ref=f"name {len(self._chunks)}")
+
+    def _finish(self) -> None:
+        self._session.conversation.finish()
+
+    def _cancel(self) -> None:
+        named = self._rng.random() < 0.5
+        requests = self._session.conversation.queue.requests
+        self._session.conversation.cancel(requests[-1].request_id if named and requests else None)
+
+    def _configure(self) -> None:
+        patch: dict[str, Any] = {
+            "overlap": self._rng.choice(["wait", "interrupt"]),
+            "start_policy": self._rng.choice(["on_first_chunk", "on_end_only", None]),
+            "after_start": self._rng.choice(["extend", "snapshot"]),
+            "modalities": self._rng.choice([["text"], ["text", "audio"], None]),
+            "output_audio": {"sample_rate": 16_000},
+            "history": self._rng.random() < 0.8,
+        }
+        self._session.conversation.configure(patch)
+
+    def _truncate(self) -> None:
+        finals = [one for one in self._client.received if isinstance(one, FinalChunk)]
+        number = self._rng.random()
+        if not finals or not self._client.reads:
+            return
+        request_id = finals[int(number * len(finals))].request_id
+        try:
+            dropped = self._session.conversation.truncate_history(request_id)
+        except (SessionConflict, InvalidValue) as error:
+            self._session.outbox.put_nowait(error)
+            return
+        self._session.outbox.put_nowait(HistoryTruncatedFrame(request_id=request_id, dropped_requests=dropped))
+
+    def _refused(self) -> None:
+        self._chunks.append(None)
+        self._send(len(self._chunks) - 1)
+
+    def _leave_gap(self) -> None:
+        if not self._held_back:
+            self._held_back.append(len(self._chunks))
+            self._chunks.append(InputChunk(Modality.TEXT, b"late ", len(self._chunks)))
+
+    def _fill_gap(self) -> None:
+        held_back, self._held_back = self._held_back, []
+        for number in held_back:
+            self._send(number)
+
+    def _acknowledge(self) -> None:
+        if self._client.reads:
+            self._acknowledged = self._client.last_output
+            self._session.outbox.acknowledge(self._acknowledged)
+
+    def _played(self) -> None:
+        self._session.conversation.report_playback(self._rng.choice([0, 5, 10, 1000]))
+
+    def _doze(self) -> None:
+        self._client.reads = not self._client.reads
+        self._wake(self._client.reads)
+
+    def _wake(self, reads: bool = True) -> None:
+        self._client.reads = reads
+        self._client.output_ready()
+
+    def _allow(self) -> None:
+        outputs = self._rng.choice([1, 1, 3])
+        if (current := self._session.conversation.queue.current) is not None:
+            self._reins.allow(current.request_id, outputs)
+
+    # frames
+
+    def _chunk(self, modality: Modality, payload: bytes, *, end: bool = False, ref: str | None = None) -> None:
+        number = len(self._chunks)
+        self._chunks.append(InputChunk(modality, payload, number, end_of_input=end, ref=ref))
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        chunk, conversation = self._chunks[number], self._session.conversation
+        if chunk is None:
+            conversation.refuse_chunk(number)
+            return
+        conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+
+    async def _rest(self, passes: int) -> None:
+        for _ in range(passes):
+            await asyncio.sleep(0)
+
+
+def named_by_order(messages: list[ServerMessage]) -> list[Any]:
+    """The messages with names for the ids of requests by which two runs are the same."""
+    names: dict[str, str] = {}
+
+    def named(fields: dict[str, Any]) -> dict[str, Any]:
+        request_id = fields.get("request_id")
+        if request_id is not None:
+            fields["request_id"] = names.setdefault(request_id, f"request {len(names)}")
+        return fields
+
+    found: list[Any] = []
+    for message in messages:
+        if isinstance(message, OmniError):
+            found.append((message.code, named(dict(vars(message)))))
+        elif isinstance(message, FinalChunk):
+            found.append(named(dataclasses.asdict(message)))
+        elif isinstance(message, RequestWarning):
+            found.append(message.error.code)
+        else:
+            found.append((type(message).__name__, named(msgspec.structs.asdict(message))))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_session_goes_on_in_another_server_as_if_it_had_not_moved(seed: int) -> None:
+    stays, moves = Wandering(seed, moves=False), Wandering(seed, moves=True)
+    expected = named_by_order(await stays.play())
+    found = named_by_order(await moves.play())
+    assert moves.story == stays.story
+    assert moves.moved > 2
+    for place, (one, other) in enumerate(zip(found, expected, strict=False)):
+        assert one == other, f"message {place} of {len(expected)}, after {found[max(0, place - 2) : place]}"
+    assert len(found) == len(expected)
+    assert sum(isinstance(one, tuple) and one[0] == "OutputChunk" for one in found) > 2
+
+
+async def test_a_saved_session_is_for_its_key_and_its_token() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    own, other = ApiKey(name="own", key_sha256=b""), ApiKey(name="other", key_sha256=b"")
+    session = first.sessions.open(own)
+    token = session.new_token()
+    assert token is not None
+    data = first.sessions.save(session)
+    for key in (other, None):
+        with pytest.raises(SessionNotFound):
+            second.sessions.restore(data, key)
+    with pytest.raises(SessionNotFound):
+        second.sessions.restore(data[:-5], own)
+    assert second.factory.admission.sessions == 0
+    restored = second.sessions.restore(data, own)
+    for wrong, key in ((token, None), ("wrong", own)):
+        with pytest.raises(SessionNotFound):
+            second.sessions.claim(session.session_id, wrong, key)
+    assert second.sessions.claim(session.session_id, token, own) is restored
+    await first.stop()
+    await second.stop()
+
+
+async def test_nobody_comes_back_to_a_restored_session() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    second.sessions.restore(first.sessions.save(first.sessions.open(None)), None)
+    began = asyncio.get_running_loop().time()
+    await second.sessions.wait_closed()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(30, abs=0.1)
+    await first.stop()
+    await second.stop()
+
+
+async def test_what_a_server_does_not_know_leaves_nothing_behind() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session = first.sessions.open(None)
+    loop = asyncio.get_running_loop()
+    for number, text in enumerate(["hello ", "open "]):
+        chunk = InputChunk(Modality.TEXT, text.encode(), number, end_of_input=not number)
+        session.conversation.receive_chunk(chunk, now=loop.time())
+        await asyncio.sleep(1)
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"behind a gap", 3), now=loop.time())
+    session.outbox.put_nowait(InvalidValue("no"))
+    data = first.sessions.save(session)
+    assert data.count(b"invalid_value") == 1
+    for strange in (data.replace(b"invalid_value", b"invalid_thing"), data.replace(b"on_min_length", b"on_big_length")):
+        with pytest.raises(SessionNotFound):
+            second.sessions.restore(strange, None)
+        assert (second.factory.admission.sessions, second.factory.budget.held) == (0, 0)
+    with pytest.raises(SessionNotFound):
+        first.sessions.restore(data, None)  # it is there already
+    second.sessions.restore(data, None)
+    await first.stop()
+    await second.stop()
+
+
+async def spoken(*, moves_at: int) -> list[ServerMessage]:
+    """What a client gets that speaks for 800 ms and is silent then; after so many chunks of 20 ms its session moves."""
+    server = Server(Reins(), InlineWorkers())
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"modalities": ["text"], "turn_detection": {"type": "server_vad"}})
+    audio = quiet(400) + loud(800) + quiet(1200)
+    for number, start in enumerate(range(0, len(audio), 20 * MS)):
+        if number == moves_at:
+            token = session.new_token()
+            assert token is not None
+            data = server.sessions.save(session)
+            session.detach(client)
+            before, server = server, Server(Reins(), InlineWorkers())
+            await server.engine.start()
+            await before.stop()
+            server.sessions.restore(data, None)
+            session = server.sessions.claim(session.session_id, token, None)
+            client.come(session)
+            client.lose(client.last_output)  # what came behind it comes again
+            session.resume(client, client.last_output)
+            client.output_ready()
+        chunk = InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number)
+        session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(5)
+    await server.stop()
+    return client.received
+
+
+@pytest.mark.parametrize("moves_at", [*range(15, 90, 5), 200])
+async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int) -> None:
+    received = await spoken(moves_at=moves_at)
+    finals = [one for one in received if isinstance(one, FinalChunk)]
+    assert [one.finish_reason for one in finals] == [FinishReason.STOP]
+    # All of the speech is heard, less what is too short for the detector to begin anew with.
+    assert 700 <= finals[0].usage.input_audio_ms <= 2000
+    kinds = [type(one) for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
+    assert kinds == [SpeechStartedFrame, SpeechStoppedFrame] * (len(kinds) // 2)
+    assert 1 <= len(kinds) // 2 <= 2
+    times = [one.audio_ms for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
+    assert times == sorted(times)
+
+
+def test_playback_goes_on_by_another_clock() -> None:
+    budget = ByteBudget(1 << 20)
+    before, ledger = Ledger(100, budget), Ledger(100, budget)
+    before.send(before.open("req_1", speaks=True), 0, 0, 1000, 10.0)
+    ledger.restore(before.to_bytes(), later=500)
+    entry = ledger.find("req_1")
+    assert entry is not None
+    assert ledger.position_ms(entry, 510.3) == 300
+
+
+def restored(message: ServerMessage) -> ServerMessage:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(SavedMessage.of(message)), type=SavedMessage).restored()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SessionUpdatedFrame(instructions="be brief"),
+        SpeechStartedFrame(audio_ms=1, turn_id="turn_1"),
+        SpeechStoppedFrame(audio_ms=2, request_id="req_1"),
+        OutputChunk("req_1", 7, OutputModality.AUDIO, payload=b"x", format=AudioFormat(), words=(Word("hi", 0, 9),)),
+        OutputChunk("req_1", 8, OutputModality.TOOL_CALL, tool_call=ToolCallFragment(0, "call_1", "f", "{}")),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_kind_of_message_is_restored(message: ServerMessage) -> None:
+    assert restored(message) == message
+
+
+def test_a_final_is_restored_with_its_warnings_in_their_order() -> None:
+    warnings = (AnswerWarning("one", "first"), InvalidValue("second"), AnswerWarning("three", "third"))
+    usage = Usage(input_tokens=1, output_audio_ms=2)
+    final = FinalChunk(
+        request_id="req_1", sequence_id=9, finish_reason=FinishReason.LENGTH, usage=usage, warnings=warnings
+    )
+    again = restored(final)
+    assert isinstance(again, FinalChunk)
+    assert [one.message for one in again.warnings] == ["first", "second", "third"]
+    assert dataclasses.replace(again, warnings=()) == dataclasses.replace(final, warnings=())
+
+
+def test_every_kind_of_error_is_restored() -> None:
+    error = InvalidValue("no", param="field", sequence_id=3)
+    error.request_id, error.ref = "req_1", "mine"
+    for message in (error, RequestWarning(error)):
+        told = restored(message)
+        again = told.error if isinstance(told, RequestWarning) else told
+        assert type(again) is InvalidValue
+        assert vars(again) == vars(error)
+        assert str(again) == "no"
