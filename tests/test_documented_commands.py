@@ -22,3 +22,10 @@ def test_commands_name_the_environment(document: Path) -> None:
     blocks = re.findall(r"```[a-z]*\n(.*?)```", text, re.DOTALL)
     assert [line for block in blocks for line in _BARE.findall(block)] == []
     assert [line for line in text.splitlines() if _UNPUBLISHED.search(line) and "bin/python -m" not in line] == []
+
+
+def test_the_files_of_features_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Where to find what")[1].split("\n## ")[0]
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", table)
+    assert len(named) > 40
+    assert [name for name in named if name != "omni_ws/" and not (ROOT / "omni_ws" / name).exists()] == []
