@@ -178,6 +178,11 @@ class SessionTimeline:
         #: Requests without a final, or on which the engine still works; in the order of their opening.
         self.unfinished: dict[str, RequestTimeline] = {}
 
+    def add(self, request: RequestTimeline) -> None:
+        """Note a request that was opened."""
+        self.request_count += 1
+        self.unfinished[request.request_id] = request
+
 
 class RequestTimeline:
     """What happened to one request, and when.
@@ -243,8 +248,7 @@ class RequestTimeline:
         self.cancellations: list[Cancellation] = []
         self.engine_end: EngineEnd | None = None
         self.outcome: Outcome | None = None
-        session.request_count += 1
-        session.unfinished[request_id] = self
+        session.add(self)
 
     # reading
 
@@ -463,18 +467,6 @@ class Observer(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class _Interest:
-    every_chunk: bool
-    every_output: bool
-
-    def covers(self, observation: Observation) -> bool:
-        kind = type(observation)
-        if kind is InputReceived:
-            return self.every_chunk
-        return self.every_output or kind not in (OutputMade, OutputWritten)
-
-
 class Observers:
     """The observers of one server, which may change while it runs.
 
@@ -486,24 +478,26 @@ class Observers:
         self.listening = False
         self.listening_to_chunks = False
         self.listening_to_outputs = False
-        self._interests: dict[Observer, _Interest] = {}
+        #: The observations that each observer did not ask for.
+        self._unwanted: dict[Observer, frozenset[type[Observation]]] = {}
         #: The same, as a value that does not change while it is iterated over.
-        self._registered: tuple[tuple[Observer, _Interest], ...] = ()
+        self._registered: tuple[tuple[Observer, frozenset[type[Observation]]], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
         """Report to this observer from here on, each chunk and each output only where it asks for them."""
-        self._interests[observer] = _Interest(every_chunk, every_output)
+        unwanted: set[type[Observation]] = set() if every_chunk else {InputReceived}
+        self._unwanted[observer] = frozenset(unwanted if every_output else unwanted | {OutputMade, OutputWritten})
         self._update()
 
     def remove(self, observer: Observer) -> None:
         """Report to it no longer. Idempotent."""
-        self._interests.pop(observer, None)
+        self._unwanted.pop(observer, None)
         self._update()
 
     def notify(self, session: SessionIdentity, observation: Observation) -> None:
         """Pass an observation to all observers. Never raises."""
-        for observer, interest in self._registered:
-            if not interest.covers(observation):
+        for observer, unwanted in self._registered:
+            if type(observation) in unwanted:
                 continue
             try:
                 observer.observe(session, observation)
@@ -513,10 +507,10 @@ class Observers:
                 self.remove(observer)
 
     def _update(self) -> None:
-        self._registered = tuple(self._interests.items())
-        self.listening = bool(self._interests)
-        self.listening_to_chunks = any(one.every_chunk for one in self._interests.values())
-        self.listening_to_outputs = any(one.every_output for one in self._interests.values())
+        self._registered = tuple(self._unwanted.items())
+        self.listening = bool(self._unwanted)
+        self.listening_to_chunks = any(InputReceived not in unwanted for unwanted in self._unwanted.values())
+        self.listening_to_outputs = any(OutputMade not in unwanted for unwanted in self._unwanted.values())
 
 
 class ObservedSession:
