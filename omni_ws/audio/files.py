@@ -7,11 +7,11 @@ Walker, and a decoder.
 
 from __future__ import annotations
 
-import abc
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from omni_ws.core.file_heads import (
@@ -544,87 +544,80 @@ class FlacWalker:
         return [found.start() for found in _HEADS_IN_FLAC.finditer(window)]
 
 
-class _FrameWalker(abc.ABC):
-    """Tags, then frames. Recordings that were cut out of a stream begin in the middle of one."""
+class FrameWalker:
+    """Tags, then frames. Recordings that were cut out of a stream begin in the middle of a frame."""
 
-    #: The format, the bytes of a frame's header, its first two bytes, and the longest frame with the next header.
-    kind: FileKind
-    header_bytes: int
-    sync: re.Pattern[bytes]
-    two_headers: int
+    def __init__(
+        self,
+        kind: FileKind,
+        *,
+        header_bytes: int,
+        sync: re.Pattern[bytes],
+        two_headers: int,
+        frame_bytes: Callable[[bytes], int],
+        two_frames: Callable[..., bool | Look],
+    ) -> None:
+        """``sync`` finds the first two bytes of headers of ``header_bytes`` bytes.
 
-    def __init__(self) -> None:
+        ``two_headers`` is the length of the longest frame with the header of the next; ``frame_bytes`` returns the
+        length of the frame that a window begins with, 0 for none, ``two_frames`` whether a second frame follows it.
+        """
+        self._kind = kind
+        self._header_bytes = header_bytes
+        self._sync = sync
+        self._two_headers = two_headers
+        self._frame_bytes = frame_bytes
+        self._two_frames = two_frames
         self._has_frames = False
 
     @property
     def has_length(self) -> bool:
         return False
 
-    @abc.abstractmethod
-    def _frame_bytes(self, window: bytes) -> int:
-        """The length of the frame that begins here; 0 where none does."""
-
-    @abc.abstractmethod
-    def _two_frames(self, window: bytes) -> bool | Look:
-        """Whether a frame and the header of another begin here, or may once more has arrived."""
-
-    def _without_frame(self, window: bytes) -> Look:
-        """What it is where no frame begins."""
-        return Look.END
-
     def step(self, window: bytes) -> Step:
         if window.startswith(b"ID3"):
             return id3_bytes(window)
-        if len(window) < self.header_bytes:
+        if len(window) < self._header_bytes:
             return Look.MORE if window[:1] == b"\xff" or b"ID3".startswith(window) else Look.END
-        if not (size := self._frame_bytes(window)):
-            return self._without_frame(window)
-        self._has_frames = True
-        return size
+        if size := self._frame_bytes(window):
+            self._has_frames = True
+            return size
+        return Look.OPEN if self._kind is FileKind.MP3 and _has_free_bit_rate(window) else Look.END
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        return self._has_frames and (kind is not self.kind or window[0] != 0xFF)
+        return self._has_frames and (kind is not self._kind or window[0] != 0xFF)
 
     def resume(self, window: bytes) -> int | None:
-        for found in self.sync.finditer(window):
+        for found in self._sync.finditer(window):
             at = found.start()
-            if self._two_frames(window[at : at + self.two_headers]):
+            if self._two_frames(window[at : at + self._two_headers], final=False):
                 return at
         return len(window) - (window[-1:] == b"\xff")
 
 
-class Mp3Walker(_FrameWalker):
-    """MPEG audio."""
-
-    kind = FileKind.MP3
-    header_bytes = 4
-    sync = re.compile(rb"\xff[\xe2-\xff]")
-    two_headers = 2881 + 4  # 160 kbit/s at 8 kHz, with padding
-
-    def _frame_bytes(self, window: bytes) -> int:
-        return mpeg_frame_bytes(window)
-
-    def _two_frames(self, window: bytes) -> bool | Look:
-        return two_mpeg_frames(window, final=False)
-
-    def _without_frame(self, window: bytes) -> Look:
-        is_free = window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and window[1] >> 1 & 3 and window[2] >> 4 == 0
-        return Look.OPEN if is_free else Look.END
+def _has_free_bit_rate(window: bytes) -> bool:
+    """Whether a frame of MPEG audio begins here whose header does not tell the bit rate, and so no length."""
+    return window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and bool(window[1] >> 1 & 3) and window[2] >> 4 == 0
 
 
-class AdtsWalker(_FrameWalker):
-    """AAC in ADTS."""
-
-    kind = FileKind.ADTS
-    header_bytes = 7
-    sync = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")
-    two_headers = (1 << 13) + 7
-
-    def _frame_bytes(self, window: bytes) -> int:
-        return adts_frame_bytes(window)
-
-    def _two_frames(self, window: bytes) -> bool | Look:
-        return two_adts_frames(window, final=False)
+_mp3_walker: Final = partial(
+    FrameWalker,
+    FileKind.MP3,
+    header_bytes=4,
+    sync=re.compile(rb"\xff[\xe2-\xff]"),
+    two_headers=2881 + 4,  # 160 kbit/s at 8 kHz, with padding
+    frame_bytes=mpeg_frame_bytes,
+    two_frames=two_mpeg_frames,
+)
+_adts_walker: Final = partial(
+    FrameWalker,
+    FileKind.ADTS,
+    header_bytes=7,
+    sync=re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"),
+    two_headers=(1 << 13) + 7,
+    frame_bytes=adts_frame_bytes,
+    two_frames=two_adts_frames,
+)
 
 
 _EBML, _SEGMENT, _CLUSTER, _VOID = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xEC
@@ -743,8 +736,8 @@ WALKERS: Final[dict[FileKind, Callable[[], Walker]]] = {
     FileKind.WAV: WavWalker,
     FileKind.OGG: OggWalker,
     FileKind.FLAC: FlacWalker,
-    FileKind.MP3: Mp3Walker,
-    FileKind.ADTS: AdtsWalker,
+    FileKind.MP3: _mp3_walker,
+    FileKind.ADTS: _adts_walker,
     FileKind.MATROSKA: MatroskaWalker,
     FileKind.ISO: IsoWalker,
 }

@@ -127,7 +127,7 @@ BARGE_IN_BAR = StartBar(windows=6, span=8, margin=0.15)
 class TurnDetector:
     """Derives starts and ends of speech from probabilities. Pure; its clock is the number of windows.
 
-    A turn begins as ``bar`` demands, which may be changed at any time. It ends after ``silence_duration_ms`` of windows
+    A turn begins as ``bar`` demands, or a later ``demand``. It ends after ``silence_duration_ms`` of windows
     clearly below ``threshold``. With ``judged`` it may end sooner: a SpeechPause says when to ask whether the speaker
     has finished, ``answer`` takes the probability, and a window that ``needs_answer`` must not be fed without it.
     """
@@ -143,7 +143,7 @@ class TurnDetector:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
         self.threshold = threshold
-        self.bar = bar
+        self._bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
         self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
@@ -162,6 +162,10 @@ class TurnDetector:
     def audio_ms(self) -> int:
         """The duration of the windows processed so far, in milliseconds."""
         return self.windows * WINDOW_MS
+
+    def demand(self, bar: StartBar) -> None:
+        """Let turns begin as ``bar`` demands from the next window on."""
+        self._bar = bar
 
     def feed(self, probability: float) -> TurnEvent | None:
         """Process the next window; returns the event that it causes, if any."""
@@ -191,7 +195,7 @@ class TurnDetector:
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
-        bar = self.bar
+        bar = self._bar
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
         if probability <= level:
             return None
@@ -431,7 +435,7 @@ class SpeechWatch:
         return _Decoded(start_ms, samples, unjudged, self._block is not None, left_out, self._left_out_at)
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
-        self._turns.bar = bar
+        self._turns.demand(bar)
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
         watched = self._watched(probabilities, decoded.start_ms, decoded.samples)

@@ -39,7 +39,7 @@ def as_metrics(families: Iterable[Family]) -> list[Metric]:
     metrics = []
     for name, documentation, kind, unit, samples in families:
         metric = Metric(name, documentation, kind, unit)
-        metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]
+        metric.samples.extend(Sample(sample, labels, value) for sample, labels, value in samples)
         metrics.append(metric)
     return metrics
 

@@ -234,14 +234,17 @@ def _sampling(request: messages.GenerateRequest, vocabulary: int) -> TokenSampli
 
 
 def _token(output: TokenOutput) -> messages.GenerateEvent:
-    token = messages.Token(id=output.id, position=output.position, is_prefill=output.is_prefill)
+    token = messages.Token(
+        id=output.id,
+        position=output.position,
+        is_prefill=output.is_prefill,
+        sampled_logprob=output.logprob,
+        has_sampled_logprob=output.logprob is not None,
+    )
     if len(output.readout):
         token.readout.extend(output.readout)
     for one, logprob in output.logprobs:
         token.logprobs.add(id=one, logprob=logprob)
-    if output.logprob is not None:
-        token.sampled_logprob = output.logprob
-        token.has_sampled_logprob = True
     return messages.GenerateEvent(token=token)
 
 
