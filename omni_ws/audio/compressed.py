@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import av
 import av.error
@@ -223,10 +223,6 @@ _CODECS = {
 }
 
 
-class _Sink(Protocol):
-    def write(self, data: bytes, /) -> int: ...
-
-
 class _Pieces:
     """Buffers what the muxer writes until it is taken.
 
@@ -249,11 +245,11 @@ class _Pieces:
 class CompressedEncoder:
     """Encodes one stream of samples at the target's rate, and muxes it: MP3, FLAC, AAC, and Opus in Ogg or WebM.
 
-    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and a sink that can seek
-    gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
+    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and the sink, which
+    can seek, gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
     """
 
-    def __init__(self, target: AudioFormat, sink: _Sink | None = None) -> None:
+    def __init__(self, target: AudioFormat, sink: io.BytesIO | None = None) -> None:
         codec = _servable_codec(target)
         self._target = target
         self._pieces = _Pieces()

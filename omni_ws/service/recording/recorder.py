@@ -15,8 +15,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -66,18 +65,6 @@ _CLOSE_SEC: Final = 5.0
 TOO_SLOW: Final = "the disk is too slow"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingChoice:
-    """Which sessions are recorded, and what of them."""
-
-    #: Share of the sessions that is recorded, chosen at random.
-    fraction: float = 1.0
-    #: Names of the keys whose sessions are recorded; empty for all.
-    keys: frozenset[str] = frozenset()
-    #: Whether contents are recorded, or only their sizes and digests.
-    payloads: bool = True
-
-
 class Recorder:
     """Begins recordings, and owns the thread that writes them.
 
@@ -90,13 +77,21 @@ class Recorder:
         *,
         engine: str,
         model: Callable[[], str],
-        choice: RecordingChoice = RecordingChoice(),
+        fraction: float = 1.0,
+        keys: Collection[str] = (),
+        payloads: bool = True,
         capacity: int = QUEUE_BYTES,
     ) -> None:
+        """Record ``fraction`` of the sessions, chosen at random; with ``keys``, only of the keys of these names.
+
+        Without ``payloads`` only the sizes and digests of contents are recorded. ``capacity`` is in bytes.
+        """
         self._folder = folder
         self._engine = engine
         self._model = model
-        self._choice = choice
+        self._fraction = fraction
+        self._keys = frozenset(keys)
+        self._payloads = payloads
         self._capacity = capacity
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         # Each is counted by one thread only, so that no lock is needed. The difference is what waits.
@@ -112,10 +107,9 @@ class Recorder:
 
         ``key`` is the name of its key, ``name`` becomes part of the file's name.
         """
-        choice = self._choice
-        if choice.keys and key not in choice.keys:
+        if self._keys and key not in self._keys:
             return None
-        if choice.fraction < 1 and random.random() >= choice.fraction:
+        if self._fraction < 1 and random.random() >= self._fraction:
             return None
         if self._closing.is_set():
             return None
@@ -133,7 +127,7 @@ class Recorder:
             model=self._model(),
             started=now.isoformat(timespec="milliseconds"),
             key=key,
-            payloads=choice.payloads,
+            payloads=self._payloads,
         )
         if not self._has_room(_EVENT_BYTES):
             return None
@@ -186,7 +180,7 @@ class Recorder:
             while item is not None:
                 file, event, size = item
                 touched[file] = None
-                file.take(event, self._folder, payloads=self._choice.payloads)
+                file.take(event, self._folder, payloads=self._payloads)
                 self._taken_bytes += size
                 item = self._next()
             for file in touched:
