@@ -36,8 +36,8 @@ _ID3V1_BYTES: Final = 128
 _APE_HEAD_BYTES: Final = 32
 _LYRICS_ENDS: Final = (b"LYRICS200", b"LYRICSEND")
 _MAX_LYRICS_BYTES: Final = 1 << 16
-#: What looks like a head within the frames of FLAC is looked at so often a file, and then no more: each look takes
-#: milliseconds, and chance makes hardly any.
+#: How many candidates for the head of a new file are examined within the frames of one FLAC file. Each takes
+#: milliseconds, and hardly any arises by chance.
 MAX_FLAC_LOOKS: Final = 16
 
 
@@ -71,8 +71,8 @@ FileEvent: TypeAlias = FileBegins | FileBytes | FileEnds | StrayBytes
 class FileCutter:
     """Cuts a stream into files. ``feed`` it chunk by chunk, then ``finish``.
 
-    A file of which its container does not tell the length ends with the input, or where another begins with a chunk.
-    ``named`` is the kind that the client says that the first file has.
+    A file whose container does not tell its length ends with the input, or where a chunk begins with the head of
+    another file. ``named`` is the kind of the first file as the client names it.
     """
 
     def __init__(self, named: FileKind) -> None:
@@ -80,18 +80,19 @@ class FileCutter:
         self._begun = False
         #: The walker of the current file; None between files.
         self._walker: Walker | None = None
-        #: Where it begins in the stream.
+        #: The offset of the current file in the stream.
         self._file_at = -1
-        #: Bytes of the current element that are still to come.
+        #: Bytes of the current element (chunk, page, frame …) that are still to come.
         self._skip = 0
-        #: The same of what is dropped between files.
+        #: Bytes between two files (a tag, for example) that are still to be dropped.
         self._drop = 0
-        #: Whether borders cannot be found any more, but where a chunk begins.
+        #: Whether the current file has no more borders to walk to: only the beginning of a chunk can end it.
         self._is_open = False
-        #: Whether damage in the file is passed over, and nothing good was found behind it.
+        #: Whether the current file is damaged, and no whole element has been found behind the damage yet.
         self._is_lost = False
-        #: Whether stray bytes are passed over, which were told.
+        #: Whether the bytes at hand are stray: they are dropped up to the head of the next file.
         self._is_astray = False
+        #: Whether StrayBytes was reported, which happens once.
         self._told = False
         self._window = bytearray()
         #: Where in the stream the window begins, and where chunks do in it.
@@ -102,7 +103,7 @@ class FileCutter:
         self._looks = 0
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
-        """Yield what ``data`` is, as far as that is known. ``begins_chunk``: a chunk of the client begins with it."""
+        """Yield the events that ``data`` completes. ``begins_chunk``: a chunk of the client begins with it."""
         may_begin = begins_chunk and data[:1] in FIRST_BYTES and not (self._walker is None or self._walker.has_length)
         if not self._window and self._skip > len(data) and not may_begin:
             self._skip -= len(data)
@@ -363,7 +364,7 @@ class Walker(Protocol):
 
     @property
     def has_length(self) -> bool:
-        """Whether the file tells its length. Without it, a head with which a chunk begins ends it anywhere."""
+        """Whether the file tells its length. A file without one ends at any chunk that begins with a head."""
 
     def step(self, window: bytes) -> Step: ...
 

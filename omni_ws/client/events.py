@@ -443,7 +443,7 @@ class AnswerCollector:
 
     def __init__(self) -> None:
         self._building: dict[str, AnswerBuilder] = {}
-        #: Errors of requests without an id, by the names of those, and of nothing in particular.
+        #: Errors without a request id, by the name of their request; None: errors that belong to no request.
         self._errors: dict[str | None, list[OmniError]] = {}
         #: Whole answers that nobody has taken.
         self._whole: deque[Answer] = deque()

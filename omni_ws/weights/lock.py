@@ -13,7 +13,7 @@ from typing import Any
 
 
 class WeightsError(Exception):
-    """No source has the weights, or what it has are other bytes. Never crosses the wire; its text is for people."""
+    """No source has the weights, or only with bytes other than the pinned ones. Never crosses the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PinnedWeights:
 
     @cached_property
     def key(self) -> str:
-        """A name that changes with the bytes, so that versions lie beside each other."""
+        """The name of their folder, which changes with the bytes: versions lie beside each other."""
         files = "".join(f"{file.sha256} {file.name}\n" for file in self.files)
         return f"{self.name}-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
 

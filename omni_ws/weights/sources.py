@@ -1,7 +1,7 @@
 """Where weights come from: packages beside the server, their maker's site, packages out of an index.
 
-A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: who wants to hear how it goes,
-and when it is given up.
+A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: it takes reports of progress, and
+tells when to give up.
 """
 
 from __future__ import annotations

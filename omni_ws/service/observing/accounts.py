@@ -1,4 +1,4 @@
-"""Metrics and log lines of sessions and requests, and what is known of their clients: the trace, and the place."""
+"""Metrics and log lines of sessions and requests; and the trace of a client, and whether it is on this machine."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
-#: What a line says besides its message, which is one word.
+#: A value of a log line, whose message is one word: ``request request_id=req_1 seconds=0.5``.
 Fact = str | int | float | bool | None
 
 

@@ -128,7 +128,7 @@ class Outcome:
 
 
 class RequestContent(Protocol):
-    """The words of a request, for the log that is asked to have them. Making them takes time."""
+    """The texts of a request, for a log that includes content. Assembling them takes time."""
 
     @property
     def user_text(self) -> str: ...

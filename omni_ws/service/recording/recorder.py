@@ -223,7 +223,7 @@ class SessionRecording:
         return ConnectionRecording(self, number)
 
     def finish(self) -> None:
-        """The session is over."""
+        """Note that the session is over."""
         self._finished = True
         self._end_if_over()
 
@@ -281,7 +281,7 @@ class ConnectionRecording:
         self.recording.put(RequestedLine(at=at, connection=self._number, method=method, target=target, headers=headers))
 
     def received(self, data: bytes, *, is_text: bool | None = None) -> None:
-        """A message was received, or, where ``is_text`` is None, a piece of a body."""
+        """Record a received message, or with None as ``is_text`` a piece of a body."""
         self.recording.put_message(self._number, data, outgoing=False, is_text=is_text)
 
     def sent(self, data: bytes, *, is_text: bool | None = None) -> None:
@@ -463,7 +463,7 @@ class RecordingFolder:
         wall_clock: Callable[[], float] = time.time,
         owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """``owns`` tells the names of files that this process counts and removes, where several share the folder."""
+        """Where several processes share the folder, ``owns`` tells whether a file of this name is of this process."""
         self._owns = owns
         self._path = path
         self._max_bytes = max_bytes
@@ -533,7 +533,7 @@ class RecordingFolder:
         self._write(name, data, 0)
 
     def finish(self, name: str) -> None:
-        """Nothing more is written to this file, which may be removed from now on."""
+        """Note that nothing more is written to a file, so that it may be removed."""
         self._live.discard(name)
 
     def remove_old(self) -> None:

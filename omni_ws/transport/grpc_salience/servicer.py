@@ -306,7 +306,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         slots = max(1, budget.capacity // (2 * max_message_bytes))
         self._prompt = asyncio.Semaphore(slots)
         self._slow = asyncio.Semaphore(slots)
-        #: Calls at once: those without a key, and those with one.
+        #: The number of current calls without a key, and with one.
         self._calls = [0, 0]
         #: Never cancelled, since gRPC writes into the buffer of a read until the call ends, which ends the read too.
         self._reading: set[asyncio.Task[Any]] = set()
@@ -377,7 +377,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             await refuse(context, error)
 
     def _check_room(self, has_key: bool) -> None:
-        """Raises EngineOverloaded where there are more calls than may be."""
+        """Raise EngineOverloaded for a call above the limit on concurrent calls."""
         most = self._max_calls if has_key else MAX_KEYLESS_CALLS
         if self._calls[has_key] > most:
             raise EngineOverloaded(f"at most {most} concurrent calls; retry later", retry_after_ms=SLOT_RETRY_MS)
