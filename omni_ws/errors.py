@@ -80,7 +80,7 @@ class OmniError(Exception):
         ref: str | None = None,
         retry_after_ms: int | None = None,
     ) -> Self:
-        """Set what is known by now of where the error belongs. Returns the error; None leaves what is set."""
+        """Set the fields that are known by now. Returns the error; None leaves a field as it is."""
         self.param = self.param if param is None else param
         self.sequence_id = self.sequence_id if sequence_id is None else sequence_id
         self.request_id = self.request_id if request_id is None else request_id
@@ -89,12 +89,12 @@ class OmniError(Exception):
         return self
 
     def reword(self, message: str) -> Self:
-        """Say more. Returns the error."""
+        """Replace the message. Returns the error."""
         self.message = message
         return self
 
     def without_traceback(self) -> Self:
-        """The same error to be kept: a traceback or a cause keeps the variables of all its frames alive."""
+        """A copy of the error to be kept: a traceback or a cause would keep the variables of all frames alive."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__)
         return twin
@@ -382,9 +382,9 @@ class EngineFailed(EngineError):
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
-        #: What the operator may read besides, and a client on this machine.
+        #: Details for the operator, and for a client on this machine.
         self.private = private
-        #: What the log has in place of the message, where that may quote a client.
+        #: The text for the log in place of a message that may quote a client.
         self.logged = logged
         self.error_id = error_id
 

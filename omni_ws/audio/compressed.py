@@ -1,4 +1,4 @@
-"""What libav decodes and encodes: compressed audio in containers, and Opus packets without one."""
+"""Compressed audio, by libav: whole files and streams in containers, and Opus packets without a container."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ PACKET_BYTES: Final = 2 * PACKET_SAMPLES
 MAX_PACKET_BYTES: Final = 1500
 #: The bits of a packet's first byte that tell mode and length of its frames. Those left say how many: 0 means one.
 _CONFIG_BITS: Final = 0xFC
-#: What stands for a lost packet before any has come: silence of 20 ms.
+#: The packet in place of a lost one before the first has come: 20 ms of silence.
 _SILENT: Final = b"\xf8"
 
 
@@ -380,7 +380,7 @@ class OpusPacketDecoder:
         return audio
 
     def conceal(self) -> bytes:
-        """What probably was in a lost packet: as long as one frame of the packet before it."""
+        """The audio that conceals a lost packet, as long as one frame of the packet before it."""
         return self._decoded(self._lost)
 
     def _decoded(self, packet: bytes) -> bytes:

@@ -348,10 +348,6 @@ class ByteSource(Protocol):
         ...
 
 
-class _Abandoned(Exception):
-    """Ends the parser thread when its output is no longer needed."""
-
-
 class _Exchange(Generic[T]):
     """The state that the parser thread and the caller share.
 
@@ -396,9 +392,8 @@ class _Exchange(Generic[T]):
         """Run the parser; the target of the thread."""
         try:
             for item in parse(self):
-                self._emit(item)
-        except _Abandoned:
-            pass
+                if not self._emit(item):
+                    break
         except BaseException as error:
             self._error = error
         finally:
@@ -406,16 +401,15 @@ class _Exchange(Generic[T]):
                 self._finished = True
                 self._changed.notify_all()
 
-    def _emit(self, item: T) -> None:
-        """Queue a result, blocking while the queue is full."""
+    def _emit(self, item: T) -> bool:
+        """Queue a result, blocking while the queue is full. Returns whether more results are wanted."""
         with self._changed:
             self._output.append(item)
             self._output_cost += self._cost(item)
             while self._output_cost >= self._burst and not self._abandoned:
                 self._changed.notify_all()
                 self._changed.wait()
-            if self._abandoned:
-                raise _Abandoned
+            return not self._abandoned
 
     # Called by the owner:
 

@@ -95,7 +95,7 @@ class FileCutter:
         #: Whether StrayBytes was reported, which happens once.
         self._told = False
         self._window = bytearray()
-        #: Where in the stream the window begins, and where chunks do in it.
+        #: The offset in the stream of the window, and those of the chunks that begin in the window.
         self._at = 0
         self._chunks: deque[int] = deque()
         #: The end of FLAC's frames, and how often a head was looked for within them.
@@ -294,7 +294,7 @@ class FileCutter:
         return False
 
     def _candidates(self, window: bytes) -> list[int]:
-        """Where new files may begin in ``window``."""
+        """The offsets in ``window`` at which new files may begin."""
         begun = {chunk - self._at for chunk in self._chunks}
         if isinstance(self._walker, FlacWalker):
             begun.update(FlacWalker.heads(window))
@@ -383,7 +383,7 @@ _MAX_SIZE: Final = 0xFFFFFFFF
 #: hours of speech) count as unknown.
 _ENDLESS_BYTES: Final = 0x7FFF_F000
 _MAX_DS64_BYTES: Final = 4096
-#: What writers put behind the samples, whatever the size of the RIFF chunk says.
+#: Chunks that writers put behind the samples, even beyond the size of the RIFF chunk.
 _TRAILING_CHUNKS: Final = frozenset(
     {b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"cue ", b"smpl", b"inst", b"fact", b"JUNK", b"junk", b"PAD "}
     | {b"FLLR", b"PEAK", b"DISP", b"_PMX", b"axml", b"acid", b"plst", b"labl", b"note", b"afsp", b"SAUR"}
@@ -784,7 +784,7 @@ def _has_flac_header(data: bytes) -> bool:
 
 
 def frame_ends(tail: bytes) -> list[int]:
-    """Return where the last frame in ``tail`` may end: its checksum is right there, once in 65,536 by chance."""
+    """Return the offsets where the last frame in ``tail`` may end: a checksum is right there, 1 in 65,536 by chance."""
     syncs = [found.start() for found in _FLAC_SYNC.finditer(tail)]
     starts = [start for start in syncs if _has_flac_header(tail[start : start + 20])]
     if not starts:

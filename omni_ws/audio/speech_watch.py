@@ -465,10 +465,10 @@ class _Pauses:
         self._turns = turns
         self._waiting: deque[float] = deque()
         self._question: Future[float] | None = None
-        #: Where in the stream the turn in progress began for the judge, in samples.
+        #: The sample of the stream at which a question about the current turn begins.
         self._turn_began = 0
         self._blocks: deque[Pcm16] = deque()
-        #: Where in the stream the first block begins.
+        #: The sample of the stream with which the first block begins.
         self._held_from = 0
 
     def hear(self, samples: Samples) -> None:
@@ -544,7 +544,7 @@ class StreamPiece:
 
     @property
     def seconds(self) -> float:
-        """How much audio its next slice may have."""
+        """The longest that its next slice may be, in seconds."""
         if self.data is None or not self.source.is_raw:
             return SLICE_SAMPLES / SAMPLE_RATE
         return min(SLICE_SAMPLES / SAMPLE_RATE, self.source.duration_ms(len(self.data)) / 1000)
@@ -555,7 +555,7 @@ class StreamPiece:
         return self.watch._decode(self.data, self.source, self.borders, self.ends)
 
     def hear(self) -> Watched:
-        """Process its next slice."""
+        """Process the next slice of the piece."""
         decoded = self.decode()
         return self.watch._judge(decoded, self.watch.detector.process(decoded.unjudged), self.bar)
 

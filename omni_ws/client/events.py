@@ -101,7 +101,7 @@ class Final:
     usage: Usage | None
     ref: str | None = None
     turn_id: str | None = None
-    #: What was done otherwise than asked.
+    #: Where the server did something other than asked.
     warnings: tuple[AnswerWarning, ...] = ()
 
 
@@ -363,7 +363,7 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    #: What was done otherwise than asked.
+    #: Where the server did something other than asked.
     warnings: tuple[AnswerWarning, ...] = ()
     #: Errors reported before the Final.
     errors: tuple[OmniError, ...] = ()

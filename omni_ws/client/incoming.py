@@ -53,7 +53,7 @@ class PendingTruncation:
     frame: bytes
     #: The number of requests that were dropped.
     reply: asyncio.Future[int]
-    #: It was sent a second time after a resume, so that a refusal may be of the first.
+    #: Whether it was sent a second time after a resume: a refusal may then answer the first.
     resent: bool = False
     refusal: OmniError | None = None
 

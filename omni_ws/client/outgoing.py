@@ -21,22 +21,22 @@ class OutgoingRequest:
     """A request without a Final."""
 
     first_sequence_id: int
-    #: Its name, which the first of its chunks carries and, in case that one is refused, the last.
+    #: Its name, which its first chunk carries, and the last one too, in case the first is refused.
     ref: str | None
     #: Output format when it began; binary frames of its answer name neither format nor rate.
     output_audio: OutputAudioConfig
     request_id: str | None = None
     input_open: bool = True
     cancelled: bool = False
-    #: It is to be cancelled by its id, which the server has not told yet.
+    #: Whether it is to be cancelled as soon as the server has told its id.
     cancel_when_named: bool = False
-    #: Its caller was cancelled; its events are dropped.
+    #: Whether its events are dropped, since its caller was cancelled.
     muted: bool = False
-    #: Its Final has arrived; if its input is still open, the server discards the rest of it.
+    #: Whether its Final has arrived; the server discards further input of it.
     finished: bool = False
-    #: It is the greeting, which has no input: a fresh session greets by its configuration.
+    #: Whether it is the greeting, which has no input: the configuration of a fresh session brings it about.
     is_greeting: bool = False
-    #: It ended on an earlier connection; the rest of its input is not sent.
+    #: Whether it ended on an earlier connection, so that further input of it is not sent.
     orphaned: bool = False
     #: Whether it has a result of a tool, which only the session that made the call can take.
     has_results: bool = False
@@ -440,7 +440,7 @@ def _is_stream(chunk: InputChunk) -> bool:
 
 
 class SentKind(Enum):
-    """What a frame is, which decides whether it may be sent twice."""
+    """The kinds of frames, by which ``Link`` decides whether a frame may be sent twice."""
 
     CHUNK = "input_chunk"
     CONFIG = "session_config"

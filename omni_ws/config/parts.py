@@ -51,7 +51,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
 SERVER: Final = "server"
 #: The ports on which servers of models listen on this machine unless told otherwise.
 LOCAL_PORTS: Final[Mapping[str, int]] = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080}
-#: Where OpenAI answers, and the variable of the environment that its own packages take the key from.
+#: The base URL of OpenAI, and the environment variable from which its own packages take the key.
 OPENAI_URL: Final = "https://api.openai.com/v1"
 OPENAI_KEY: Final = "OPENAI_API_KEY"
 #: An address without a scheme, and perhaps a path.
@@ -111,7 +111,7 @@ def _meant(part: str, text: str) -> str:
 
 # Settings
 
-#: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
+#: Instructions for an LLM whose answers are spoken, unless the operator or the client gives others.
 SPOKEN_INSTRUCTIONS: Final = (
     "You are talking with the user: they speak, and a voice reads your answers aloud. Answer in one to three short, "
     "plain sentences, as in a conversation, the most important thing first, in the user's language. Write no lists, "
@@ -149,7 +149,7 @@ class PartConfig(Section):
 
     @property
     def choice(self) -> PartChoice:
-        """What ``use`` says, with the model wherever that was given."""
+        """The choice that ``use`` names, with the model from ``use`` or ``model``."""
         if self.use is None:
             return PartChoice("embedded", implied=True)
         choice = parse_part(self.part, self.use)
@@ -248,7 +248,7 @@ class LlmConfig(PartConfig):
 
     @property
     def spoken_instructions(self) -> str:
-        """What an LLM is told where its answers are spoken; empty for nothing. Only one that was named is told."""
+        """The instructions for spoken answers; empty for none, as for an LLM that nobody named."""
         if self.use is None:
             return ""
         if self.instructions is not None:

@@ -85,7 +85,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
 
 
 def _worker_problems(config: ServerConfig) -> Iterator[str]:
-    """What several workers cannot do together."""
+    """The problems of settings that several workers cannot serve."""
     if os.name != "posix":
         yield "workers above 1 need a system on which processes can pass connections to each other (Linux, macOS)"
     if config.ssl_certfile is not None:
@@ -197,7 +197,7 @@ def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
 
 
 def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
-    """What is wrong with the settings that an LLM on a server has, too."""
+    """The problems of the settings that the remote engine and an LLM on a server share."""
     for key, field in RemoteConfig.model_fields.items():
         known = mark(field, "words")
         for word in getattr(remote, key) if known else ():

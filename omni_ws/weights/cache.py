@@ -24,7 +24,7 @@ from omni_ws.weights.sources import (
     is_pinned,
 )
 
-#: What was verified when, beside the files.
+#: The file beside the weights that records which files were verified, and in which state.
 _RECORD: Final = ".verified.json"
 _SPARE_BYTES: Final = 64 << 20
 
@@ -160,7 +160,7 @@ def _problem(path: Path, file: PinnedFile) -> str | None:
 
 
 def _seen(path: Path, file: PinnedFile) -> list[Any]:
-    """What changes with a file, and what it was verified to be."""
+    """The state of a file (size, time, inode), and the digest that it has to have."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
 

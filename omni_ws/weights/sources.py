@@ -31,7 +31,7 @@ from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is being done for which weights; ``done`` and ``total`` are bytes, where known."""
+    """A report on the fetching of weights. ``doing`` names the step; ``done`` and ``total`` are bytes, where known."""
 
     name: str
     doing: str
@@ -59,7 +59,7 @@ class Fetching:
 class WeightsSource(Protocol):
     """A place that may have the files of weights."""
 
-    #: What messages call it.
+    #: The name of the source in messages.
     name: str
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:

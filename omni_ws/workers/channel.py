@@ -26,7 +26,7 @@ _READ_DESCRIPTORS: Final = 64
 
 
 class MessageKind(IntEnum):
-    """What a message says. ``number`` and ``payload`` are those of the message; some carry an open connection, too."""
+    """The kinds of messages, and the meaning of ``number`` and ``payload``. Some carry an open connection, too."""
 
     #: To a worker: the settings with which it starts (payload).
     START = auto()

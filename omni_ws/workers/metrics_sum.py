@@ -45,7 +45,7 @@ def as_metrics(families: Iterable[Family]) -> list[Metric]:
 
 
 def growing(families: Iterable[Family]) -> list[Family]:
-    """What is left of a worker that has ended: all that it counted."""
+    """The metrics that outlive a worker: counters and histograms."""
     return [family for family in families if family[2] in _GROWING]
 
 

@@ -461,7 +461,7 @@ class Member:
         on_room: Callable[[], None],
     ) -> None:
         self.serial = start.serial
-        #: Its place among the workers that are wanted; its successor has the same.
+        #: Its seat among the workers that are wanted, from 0; its successor has the same.
         self.seat = (start.serial - 1) % start.wanted
         self.row = row
         #: How many looks in a row it has not answered, and the CPU time that it had used at the last look.
@@ -476,7 +476,7 @@ class Member:
         self.ended = asyncio.Event()
         #: Its exit status; negative: the signal that killed it.
         self.status: int | None = None
-        #: What it had counted when it was last asked.
+        #: The metrics that it reported last.
         self.counted: list[Family] = []
         self._start = start
         self._received = received

@@ -75,7 +75,7 @@ class Milestone(Enum):
 
 
 class PolicyStart(NamedTuple):
-    """What fired the start policy; ``sequence_id`` is None for a bare end of input."""
+    """The trigger that fired the start policy; ``sequence_id`` is None for an end of input without a chunk."""
 
     at: float
     trigger: StartTrigger
@@ -117,7 +117,7 @@ class PlayerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a request ended with. ``error`` is the reason why there is no whole answer."""
+    """The end of a request. ``error`` is the reason why there is no whole answer."""
 
     at: float
     final: FinalChunk
@@ -458,7 +458,7 @@ Observation: TypeAlias = (
 
 
 class Observer(Protocol):
-    """What ``Observers`` report to."""
+    """A receiver of observations; ``Observers`` reports to it."""
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Take note of an observation, without blocking: it runs on the event loop, inside the step it reports.
@@ -480,7 +480,7 @@ class Observers:
         self.listening_to_outputs = False
         #: The observations that each observer did not ask for.
         self._unwanted: dict[Observer, frozenset[type[Observation]]] = {}
-        #: The same, as a value that does not change while it is iterated over.
+        #: The items of ``_unwanted`` as a tuple, so that an observer can be removed while all are notified.
         self._registered: tuple[tuple[Observer, frozenset[type[Observation]]], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:

@@ -408,7 +408,7 @@ class RecordedMessage(Struct, frozen=True, gc=False):
     data: bytes
 
 
-#: What waits for the thread: an event of a recording, and the bytes that it is charged.
+#: An entry of the queue: an event of a recording, and the bytes that it is charged.
 _Item: TypeAlias = tuple[RecordingFile, HeaderLine | RecordedLine | RecordedMessage, int]
 
 
@@ -471,7 +471,7 @@ class RecordingFolder:
         self._now = wall_clock
         #: The size of each file, and the wall time of the last write to it; the oldest file first.
         self._files: dict[str, tuple[int, float]] = {}
-        #: Those that are still being written, and stay.
+        #: Files that are still being written, and are not removed.
         self._live: set[str] = set()
         self._total = 0
 

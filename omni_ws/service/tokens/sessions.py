@@ -29,7 +29,7 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.service.sessions.factory import SessionFactory
 
-#: What an image takes in memory besides its data, in each session that has it.
+#: The memory of an image besides its data, in each session that has it.
 IMAGE_OVERHEAD_BYTES: Final = 512
 
 
