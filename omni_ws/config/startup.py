@@ -70,7 +70,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield from _worker_problems(config)
     llm = config.llm.choice.name if config.composed else config.engine_name
     what = f"LLM {llm}" if config.composed else f"{llm} engine"
-    if config.grpc.port is not None and any(find_spec(name) is None for name in GRPC_PACKAGES):
+    if config.grpc.port is not None and not has_grpc():
         yield f"the gRPC service needs its packages: {install_command('grpc')}"
     if config.grpc.port is not None and llm != "vllm":
         yield f"the {what} has no token sessions; remove grpc.port"
@@ -82,6 +82,11 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield f"tracing needs OpenTelemetry: {install_command('otel')}"
     if config.record is not None and os.name != "posix":
         yield "recording sessions (record) needs a POSIX system, where the files can be made private"
+
+
+def has_grpc() -> bool:
+    """Whether the packages of the gRPC service are installed."""
+    return all(map(_is_installed, GRPC_PACKAGES))
 
 
 def _worker_problems(config: ServerConfig) -> Iterator[str]:

@@ -26,7 +26,7 @@ from omni_ws.audio.container import (
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
-from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, thumbnail_of
+from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, fitted, thumbnail_of
 
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160
@@ -391,7 +391,7 @@ class FrameSelection:
 
     def _shared(self, frame: VideoFrame, most: int) -> VideoFrame:
         """Scale a frame down to its share of ``video_total_pixels``."""
-        pixels = self._limits.fit_share(frame.pixels, most)
+        pixels = fitted(frame.pixels, None, max(1, most))
         if pixels is not frame.pixels:
             self._room.take(pixels.nbytes)
             self._room.give(frame.pixels.nbytes)
