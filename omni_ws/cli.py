@@ -20,7 +20,7 @@ from omni_ws.errors import OmniError
 
 USAGE_ERROR: Final = 2
 FAILURE: Final = 1
-#: What shells report for a program that SIGINT ended.
+#: The status that shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
 #: The module whose ``main`` each command is, which is imported when it is named, and what the help says of it.
@@ -124,7 +124,7 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def with_usage_errors(serve: Callable[[], int]) -> int:
-    """What ``serve`` returns, or the exit status of a wrong configuration, which is reported."""
+    """The exit status of ``serve``; a ConfigurationError is reported, and its status is USAGE_ERROR."""
     try:
         return serve()
     except ConfigurationError as error:

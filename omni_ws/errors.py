@@ -3,9 +3,9 @@
 OmniError
 ├── InvalidRequest      invalid_frame, invalid_value, unknown_type, unsupported_parameter, empty_input, …
 ├── Refused             unauthenticated, origin_not_allowed, not_found, method_not_allowed, …
-├── SessionError        session_not_found, session_timeout, sequence_gap, payload_too_large, slow_consumer, …
 ├── Busy                rate_limited, engine_overloaded, shutting_down
-└── EngineError         engine_failed, upstream_invalid
+├── EngineError         engine_failed, upstream_invalid
+└── those of sessions   session_not_found, session_timeout, sequence_gap, payload_too_large, slow_consumer, …
 
 Each leaf is one error code, with its WebSocket close code, HTTP status and gRPC status; transports only look them up.
 An exception from outside the tree never reaches a client: the border where it enters raises EngineFailed with an
@@ -80,7 +80,7 @@ class OmniError(Exception):
         ref: str | None = None,
         retry_after_ms: int | None = None,
     ) -> Self:
-        """Set what is known by now of where the error belongs. Returns the error; None leaves what is set."""
+        """Set the fields that are known by now. Returns the error; None leaves a field as it is."""
         self.param = self.param if param is None else param
         self.sequence_id = self.sequence_id if sequence_id is None else sequence_id
         self.request_id = self.request_id if request_id is None else request_id
@@ -89,12 +89,12 @@ class OmniError(Exception):
         return self
 
     def reword(self, message: str) -> Self:
-        """Say more. Returns the error."""
+        """Replace the message. Returns the error."""
         self.message = message
         return self
 
     def without_traceback(self) -> Self:
-        """The same error to be kept: a traceback or a cause keeps the variables of all its frames alive."""
+        """A copy of the error to be kept: a traceback or a cause would keep the variables of all frames alive."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__)
         return twin
@@ -262,29 +262,25 @@ class OriginNotAllowed(Refused):
     wire = WireMapping("origin_not_allowed", None, 403, None, note="403 on the handshake")
 
 
-class SessionError(OmniError):
-    """The session cannot continue, or does not exist."""
-
-
-class SessionNotFound(SessionError):
+class SessionNotFound(OmniError):
     """No session has this id, or the resume token is wrong. Open a new session."""
 
     wire = WireMapping("session_not_found", 4404, 404, "NOT_FOUND")
 
 
-class SessionTimeout(SessionError):
+class SessionTimeout(OmniError):
     """The client was silent for ``session_timeout_sec``. Open a new session when there is input."""
 
     wire = WireMapping("session_timeout", 4408, 408, "DEADLINE_EXCEEDED", note="orderly close")
 
 
-class SessionExpired(SessionError):
+class SessionExpired(OmniError):
     """A Mode B session timed out or made room for another, and its result is gone. Open a new session."""
 
     wire = WireMapping("session_expired", None, 410, "NOT_FOUND", note="Mode B, while remembered")
 
 
-class SessionConflict(SessionError):
+class SessionConflict(OmniError):
     """The state of the session rules this out: its input has ended, or it was cancelled. Do not retry."""
 
     wire = WireMapping(
@@ -292,7 +288,7 @@ class SessionConflict(SessionError):
     )
 
 
-class PayloadTooLarge(SessionError):
+class PayloadTooLarge(OmniError):
     """Input exceeds a limit of a chunk, session or body. Send smaller chunks, or less."""
 
     wire = WireMapping(
@@ -307,19 +303,19 @@ class PayloadTooLarge(SessionError):
         self.of_request = of_request
 
 
-class SequenceGap(SessionError):
+class SequenceGap(OmniError):
     """A missing chunk did not arrive within ``reorder_timeout_sec``. Open a new session and send all input again."""
 
     wire = WireMapping("sequence_gap", 4408, 408, "OUT_OF_RANGE")
 
 
-class ReorderWindowExceeded(SessionError):
+class ReorderWindowExceeded(OmniError):
     """A chunk is too far ahead of a missing one. Number chunks without gaps, and send them nearly in order."""
 
     wire = WireMapping("reorder_window_exceeded", 4422, 422, "OUT_OF_RANGE")
 
 
-class SlowConsumer(SessionError):
+class SlowConsumer(OmniError):
     """The client did not read its output for ``write_timeout_sec``. Read faster, or concurrently with sending."""
 
     wire = WireMapping("slow_consumer", 4413, None, None, note="HTTP: connection dropped")
@@ -386,9 +382,9 @@ class EngineFailed(EngineError):
         message = message if error_id is None else f"{message}; error id {error_id}"
         super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
-        #: What the operator may read besides, and a client on this machine.
+        #: Details for the operator, and for a client on this machine.
         self.private = private
-        #: What the log has in place of the message, where that may quote a client.
+        #: The text for the log in place of a message that may quote a client.
         self.logged = logged
         self.error_id = error_id
 

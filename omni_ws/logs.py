@@ -87,8 +87,8 @@ def _escaped(found: re.Match[str]) -> str:
 def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None = None) -> None:
     """Sends the logs of this process to standard error; lines of a ``worker`` have its name."""
     handler = logging.StreamHandler()
-    form = JsonFormatter if log_format is LogFormat.JSON else TextFormatter
+    form = JsonFormatter if log_format == "json" else TextFormatter
     handler.setFormatter(form(worker=worker))
-    logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name, quietest in QUIETED_LOGGERS.items():
         logging.getLogger(name).setLevel(quietest)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from omni_ws.app import App
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.startup import GRPC_PACKAGES
+from omni_ws.config.startup import has_grpc
 from omni_ws.config.values import ConfigurationError
 from omni_ws.service.tokens.sessions import token_sessions
 
@@ -28,7 +27,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     ``grpc.port`` is set nevertheless, and OSError if the port is taken.
     """
     config = app.config
-    if not app.sessions.engine.capabilities.token_sessions or any(find_spec(name) is None for name in GRPC_PACKAGES):
+    if not app.sessions.engine.capabilities.token_sessions or not has_grpc():
         if config.grpc.port is not None:
             raise ConfigurationError(
                 [f"token sessions are not supported by the {config.engine_name} engine; remove grpc.port"]

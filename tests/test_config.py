@@ -12,7 +12,6 @@ from omni_ws.config import (
     ConfigurationError,
     EngineName,
     GrpcConfig,
-    LogLevel,
     RemoteConfig,
     ServerConfig,
     StreamingInputConfig,
@@ -65,7 +64,7 @@ def test_each_source_overrides_the_one_before_it() -> None:
     assert loaded.config.port == 3
     assert loaded.config.streaming_input.session_timeout_sec == 2
     assert loaded.config.streaming_input.reorder_window_chunks == 7
-    assert loaded.config.log_level is LogLevel.ERROR
+    assert loaded.config.log_level == "error"
     assert loaded.config.streaming_input.write_timeout_sec == 30
     assert loaded.origin("port") == "command line --port"
     assert (

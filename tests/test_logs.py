@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from omni_ws.config.model import LogFormat, LogLevel
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, RateLimited, ShuttingDown
 from omni_ws.logs import JsonFormatter, TextFormatter, configure_logging
 from omni_ws.service.observing.accounts import level_of, write_line
@@ -56,7 +55,7 @@ def test_a_message_cannot_look_like_two(forged: str) -> None:
 
 
 def test_lines_go_to_standard_error_from_the_level_on(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(LogFormat.JSON, LogLevel.INFO)
+    configure_logging("json", "info")
     write_line(logger, logging.DEBUG, "too small")
     logging.getLogger("httpx").info("HTTP Request: GET http://127.0.0.1:8000/health")
     write_line(logger, logging.INFO, "request", status=200, code=None)

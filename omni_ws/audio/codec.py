@@ -91,8 +91,9 @@ class AudioDecoder:
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
         self._decoder = _source_decoder(source, room)
-        #: The same for raw audio at ``sample_rate``, which has to be converted and nothing else.
+        #: ``_decoder`` where the source is raw audio at ``sample_rate``, which only has to be converted to float32.
         self._raw: _RawDecoder | None = None
+        #: ``_decoder`` where the source is files.
         self._files = self._decoder if isinstance(self._decoder, _FileStream) else None
         if isinstance(self._decoder, _RawDecoder) and source.sample_rate == sample_rate:
             self._raw = self._decoder
@@ -125,7 +126,7 @@ class AudioDecoder:
             yield from self._resampled(block)
 
     def take_stray(self) -> UnsupportedFormat | None:
-        """Return, once, the error to tell of bytes that were dropped: neither a file, nor padding, nor a tag."""
+        """Return, once, an error about dropped bytes, which were neither a file, nor padding, nor a tag."""
         if self._files is None or not self._files.take_stray():
             return None
         return UnsupportedFormat(
@@ -369,7 +370,7 @@ class AudioEncoder:
         if target.encoding is AudioEncoding.WAV:
             self._header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=None)
         self._ended = False
-        #: Whether nothing but the conversion to 16 bits is to be done.
+        #: Whether the samples only have to be converted to 16 bits.
         self._converts_only = (
             source_rate == target.sample_rate and target.encoding is AudioEncoding.PCM16 and target.channels == 1
         )

@@ -1,4 +1,4 @@
-"""What libav decodes and encodes: compressed audio in containers, and Opus packets without one."""
+"""Compressed audio, by libav: whole files and streams in containers, and Opus packets without a container."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import av
 import av.error
@@ -18,11 +18,9 @@ from omni_ws.audio.container import (
     BURST_SAMPLES,
     LENIENT_METADATA,
     STREAMING_OPTIONS,
-    BufferedFile,
     ByteSource,
     ContainerReader,
-    Mp4Boxes,
-    Mp4Order,
+    HeldMp4,
     PacketTally,
 )
 from omni_ws.audio.pcm import Samples, SourceBlock, bounded, mixed_down, pcm16_from_samples
@@ -96,20 +94,16 @@ class Mp4Decoder:
 
     def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
         self._encoding = encoding
-        self._boxes = Mp4Boxes()
-        self._order = Mp4Order.UNKNOWN
-        self._held = BufferedFile(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
+        self._held = HeldMp4(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
         self._stream: CompressedDecoder | None = None
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
         """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
         if self._stream is None:
-            self._held.append(data)
-            if self._order is Mp4Order.UNKNOWN:
-                self._order = self._boxes.order(self._held.view())
-            if self._order is not Mp4Order.STREAM:
+            begun = self._held.begin(data)
+            if begun is None:
                 return
-            self._stream, data = CompressedDecoder(self._encoding), self._held.take()
+            self._stream, data = CompressedDecoder(self._encoding), begun
         yield from self._stream.decode(data)
 
     def flush(self) -> Iterator[SourceBlock]:
@@ -118,7 +112,7 @@ class Mp4Decoder:
             yield from self._stream.flush()
             return
         try:
-            yield from _blocks(_MP4, self._encoding, self._held.seekable(), options={})
+            yield from _blocks(_MP4, self._encoding, self._held.whole(), options={})
         finally:
             self._held.close()
 
@@ -229,10 +223,6 @@ _CODECS = {
 }
 
 
-class _Sink(Protocol):
-    def write(self, data: bytes, /) -> int: ...
-
-
 class _Pieces:
     """Buffers what the muxer writes until it is taken.
 
@@ -255,26 +245,26 @@ class _Pieces:
 class CompressedEncoder:
     """Encodes one stream of samples at the target's rate, and muxes it: MP3, FLAC, AAC, and Opus in Ogg or WebM.
 
-    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and a sink that can seek
-    gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
+    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and the sink, which
+    can seek, gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
     """
 
-    def __init__(self, target: AudioFormat, sink: _Sink | None = None) -> None:
+    def __init__(self, target: AudioFormat, sink: io.BytesIO | None = None) -> None:
         codec = _servable_codec(target)
         self._target = target
         self._pieces = _Pieces()
         self._position = 0
         try:
             self._container = av.open(sink or self._pieces, "w", format=codec.container, options=dict(codec.options))
-            stream = self._container.add_stream(codec.name, rate=target.sample_rate)
+            self._layout = _layout(target.channels)
+            bit_rate = 0 if codec.name == "flac" else _bit_rate(target)
+            stream = self._container.add_stream(
+                codec.name, rate=target.sample_rate, layout=self._layout, bit_rate=bit_rate
+            )
         except (av.error.FFmpegError, ValueError) as error:
             raise UnsupportedFormat(f"this server has no encoder for {target.encoding}") from error
         assert isinstance(stream, av.AudioStream)
         self._stream = stream
-        self._layout = _layout(target.channels)
-        self._stream.codec_context.layout = self._layout
-        if codec.name != "flac":
-            self._stream.codec_context.bit_rate = _bit_rate(target)
 
     def encode(self, samples: Samples) -> bytes:
         """Encode ``samples``; returns the bytes that are complete, which may be none."""
@@ -361,7 +351,7 @@ PACKET_BYTES: Final = 2 * PACKET_SAMPLES
 MAX_PACKET_BYTES: Final = 1500
 #: The bits of a packet's first byte that tell mode and length of its frames. Those left say how many: 0 means one.
 _CONFIG_BITS: Final = 0xFC
-#: What stands for a lost packet before any has come: silence of 20 ms.
+#: The packet in place of a lost one before the first has come: 20 ms of silence.
 _SILENT: Final = b"\xf8"
 
 
@@ -390,7 +380,7 @@ class OpusPacketDecoder:
         return audio
 
     def conceal(self) -> bytes:
-        """What probably was in a lost packet: as long as one frame of the packet before it."""
+        """The audio that conceals a lost packet, as long as one frame of the packet before it."""
         return self._decoded(self._lost)
 
     def _decoded(self, packet: bytes) -> bytes:

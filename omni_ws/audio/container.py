@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from email.message import Message
 from email.utils import collapse_rfc2231_value
-from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from omni_ws.audio.pcm import SampleLayout
@@ -349,10 +348,6 @@ class ByteSource(Protocol):
         ...
 
 
-class _Abandoned(Exception):
-    """Ends the parser thread when its output is no longer needed."""
-
-
 class _Exchange(Generic[T]):
     """The state that the parser thread and the caller share.
 
@@ -397,9 +392,8 @@ class _Exchange(Generic[T]):
         """Run the parser; the target of the thread."""
         try:
             for item in parse(self):
-                self._emit(item)
-        except _Abandoned:
-            pass
+                if not self._emit(item):
+                    break
         except BaseException as error:
             self._error = error
         finally:
@@ -407,16 +401,15 @@ class _Exchange(Generic[T]):
                 self._finished = True
                 self._changed.notify_all()
 
-    def _emit(self, item: T) -> None:
-        """Queue a result, blocking while the queue is full."""
+    def _emit(self, item: T) -> bool:
+        """Queue a result, blocking while the queue is full. Returns whether more results are wanted."""
         with self._changed:
             self._output.append(item)
             self._output_cost += self._cost(item)
             while self._output_cost >= self._burst and not self._abandoned:
                 self._changed.notify_all()
                 self._changed.wait()
-            if self._abandoned:
-                raise _Abandoned
+            return not self._abandoned
 
     # Called by the owner:
 
@@ -548,51 +541,28 @@ class PacketTally:
 # MP4 files, which can only be decoded as a whole where their index (``moov``) follows the media data (``mdat``)
 
 
-class Mp4Order(Enum):
-    """Whether an MP4 file can be decoded while it arrives: its index precedes the media data, or follows it."""
+class HeldMp4:
+    """An MP4 file that arrives, held until its index has come: in front of the media data, or at the file's end.
 
-    UNKNOWN = "unknown"
-    STREAM = "stream"
-    INDEX_LAST = "index last"
-
-
-class Mp4Boxes:
-    """Walks the top-level boxes of an MP4 file that arrives in pieces (ISO/IEC 14496-12, section 4.2)."""
-
-    def __init__(self) -> None:
-        #: The offset of the next box.
-        self._position = 0
-
-    def order(self, data: memoryview) -> Mp4Order:
-        """Return the order, or UNKNOWN. ``data`` is the file so far, from its first byte.
-
-        Raises UnsupportedFormat for a damaged box.
-        """
-        while self._position + 16 <= len(data):
-            size, kind = struct.unpack_from(">I4s", data, self._position)
-            if kind in (b"moov", b"moof"):
-                return Mp4Order.STREAM
-            if kind == b"mdat":
-                return Mp4Order.INDEX_LAST
-            if size == 1:
-                size = struct.unpack_from(">Q", data, self._position + 8)[0]
-            if size < 8:
-                raise UnsupportedFormat("corrupt mp4")
-            self._position += size
-        return Mp4Order.UNKNOWN
-
-
-class BufferedFile:
-    """Buffers a file up to ``max_bytes``, accounted for in ``room`` until it is taken or closed."""
+    At most ``max_bytes`` are held, accounted for in ``room`` until they are given away or ``close`` drops them.
+    """
 
     def __init__(self, max_bytes: int, room: Room = UNLIMITED) -> None:
         self._max_bytes = max_bytes
         self._room = room
         self._reserved = 0
         self._data = bytearray()
+        #: The offset of the next top-level box (ISO/IEC 14496-12, section 4.2).
+        self._box_at = 0
+        #: Whether the media data came before the index.
+        self._index_is_last = False
 
-    def append(self, data: bytes) -> None:
-        """Add bytes. Raises UnsupportedFormat above ``max_bytes``, and what ``room`` raises."""
+    def begin(self, data: bytes) -> bytes | None:
+        """Add bytes. Return all of the file so far once its index came first, so that it can be decoded as it arrives.
+
+        Returns None for a file that is held on. Raises UnsupportedFormat for a damaged box and above ``max_bytes``, and
+        what ``room`` raises.
+        """
         if len(self._data) + len(data) > self._max_bytes:
             raise UnsupportedFormat(
                 f"an mp4 with its index at the end must not exceed {self._max_bytes} bytes; "
@@ -601,23 +571,32 @@ class BufferedFile:
         self._room.take(len(data))
         self._reserved += len(data)
         self._data += data
-
-    def view(self) -> memoryview:
-        """Return a read-only view of the bytes."""
-        return memoryview(self._data).toreadonly()
-
-    def take(self) -> bytes:
-        """Remove and return the bytes, and release their memory in ``room``."""
+        if not self._index_is_first():
+            return None
         taken = bytes(self._data)
         self.close()
         return taken
 
-    def seekable(self) -> io.BytesIO:
-        """Return the bytes as a file object. They remain accounted for until ``close``."""
+    def _index_is_first(self) -> bool:
+        """Walk through the boxes up to the index or the media data. False while neither has come."""
+        while not self._index_is_last and self._box_at + 16 <= len(self._data):
+            size, kind = struct.unpack_from(">I4s", self._data, self._box_at)
+            if kind in (b"moov", b"moof"):
+                return True
+            self._index_is_last = kind == b"mdat"
+            if size == 1:
+                size = struct.unpack_from(">Q", self._data, self._box_at + 8)[0]
+            if size < 8 and not self._index_is_last:
+                raise UnsupportedFormat("corrupt mp4")
+            self._box_at += size
+        return False
+
+    def whole(self) -> io.BytesIO:
+        """Return the file at its end. Its bytes remain accounted for until ``close``."""
         taken, self._data = bytes(self._data), bytearray()
         return io.BytesIO(taken)
 
     def close(self) -> None:
-        """Discard the bytes and release their memory in ``room``. Idempotent."""
+        """Drop the bytes and release their memory in ``room``. Idempotent."""
         reserved, self._reserved, self._data = self._reserved, 0, bytearray()
         self._room.give(reserved)

@@ -7,11 +7,11 @@ Walker, and a decoder.
 
 from __future__ import annotations
 
-import abc
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from omni_ws.core.file_heads import (
@@ -36,8 +36,8 @@ _ID3V1_BYTES: Final = 128
 _APE_HEAD_BYTES: Final = 32
 _LYRICS_ENDS: Final = (b"LYRICS200", b"LYRICSEND")
 _MAX_LYRICS_BYTES: Final = 1 << 16
-#: What looks like a head within the frames of FLAC is looked at so often a file, and then no more: each look takes
-#: milliseconds, and chance makes hardly any.
+#: How many candidates for the head of a new file are examined within the frames of one FLAC file. Each takes
+#: milliseconds, and hardly any arises by chance.
 MAX_FLAC_LOOKS: Final = 16
 
 
@@ -71,8 +71,8 @@ FileEvent: TypeAlias = FileBegins | FileBytes | FileEnds | StrayBytes
 class FileCutter:
     """Cuts a stream into files. ``feed`` it chunk by chunk, then ``finish``.
 
-    A file of which its container does not tell the length ends with the input, or where another begins with a chunk.
-    ``named`` is the kind that the client says that the first file has.
+    A file whose container does not tell its length ends with the input, or where a chunk begins with the head of
+    another file. ``named`` is the kind of the first file as the client names it.
     """
 
     def __init__(self, named: FileKind) -> None:
@@ -80,21 +80,22 @@ class FileCutter:
         self._begun = False
         #: The walker of the current file; None between files.
         self._walker: Walker | None = None
-        #: Where it begins in the stream.
+        #: The offset of the current file in the stream.
         self._file_at = -1
-        #: Bytes of the current element that are still to come.
+        #: Bytes of the current element (chunk, page, frame …) that are still to come.
         self._skip = 0
-        #: The same of what is dropped between files.
+        #: Bytes between two files (a tag, for example) that are still to be dropped.
         self._drop = 0
-        #: Whether borders cannot be found any more, but where a chunk begins.
+        #: Whether the current file has no more borders to walk to: only the beginning of a chunk can end it.
         self._is_open = False
-        #: Whether damage in the file is passed over, and nothing good was found behind it.
+        #: Whether the current file is damaged, and no whole element has been found behind the damage yet.
         self._is_lost = False
-        #: Whether stray bytes are passed over, which were told.
+        #: Whether the bytes at hand are stray: they are dropped up to the head of the next file.
         self._is_astray = False
+        #: Whether StrayBytes was reported, which happens once.
         self._told = False
         self._window = bytearray()
-        #: Where in the stream the window begins, and where chunks do in it.
+        #: The offset in the stream of the window, and those of the chunks that begin in the window.
         self._at = 0
         self._chunks: deque[int] = deque()
         #: The end of FLAC's frames, and how often a head was looked for within them.
@@ -102,7 +103,7 @@ class FileCutter:
         self._looks = 0
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
-        """Yield what ``data`` is, as far as that is known. ``begins_chunk``: a chunk of the client begins with it."""
+        """Yield the events that ``data`` completes. ``begins_chunk``: a chunk of the client begins with it."""
         may_begin = begins_chunk and data[:1] in FIRST_BYTES and not (self._walker is None or self._walker.has_length)
         if not self._window and self._skip > len(data) and not may_begin:
             self._skip -= len(data)
@@ -293,7 +294,7 @@ class FileCutter:
         return False
 
     def _candidates(self, window: bytes) -> list[int]:
-        """Where new files may begin in ``window``."""
+        """The offsets in ``window`` at which new files may begin."""
         begun = {chunk - self._at for chunk in self._chunks}
         if isinstance(self._walker, FlacWalker):
             begun.update(FlacWalker.heads(window))
@@ -363,7 +364,7 @@ class Walker(Protocol):
 
     @property
     def has_length(self) -> bool:
-        """Whether the file tells its length. Without it, a head with which a chunk begins ends it anywhere."""
+        """Whether the file tells its length. A file without one ends at any chunk that begins with a head."""
 
     def step(self, window: bytes) -> Step: ...
 
@@ -382,7 +383,7 @@ _MAX_SIZE: Final = 0xFFFFFFFF
 #: hours of speech) count as unknown.
 _ENDLESS_BYTES: Final = 0x7FFF_F000
 _MAX_DS64_BYTES: Final = 4096
-#: What writers put behind the samples, whatever the size of the RIFF chunk says.
+#: Chunks that writers put behind the samples, even beyond the size of the RIFF chunk.
 _TRAILING_CHUNKS: Final = frozenset(
     {b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"cue ", b"smpl", b"inst", b"fact", b"JUNK", b"junk", b"PAD "}
     | {b"FLLR", b"PEAK", b"DISP", b"_PMX", b"axml", b"acid", b"plst", b"labl", b"note", b"afsp", b"SAUR"}
@@ -544,87 +545,80 @@ class FlacWalker:
         return [found.start() for found in _HEADS_IN_FLAC.finditer(window)]
 
 
-class _FrameWalker(abc.ABC):
-    """Tags, then frames. Recordings that were cut out of a stream begin in the middle of one."""
+class FrameWalker:
+    """Tags, then frames. Recordings that were cut out of a stream begin in the middle of a frame."""
 
-    #: The format, the bytes of a frame's header, its first two bytes, and the longest frame with the next header.
-    kind: FileKind
-    header_bytes: int
-    sync: re.Pattern[bytes]
-    two_headers: int
+    def __init__(
+        self,
+        kind: FileKind,
+        *,
+        header_bytes: int,
+        sync: re.Pattern[bytes],
+        two_headers: int,
+        frame_bytes: Callable[[bytes], int],
+        two_frames: Callable[..., bool | Look],
+    ) -> None:
+        """``sync`` finds the first two bytes of headers of ``header_bytes`` bytes.
 
-    def __init__(self) -> None:
+        ``two_headers`` is the length of the longest frame with the header of the next; ``frame_bytes`` returns the
+        length of the frame that a window begins with, 0 for none, ``two_frames`` whether a second frame follows it.
+        """
+        self._kind = kind
+        self._header_bytes = header_bytes
+        self._sync = sync
+        self._two_headers = two_headers
+        self._frame_bytes = frame_bytes
+        self._two_frames = two_frames
         self._has_frames = False
 
     @property
     def has_length(self) -> bool:
         return False
 
-    @abc.abstractmethod
-    def _frame_bytes(self, window: bytes) -> int:
-        """The length of the frame that begins here; 0 where none does."""
-
-    @abc.abstractmethod
-    def _two_frames(self, window: bytes) -> bool | Look:
-        """Whether a frame and the header of another begin here, or may once more has arrived."""
-
-    def _without_frame(self, window: bytes) -> Look:
-        """What it is where no frame begins."""
-        return Look.END
-
     def step(self, window: bytes) -> Step:
         if window.startswith(b"ID3"):
             return id3_bytes(window)
-        if len(window) < self.header_bytes:
+        if len(window) < self._header_bytes:
             return Look.MORE if window[:1] == b"\xff" or b"ID3".startswith(window) else Look.END
-        if not (size := self._frame_bytes(window)):
-            return self._without_frame(window)
-        self._has_frames = True
-        return size
+        if size := self._frame_bytes(window):
+            self._has_frames = True
+            return size
+        return Look.OPEN if self._kind is FileKind.MP3 and _has_free_bit_rate(window) else Look.END
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        return self._has_frames and (kind is not self.kind or window[0] != 0xFF)
+        return self._has_frames and (kind is not self._kind or window[0] != 0xFF)
 
     def resume(self, window: bytes) -> int | None:
-        for found in self.sync.finditer(window):
+        for found in self._sync.finditer(window):
             at = found.start()
-            if self._two_frames(window[at : at + self.two_headers]):
+            if self._two_frames(window[at : at + self._two_headers], final=False):
                 return at
         return len(window) - (window[-1:] == b"\xff")
 
 
-class Mp3Walker(_FrameWalker):
-    """MPEG audio."""
-
-    kind = FileKind.MP3
-    header_bytes = 4
-    sync = re.compile(rb"\xff[\xe2-\xff]")
-    two_headers = 2881 + 4  # 160 kbit/s at 8 kHz, with padding
-
-    def _frame_bytes(self, window: bytes) -> int:
-        return mpeg_frame_bytes(window)
-
-    def _two_frames(self, window: bytes) -> bool | Look:
-        return two_mpeg_frames(window, final=False)
-
-    def _without_frame(self, window: bytes) -> Look:
-        is_free = window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and window[1] >> 1 & 3 and window[2] >> 4 == 0
-        return Look.OPEN if is_free else Look.END
+def _has_free_bit_rate(window: bytes) -> bool:
+    """Whether a frame of MPEG audio begins here whose header does not tell the bit rate, and so no length."""
+    return window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and bool(window[1] >> 1 & 3) and window[2] >> 4 == 0
 
 
-class AdtsWalker(_FrameWalker):
-    """AAC in ADTS."""
-
-    kind = FileKind.ADTS
-    header_bytes = 7
-    sync = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")
-    two_headers = (1 << 13) + 7
-
-    def _frame_bytes(self, window: bytes) -> int:
-        return adts_frame_bytes(window)
-
-    def _two_frames(self, window: bytes) -> bool | Look:
-        return two_adts_frames(window, final=False)
+_mp3_walker: Final = partial(
+    FrameWalker,
+    FileKind.MP3,
+    header_bytes=4,
+    sync=re.compile(rb"\xff[\xe2-\xff]"),
+    two_headers=2881 + 4,  # 160 kbit/s at 8 kHz, with padding
+    frame_bytes=mpeg_frame_bytes,
+    two_frames=two_mpeg_frames,
+)
+_adts_walker: Final = partial(
+    FrameWalker,
+    FileKind.ADTS,
+    header_bytes=7,
+    sync=re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"),
+    two_headers=(1 << 13) + 7,
+    frame_bytes=adts_frame_bytes,
+    two_frames=two_adts_frames,
+)
 
 
 _EBML, _SEGMENT, _CLUSTER, _VOID = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xEC
@@ -743,8 +737,8 @@ WALKERS: Final[dict[FileKind, Callable[[], Walker]]] = {
     FileKind.WAV: WavWalker,
     FileKind.OGG: OggWalker,
     FileKind.FLAC: FlacWalker,
-    FileKind.MP3: Mp3Walker,
-    FileKind.ADTS: AdtsWalker,
+    FileKind.MP3: _mp3_walker,
+    FileKind.ADTS: _adts_walker,
     FileKind.MATROSKA: MatroskaWalker,
     FileKind.ISO: IsoWalker,
 }
@@ -790,7 +784,7 @@ def _has_flac_header(data: bytes) -> bool:
 
 
 def frame_ends(tail: bytes) -> list[int]:
-    """Return where the last frame in ``tail`` may end: its checksum is right there, once in 65,536 by chance."""
+    """Return the offsets where the last frame in ``tail`` may end: a checksum is right there, 1 in 65,536 by chance."""
     syncs = [found.start() for found in _FLAC_SYNC.finditer(tail)]
     starts = [start for start in syncs if _has_flac_header(tail[start : start + 20])]
     if not starts:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 #: Mono audio, as decoders, engines and encoders share it: float32 of shape (samples,), from -1.0 to 1.0. The sample
 #: rate is known from the context.
 Samples: TypeAlias = NDArray[np.float32]
-#: The same as 16-bit integers, of which PCM16_SCALE would be 1.0: what many voices make, and most clients ask for.
+#: Mono audio as 16-bit integers (PCM16_SCALE would be 1.0), which many voices make and most clients ask for.
 Pcm16: TypeAlias = NDArray[np.int16]
 
 #: An empty array, read-only because it is shared.

@@ -36,7 +36,7 @@ MAX_START_SPAN = 8
 #: The limit of a threshold raised by ``StartBar.margin``; the model rarely reports higher probabilities.
 HIGHEST_RAISED_THRESHOLD = 0.95
 
-#: More probably than this, a speaker has finished.
+#: Above this probability a speaker is likely to have finished.
 LIKELY = 0.5
 
 #: A window counts as silence only this far below the threshold, so that a fading voice does not end the turn.
@@ -127,7 +127,7 @@ BARGE_IN_BAR = StartBar(windows=6, span=8, margin=0.15)
 class TurnDetector:
     """Derives starts and ends of speech from probabilities. Pure; its clock is the number of windows.
 
-    A turn begins as ``bar`` demands, which may be changed at any time. It ends after ``silence_duration_ms`` of windows
+    A turn begins as ``bar`` demands, or a later ``demand``. It ends after ``silence_duration_ms`` of windows
     clearly below ``threshold``. With ``judged`` it may end sooner: a SpeechPause says when to ask whether the speaker
     has finished, ``answer`` takes the probability, and a window that ``needs_answer`` must not be fed without it.
     """
@@ -143,7 +143,7 @@ class TurnDetector:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
         self.threshold = threshold
-        self.bar = bar
+        self._bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
         self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
@@ -163,19 +163,23 @@ class TurnDetector:
         """The duration of the windows processed so far, in milliseconds."""
         return self.windows * WINDOW_MS
 
+    def demand(self, bar: StartBar) -> None:
+        """Let turns begin as ``bar`` demands from the next window on."""
+        self._bar = bar
+
     def feed(self, probability: float) -> TurnEvent | None:
         """Process the next window; returns the event that it causes, if any."""
         self.windows += 1
         return self._while_speaking(probability) if self.speaking else self._while_silent(probability)
 
     def needs_answer(self, probability: float) -> bool:
-        """Whether it depends on the answer to the last SpeechPause what the next window, of this probability, does."""
+        """Whether the next window, of this probability, can be judged only once the last SpeechPause is answered."""
         if self._judged is None or not self.speaking or self._answered is not None:
             return False
         return self.silent_windows + 1 >= self._judged.finished_windows and not self._goes_on(probability)
 
     def answer(self, probability: float) -> None:
-        """Take how probable it is that the speaker, who pauses, has finished."""
+        """Answer the last SpeechPause with the probability that the speaker has finished."""
         judged = self._judged
         self._answered = self.silence_windows
         if judged is not None and probability > LIKELY:
@@ -191,7 +195,7 @@ class TurnDetector:
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
-        bar = self.bar
+        bar = self._bar
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
         if probability <= level:
             return None
@@ -270,13 +274,13 @@ _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
 
 
 class PauseJudge(Protocol):
-    """Says of speakers who pause how probable it is that they have finished."""
+    """Estimates the probability that a speaker who pauses has finished."""
 
     def ask(self, turn: Samples) -> Future[float]:
         """Ask about the speaker of ``turn``, whose end is the pause. Must not raise, nor wait for the answer."""
 
     def close(self) -> None:
-        """Answer nothing any more. Idempotent."""
+        """Answer no more questions. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +300,7 @@ class Watched:
     pausing: bool
     question: Future[float] | None = None
     more: bool = False
-    #: What of the piece was dropped, for the client, and where the chunk with it begins.
+    #: The error that tells the client which bytes of the piece were dropped, and where their chunk begins in it.
     left_out: OmniError | None = None
     left_out_at: int = 0
 
@@ -308,9 +312,9 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """A piece at 16 kHz, which begins at ``start_ms``, and what the detector has to process for it.
+    """A piece at 16 kHz, which begins at ``start_ms``, and the samples that the detector has to process for it.
 
-    The latter also has the end of the file before, which its decoder held back.
+    ``unjudged`` begins with the end of the file before, which that file's decoder held back, if there was one.
     """
 
     start_ms: float
@@ -351,7 +355,7 @@ class SpeechWatch:
         #: The rest of the piece: what is decoded already, and what is not.
         self._block: Samples | None = None
         self._blocks: Iterator[Samples] = iter(())
-        #: What was dropped of the slice, and where the chunk with it begins.
+        #: The error about dropped bytes of the slice, and where their chunk begins in the piece.
         self._left_out: OmniError | None = None
         self._left_out_at = 0
 
@@ -375,7 +379,7 @@ class SpeechWatch:
         return self._judge(decoded, self.detector.process(decoded.unjudged), bar)
 
     def go_on(self) -> Watched:
-        """Judge what waited for the answer to a ``question``, which is there. It needs no thread."""
+        """Judge the windows that waited for the answer to ``question``, once it is there. Needs no worker thread."""
         return self._watched((), self._samples * 1000 / SAMPLE_RATE, np.empty(0, np.float32))
 
     def close(self) -> None:
@@ -431,7 +435,7 @@ class SpeechWatch:
         return _Decoded(start_ms, samples, unjudged, self._block is not None, left_out, self._left_out_at)
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
-        self._turns.bar = bar
+        self._turns.demand(bar)
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
         watched = self._watched(probabilities, decoded.start_ms, decoded.samples)
@@ -450,9 +454,9 @@ class SpeechWatch:
 
 
 class _Pauses:
-    """Asks a judge about pauses, and lets no window pass for which the answer is needed.
+    """Asks a judge about pauses, and holds back the windows that cannot be judged without the answer.
 
-    Holds the windows that wait, and of the stream what a judge would hear: ``HEARD_SEC`` seconds in 16 bits at most,
+    Keeps these windows, and the audio that a question would include: ``HEARD_SEC`` seconds in 16 bits at most,
     and in silence a fraction of a second.
     """
 
@@ -461,19 +465,19 @@ class _Pauses:
         self._turns = turns
         self._waiting: deque[float] = deque()
         self._question: Future[float] | None = None
-        #: Where in the stream the turn in progress began for the judge, in samples.
+        #: The sample of the stream at which a question about the current turn begins.
         self._turn_began = 0
         self._blocks: deque[Pcm16] = deque()
-        #: Where in the stream the first block begins.
+        #: The sample of the stream with which the first block begins.
         self._held_from = 0
 
     def hear(self, samples: Samples) -> None:
-        """The stream goes on with these samples."""
+        """Add the next samples of the stream."""
         if len(samples):
             self._blocks.append(pcm16_from_samples(samples))
 
     def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[float] | None]:
-        """Judge the next windows. Return what they cause, and the question that has to be answered first."""
+        """Judge the next windows. Return their events, and the question that has to be answered before the rest."""
         turns, waiting = self._turns, self._waiting
         waiting.extend(probabilities)
         events: list[TurnEvent] = []
@@ -512,7 +516,7 @@ class _Pauses:
         return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
 
     def _forget(self) -> None:
-        """Drop what no question can be about."""
+        """Drop the audio that no later question can include."""
         judged = self._turns.windows * WINDOW_SAMPLES
         needed = judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK)
         while self._blocks and self._held_from + len(self._blocks[0]) <= needed:
@@ -540,7 +544,7 @@ class StreamPiece:
 
     @property
     def seconds(self) -> float:
-        """How much audio its next slice may have."""
+        """The longest that its next slice may be, in seconds."""
         if self.data is None or not self.source.is_raw:
             return SLICE_SAMPLES / SAMPLE_RATE
         return min(SLICE_SAMPLES / SAMPLE_RATE, self.source.duration_ms(len(self.data)) / 1000)
@@ -551,7 +555,7 @@ class StreamPiece:
         return self.watch._decode(self.data, self.source, self.borders, self.ends)
 
     def hear(self) -> Watched:
-        """Process its next slice."""
+        """Process the next slice of the piece."""
         decoded = self.decode()
         return self.watch._judge(decoded, self.watch.detector.process(decoded.unjudged), self.bar)
 

@@ -340,13 +340,6 @@ _ELEMENT_TYPES: Final[Mapping[np.dtype[Any], int]] = {
 _DATA_TYPES: Final = {number: data_type for data_type, number in _ELEMENT_TYPES.items()}
 
 
-class _ApiBase(ctypes.Structure):
-    _fields_ = (
-        ("get_api", ctypes.CFUNCTYPE(c_void_p, ctypes.c_uint32)),
-        ("get_version_string", ctypes.CFUNCTYPE(c_char_p)),
-    )
-
-
 class OnnxNetwork:
     """A network in a file, and the runtime that runs it. Lives as long as the process.
 
@@ -358,9 +351,9 @@ class OnnxNetwork:
 
         Raises OSError, AttributeError or RuntimeError where that or ``library`` is not usable.
         """
-        base = ctypes.CDLL(str(library)).OrtGetApiBase
-        base.restype = ctypes.POINTER(_ApiBase)
-        table = base().contents.get_api(_INTERFACE_VERSION)
+        # It returns a pointer to two functions, of which the first returns the table.
+        base = ctypes.CFUNCTYPE(ctypes.POINTER(c_void_p))(("OrtGetApiBase", ctypes.CDLL(str(library))))
+        table = ctypes.CFUNCTYPE(c_void_p, ctypes.c_uint32)(base()[0])(_INTERFACE_VERSION)
         self._functions = (c_void_p * _FUNCTIONS).from_address(table)
         self._message = ctypes.CFUNCTYPE(c_char_p, c_void_p)(self._address(_GET_ERROR_MESSAGE))
         self._release_status = ctypes.CFUNCTYPE(None, c_void_p)(self._address(_RELEASE_STATUS))

@@ -145,7 +145,7 @@ async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnecti
 
 
 def _address(endpoint: Endpoint) -> str:
-    """What messages may tell of the address to which a connection leads: that may have a resume token as well."""
+    """The server's address for messages, without the resume token that the URL of a connection may contain."""
     return websocket_url(endpoint.url)
 
 

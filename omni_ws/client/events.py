@@ -101,7 +101,7 @@ class Final:
     usage: Usage | None
     ref: str | None = None
     turn_id: str | None = None
-    #: What was done otherwise than asked.
+    #: Where the server did something other than asked.
     warnings: tuple[AnswerWarning, ...] = ()
 
 
@@ -363,7 +363,7 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    #: What was done otherwise than asked.
+    #: Where the server did something other than asked.
     warnings: tuple[AnswerWarning, ...] = ()
     #: Errors reported before the Final.
     errors: tuple[OmniError, ...] = ()
@@ -445,7 +445,7 @@ class AnswerCollector:
 
     def __init__(self) -> None:
         self._building: dict[str, AnswerBuilder] = {}
-        #: Errors of requests without an id, by the names of those, and of nothing in particular.
+        #: Errors without a request id, by the name of their request; None: errors that belong to no request.
         self._errors: dict[str | None, list[OmniError]] = {}
         #: Whole answers that nobody has taken.
         self._whole: deque[Answer] = deque()

@@ -53,7 +53,7 @@ class PendingTruncation:
     frame: bytes
     #: The number of requests that were dropped.
     reply: asyncio.Future[int]
-    #: It was sent a second time after a resume, so that a refusal may be of the first.
+    #: Whether it was sent a second time after a resume: a refusal may then answer the first.
     resent: bool = False
     refusal: OmniError | None = None
 
@@ -61,7 +61,7 @@ class PendingTruncation:
         self.resent = True
 
     def note_refusal(self, error: OmniError) -> bool:
-        """It was refused. Returns whether that is the last word."""
+        """Notes a refusal. Returns whether that is final."""
         self.refusal = error
         return not self.resent
 
@@ -286,7 +286,7 @@ class IncomingFrames:
             pending.fail(error)
 
     def settle_truncations(self, answered: asyncio.Future[None]) -> None:
-        """Everything sent before a ping is answered: a refusal is the last word about a truncation that was resent."""
+        """Fails the refused truncations once a pong shows that everything sent before the ping is answered."""
         if answered.cancelled() or answered.exception() is not None:
             return
         for pending in [*self._truncations]:

@@ -51,7 +51,7 @@ _UNEXPLAINED = frozenset(
 )
 #: Outputs between two acknowledgements; until then the server keeps them for a resume.
 OUTPUTS_PER_ACK = 32
-#: Shorter waits for the next attempt are not worth a word.
+#: Reconnecting is reported for waits from this length on.
 TOLD_WAIT_SEC = 1.0
 
 
@@ -135,7 +135,7 @@ class Link:
         #: Messages and pongs so far, and an event that each sets.
         self._signs = 0
         self._sign = asyncio.Event()
-        #: The reader waits for the consumer of the events, and so it hears nothing.
+        #: Whether the reader waits for the consumer of the events; meanwhile it reads no sign of life.
         self._delivering = False
         self._kept_alive = 0
         self._is_resumed = False
@@ -214,7 +214,7 @@ class Link:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
 
     def want(self, fields: Mapping[str, Any]) -> None:
-        """A fresh session is to have these fields, too: the server has accepted them."""
+        """Gives configuration fields that the server has accepted to a fresh session, too."""
         self.wanted = merge(self.wanted, fields)
 
     def cancel(self, request_id: str | None) -> None:
@@ -223,7 +223,7 @@ class Link:
         self.send_control(kind, msgspec.json.encode(CancelFrame(request_id)))
 
     def stop(self, request: OutgoingRequest) -> None:
-        """Cancels a request, and nothing else: by its id, at once or as soon as the server has told it."""
+        """Cancels one request by its id, at once or as soon as the server has told the id."""
         is_open, is_alone = request is self.outgoing.receiving, len(self.outgoing.requests) == 1
         self.outgoing.stop(request)
         if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):

@@ -21,22 +21,22 @@ class OutgoingRequest:
     """A request without a Final."""
 
     first_sequence_id: int
-    #: Its name, which the first of its chunks carries and, in case that one is refused, the last.
+    #: Its name, which its first chunk carries, and the last one too, in case the first is refused.
     ref: str | None
     #: Output format when it began; binary frames of its answer name neither format nor rate.
     output_audio: OutputAudioConfig
     request_id: str | None = None
     input_open: bool = True
     cancelled: bool = False
-    #: It is to be cancelled by its id, which the server has not told yet.
+    #: Whether it is to be cancelled as soon as the server has told its id.
     cancel_when_named: bool = False
-    #: Its caller was cancelled; its events are dropped.
+    #: Whether its events are dropped, since its caller was cancelled.
     muted: bool = False
-    #: Its Final has arrived; if its input is still open, the server discards the rest of it.
+    #: Whether its Final has arrived; the server discards further input of it.
     finished: bool = False
-    #: It is the greeting, which has no input: a fresh session greets by its configuration.
+    #: Whether it is the greeting, which has no input: the configuration of a fresh session brings it about.
     is_greeting: bool = False
-    #: It ended on an earlier connection; the rest of its input is not sent.
+    #: Whether it ended on an earlier connection, so that further input of it is not sent.
     orphaned: bool = False
     #: Whether it has a result of a tool, which only the session that made the call can take.
     has_results: bool = False
@@ -50,7 +50,7 @@ class OutgoingRequest:
     kept_bytes: int = 0
 
     def add(self, number: int, chunk: InputChunk) -> None:
-        """A chunk is sent under this number."""
+        """Notes a chunk that is sent under this number."""
         self.live_chunks += 1
         self.has_results = self.has_results or chunk.tool_call_id is not None
         self.last_sequence_id = number
@@ -60,7 +60,7 @@ class OutgoingRequest:
             self.kept_bytes += len(chunk.payload)
 
     def take_back(self, number: int) -> None:
-        """A chunk was refused."""
+        """Drops a chunk that was refused."""
         self.live_chunks -= 1
         if self.kept is not None and (gone := self.kept.pop(number, None)) is not None:
             self.kept_bytes -= len(gone.payload)
@@ -72,7 +72,7 @@ class OutgoingRequest:
         self.input_open = False
 
     def reopen_input(self) -> None:
-        """The chunk that carried the end was refused."""
+        """Notes that its input goes on: the chunk that carried the end was refused."""
         self.input_open = True
 
     def cancel(self) -> None:
@@ -80,31 +80,31 @@ class OutgoingRequest:
         self.input_open = False
 
     def cancel_later(self) -> None:
-        """Cancel it by its id, once the server has told it."""
+        """Has it cancelled by its id, once the server has told the id."""
         self.cancel_when_named = True
 
     def assign(self, request_id: str) -> bool:
-        """The server tells its id. Returns whether it is to be cancelled now."""
+        """Sets the id that the server tells. Returns whether it is to be cancelled now."""
         self.request_id = request_id
         cancels, self.cancel_when_named = self.cancel_when_named, False
         return cancels
 
     def mute(self) -> None:
-        """Its events are dropped from now on."""
+        """Has its events dropped from now on."""
         self.muted = True
 
     def finish(self, request_id: str) -> None:
-        """Its Final has arrived."""
+        """Notes that its Final has arrived."""
         self.request_id = request_id
         self.finished = True
         self.keep_nothing()
 
     def orphan(self) -> None:
-        """It has ended on a connection that is gone."""
+        """Notes that it ended on a connection that is gone."""
         self.orphaned = True
 
     def begin_again(self, first_sequence_id: int) -> list[InputChunk]:
-        """It is sent to a fresh session. Returns its input so far."""
+        """Prepares it for a fresh session. Returns its input so far."""
         chunks = list((self.kept or {}).values())
         self.kept, self.kept_bytes, self.live_chunks = {}, 0, 0
         self.first_sequence_id, self.request_id = first_sequence_id, None
@@ -124,7 +124,7 @@ class OutgoingInput:
         self.next_sequence_id = 0
         self.acknowledged_sequence_id = 0
         self.unacknowledged_bytes = 0
-        #: Bytes beyond the acknowledged ones that the server takes; None before its first ``input_ack``.
+        #: Bytes that the server accepts beyond the acknowledged ones; None before its first ``input_ack``.
         self.credit_bytes: int | None = None
         #: In the order in which they were opened, which is that of their answers.
         self.requests: deque[OutgoingRequest] = deque()
@@ -140,7 +140,7 @@ class OutgoingInput:
         #: Requests that were named after they had been cancelled.
         self.to_cancel: list[str] = []
         self._opened = 0
-        #: Whether the server says whose its requests are.
+        #: Whether the server names requests, by ``ref`` or ``turn_id``.
         self._names = False
         #: Requests that the server opened.
         self._opened_by_server: set[str] = set()
@@ -149,7 +149,7 @@ class OutgoingInput:
         self._known: set[int] = set()
 
     def configured(self, turn_detection: object | None) -> None:
-        """The session has this turn detection from now on."""
+        """Notes the turn detection of the session from now on."""
         self.open_microphone = turn_detection is not None
 
     # flow control
@@ -297,7 +297,7 @@ class OutgoingInput:
             self.to_cancel.append(request_id)
 
     def speech_ended(self, request_id: str | None) -> None:
-        """The end of speech has ended the input of the request that it joined."""
+        """Ends the input of the open request if the speech that has ended joined it."""
         if self.receiving is not None and request_id is not None and self.receiving.request_id == request_id:
             self._input_ended(self.receiving)
 
@@ -347,9 +347,7 @@ class OutgoingInput:
         return request
 
     def refused(self, sequence_id: int) -> bool:
-        """Handles a refused chunk, whose number is used up; returns whether its request gets no Final as things
-        stand.
-        """
+        """Handles a refused chunk, whose number is used up; returns whether its request gets no Final as it is."""
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
@@ -442,7 +440,7 @@ def _is_stream(chunk: InputChunk) -> bool:
 
 
 class SentKind(Enum):
-    """What a frame is, which decides whether it may be sent twice."""
+    """The kinds of frames, by which ``Link`` decides whether a frame may be sent twice."""
 
     CHUNK = "input_chunk"
     CONFIG = "session_config"

@@ -525,20 +525,8 @@ class EngineName(StrEnum):
     FAKE = "fake"
 
 
-class LogFormat(StrEnum):
-    """Forms of log lines."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """Log levels."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServerConfig(Section):
@@ -581,8 +569,8 @@ class ServerConfig(Section):
         "A worker that does not answer for so long is replaced; /health tells after a third of it.", 30
     )
     drain_timeout_sec: SecondsOrOff = setting("Time that answers have to finish after SIGTERM.", 30, often=True)
-    log_format: LogFormat = setting("Format of log lines.", LogFormat.TEXT, often=True)
-    log_level: LogLevel = setting("Lowest level that is logged.", LogLevel.INFO, often=True)
+    log_format: LogFormat = setting("Format of log lines.", "text", often=True)
+    log_level: LogLevel = setting("Lowest level that is logged.", "info", often=True)
     log_content: bool = setting("Log texts that clients send and receive, too; never keys or audio.", False)
     tracing: bool = setting("Export a span of each request by OTLP over HTTP, to OTEL_EXPORTER_OTLP_ENDPOINT.", False)
     record: Path | None = setting("Folder to record sessions to, for omni-ws replay.", often=True)

@@ -15,10 +15,10 @@ from omni_ws.config.values import Count, Key, Seconds, Section, Text, Whole, set
 
 # What ``use`` may say: a name, a name with a model, or the URL of a server
 
-#: The form in which any of them names a server.
+#: The form in which a server is chosen as any part.
 _URL_FORM: Final = "http://HOST:PORT/v1"
-#: The names of each part with the form that its users write. Those with a colon need a model behind it, those with
-#: brackets may have one. FILE and FOLDER are models, too.
+#: The names that each part can be chosen by, with the form in which users write the choice. A form with a colon needs a
+#: model behind it (``gguf:FILE``); in brackets the model may be left out (``ollama[:MODEL]``).
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "asr": {
         "embedded": "embedded",
@@ -51,7 +51,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
 SERVER: Final = "server"
 #: The ports on which servers of models listen on this machine unless told otherwise.
 LOCAL_PORTS: Final[Mapping[str, int]] = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080}
-#: Where OpenAI answers, and the variable of the environment that its own packages take the key from.
+#: The base URL of OpenAI, and the environment variable from which its own packages take the key.
 OPENAI_URL: Final = "https://api.openai.com/v1"
 OPENAI_KEY: Final = "OPENAI_API_KEY"
 #: An address without a scheme, and perhaps a path.
@@ -101,7 +101,7 @@ def parse_part(part: str, text: str) -> PartChoice:
 
 
 def _meant(part: str, text: str) -> str:
-    """What somebody probably meant who wrote what is not known; empty where nothing is near."""
+    """The end of the message about an unknown choice: ``; did you mean rules?``; empty without a similar name."""
     if (address := _BARE_ADDRESS.fullmatch(text)) is not None:
         return f"; did you mean http://{text.rstrip('/')}{'' if (address['path'] or '/') != '/' else '/v1'}?"
     name, colon, model = text.partition(":")
@@ -111,7 +111,7 @@ def _meant(part: str, text: str) -> str:
 
 # Settings
 
-#: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
+#: Instructions for an LLM whose answers are spoken, unless the operator or the client gives others.
 SPOKEN_INSTRUCTIONS: Final = (
     "You are talking with the user: they speak, and a voice reads your answers aloud. Answer in one to three short, "
     "plain sentences, as in a conversation, the most important thing first, in the user's language. Write no lists, "
@@ -120,7 +120,7 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: What else a small model is told, which would rather say yes.
+#: Further instructions for a small model, which tends to promise what it cannot do.
 _OF_SMALL_MODELS: Final = (
     " You cannot see, browse the internet, know the weather or the news, play music, call anybody or control devices: "
     "if you are asked to, say that you cannot. If you do not know something, say so."
@@ -128,7 +128,7 @@ _OF_SMALL_MODELS: Final = (
 
 
 def _use(part: str, server: str) -> Any:
-    """The setting that names a part, of which ``server`` says what a server of it has to have."""
+    """The setting that chooses a part; ``server`` tells for the help what a server has to offer to be this part."""
     forms = ", ".join(f"`{form}`" for form in FORMS[part].values())
     return setting(
         f"{forms}, or the base URL of {server}; unset: embedded, beside another part.", short=f"--{part}", often=True
@@ -149,7 +149,7 @@ class PartConfig(Section):
 
     @property
     def choice(self) -> PartChoice:
-        """What ``use`` says, with the model wherever that was given."""
+        """The choice that ``use`` names, with the model from ``use`` or ``model``."""
         if self.use is None:
             return PartChoice("embedded", implied=True)
         choice = parse_part(self.part, self.use)
@@ -248,7 +248,7 @@ class LlmConfig(PartConfig):
 
     @property
     def spoken_instructions(self) -> str:
-        """What an LLM is told where its answers are spoken; empty for nothing. Only one that was named is told."""
+        """The instructions for spoken answers; empty for none, as for an LLM that nobody named."""
         if self.use is None:
             return ""
         if self.instructions is not None:

@@ -1,4 +1,4 @@
-"""What the table in ``model`` says of each setting: its key, flag, variable, syntax; and how its values are shown."""
+"""The settings in the table of ``model``: key, flag, variable and syntax of each; and how values are shown."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ _GROUPS: Final[Mapping[str, type[Section]]] = {"": ServerConfig} | {
     for name, field in ServerConfig.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
-#: What each section is.
+#: The description of each section.
 SECTIONS: Final[Mapping[str, str]] = {name: group.__doc__ or "" for name, group in _GROUPS.items()} | {
     "": (ServerConfig.__doc__ or "").partition(".")[0] + "."
 }

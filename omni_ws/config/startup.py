@@ -70,7 +70,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield from _worker_problems(config)
     llm = config.llm.choice.name if config.composed else config.engine_name
     what = f"LLM {llm}" if config.composed else f"{llm} engine"
-    if config.grpc.port is not None and any(find_spec(name) is None for name in GRPC_PACKAGES):
+    if config.grpc.port is not None and not has_grpc():
         yield f"the gRPC service needs its packages: {install_command('grpc')}"
     if config.grpc.port is not None and llm != "vllm":
         yield f"the {what} has no token sessions; remove grpc.port"
@@ -84,8 +84,13 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield "recording sessions (record) needs a POSIX system, where the files can be made private"
 
 
+def has_grpc() -> bool:
+    """Whether the packages of the gRPC service are installed."""
+    return all(map(_is_installed, GRPC_PACKAGES))
+
+
 def _worker_problems(config: ServerConfig) -> Iterator[str]:
-    """What several workers cannot do together."""
+    """The problems of settings that several workers cannot serve."""
     if os.name != "posix":
         yield "workers above 1 need a system on which processes can pass connections to each other (Linux, macOS)"
     if config.ssl_certfile is not None:
@@ -197,7 +202,7 @@ def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
 
 
 def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
-    """What is wrong with the settings that an LLM on a server has, too."""
+    """The problems of the settings that the remote engine and an LLM on a server share."""
     for key, field in RemoteConfig.model_fields.items():
         known = mark(field, "words")
         for word in getattr(remote, key) if known else ():

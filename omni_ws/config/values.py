@@ -1,4 +1,4 @@
-"""What the table of settings is written in: groups, fields, types of values and their text forms."""
+"""The means of writing the table of settings: groups, fields, types of values and their text forms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Section(BaseModel):
         return frozenset(name for name, field in fields.items() if getattr(self, name) != field.get_default())
 
     def meaningless(self, engine: str) -> list[str]:
-        """The settings that were changed, though they mean nothing to the engine or part of this name."""
+        """The names of changed settings that have no effect with the engine or part of this name."""
         of = {name: mark(field, "of") for name, field in type(self).model_fields.items()}
         return [name for name in sorted(self.changed) if of[name] is not None and engine not in of[name]]
 
@@ -64,7 +64,7 @@ def setting(
 
 
 def mark(field: FieldInfo, name: str) -> Any:
-    """What ``setting`` was told of a field by this name."""
+    """The argument ``name`` of the ``setting`` that made a field, such as ``short`` or ``often``."""
     extra = field.json_schema_extra
     return extra.get(name) if isinstance(extra, dict) else None
 

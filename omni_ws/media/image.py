@@ -192,19 +192,15 @@ class MediaLimits:
 
     def fit_image(self, pixels: Pixels) -> Pixels:
         """Return the image scaled to its limits."""
-        return _fitted(pixels, self.image_min_pixels, self.image_max_pixels)
+        return fitted(pixels, self.image_min_pixels, self.image_max_pixels)
 
     def fit_frame(self, pixels: Pixels) -> Pixels:
         """Return the frame of a video scaled to its limits."""
-        return _fitted(pixels, self.video_min_pixels, self.video_max_pixels)
-
-    @staticmethod
-    def fit_share(pixels: Pixels, most: int) -> Pixels:
-        """Return the frame scaled down to at most ``most`` pixels, though at least one."""
-        return _fitted(pixels, None, max(1, most))
+        return fitted(pixels, self.video_min_pixels, self.video_max_pixels)
 
 
-def _fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
+def fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
+    """Return the picture scaled to at least ``least`` and at most ``most`` pixels; None for no limit."""
     height, width = pixels.shape[:2]
     if most is not None and height * width > most:
         scale = math.sqrt(most / (height * width))

@@ -18,17 +18,15 @@ from numpy.typing import NDArray
 from omni_ws.audio.container import (
     LENIENT_METADATA,
     STREAMING_OPTIONS,
-    BufferedFile,
     ByteSource,
     ContainerReader,
-    Mp4Boxes,
-    Mp4Order,
+    HeldMp4,
     PacketTally,
 )
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
-from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, thumbnail_of
+from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes, dominant_colour, fitted, thumbnail_of
 
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160
@@ -195,11 +193,9 @@ class _Container:
 
     def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int, room: Room) -> None:
         self._name = name
-        self._file = BufferedFile(max_buffered_bytes, room)
         self._room = room
         #: Only MP4 may have its index at the end, so only MP4 is examined before the demuxer gets it.
-        self._boxes = Mp4Boxes()
-        self._order = Mp4Order.UNKNOWN if name == "mp4" else Mp4Order.STREAM
+        self._held = HeldMp4(max_buffered_bytes, room) if name == "mp4" else None
         self._limits = limits
         self._reader: ContainerReader[VideoFrame] = ContainerReader(
             partial(_frames, name, limits, room),
@@ -210,26 +206,25 @@ class _Container:
         )
 
     def decode(self, data: bytes, start_ms: int) -> Iterator[VideoFrame]:
-        if self._order is not Mp4Order.STREAM:
-            self._file.append(data)
-            if self._order is Mp4Order.UNKNOWN:
-                self._order = self._boxes.order(self._file.view())
-            if self._order is not Mp4Order.STREAM:
+        if self._held is not None:
+            begun = self._held.begin(data)
+            if begun is None:
                 return
-            data = self._file.take()
+            self._held, data = None, begun
         self._reader.push(data)
         yield from _shifted(self._reader.pieces(), start_ms)
 
     def flush(self, start_ms: int) -> Iterator[VideoFrame]:
-        if self._order is not Mp4Order.STREAM:
-            yield from _shifted(_frames(self._name, self._limits, self._room, self._file.seekable()), start_ms)
+        if self._held is not None:
+            yield from _shifted(_frames(self._name, self._limits, self._room, self._held.whole()), start_ms)
             return
         self._reader.end_input()
         yield from _shifted(self._reader.pieces(), start_ms)
 
     def close(self) -> None:
         self._reader.close()
-        self._file.close()
+        if self._held is not None:
+            self._held.close()
 
 
 def _shifted(frames: Iterator[VideoFrame], start_ms: int) -> Iterator[VideoFrame]:
@@ -396,7 +391,7 @@ class FrameSelection:
 
     def _shared(self, frame: VideoFrame, most: int) -> VideoFrame:
         """Scale a frame down to its share of ``video_total_pixels``."""
-        pixels = self._limits.fit_share(frame.pixels, most)
+        pixels = fitted(frame.pixels, None, max(1, most))
         if pixels is not frame.pixels:
             self._room.take(pixels.nbytes)
             self._room.give(frame.pixels.nbytes)

@@ -163,6 +163,12 @@ recorder: EventRecorder | SeveralRecorders | None = None
 _NOTHING: Final = nullcontext()
 
 
+def record_with(recorders: Sequence[EventRecorder]) -> None:
+    """Have events recorded by all of these from now on; by none of them, profiling is off."""
+    global recorder
+    recorder = SeveralRecorders(recorders) if len(recorders) > 1 else next(iter(recorders), None)
+
+
 def emit(stage: str, name: str, *, request_id: str | None = None, **metadata: Any) -> None:
     """Records an event of ``request_id``, by default the request of the current task."""
     if recorder is not None and (request_id := request_id or current_request.get()) is not None:

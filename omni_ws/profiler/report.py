@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
@@ -228,16 +227,15 @@ class NoEvents(Exception):
     """There are no events to report on; the message explains why."""
 
 
-@dataclass(slots=True)
-class EventFiles:
-    """Events of one or more files.
+class EventFiles(NamedTuple):
+    """The events of these files.
 
     ``broken`` lists the places of invalid lines: a writer may have been killed within one.
     """
 
-    events: list[ProfileEvent] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
+    events: list[ProfileEvent]
+    files: list[Path]
+    broken: list[str]
 
     @property
     def runs(self) -> dict[str, int]:
@@ -257,22 +255,22 @@ class EventFiles:
 
 def read(paths: Iterable[Path]) -> EventFiles:
     """Reads files, and all event files of folders; tolerates damaged lines. Raises NoEvents if there are no events."""
-    recording = EventFiles()
-    paths = list(paths)
+    paths, files = list(paths), list[Path]()
     for path in paths:
         if path.is_dir():
-            recording.files += sorted(path.glob(_FILES))
+            files += sorted(path.glob(_FILES))
         elif path.is_file():
-            recording.files.append(path)
+            files.append(path)
         else:
             raise NoEvents(f"{path}: no such file or folder")
-    if not recording.files:
+    if not files:
         raise NoEvents(f"{', '.join(map(str, paths))}: no file {_FILES}")
-    for path in recording.files:
+    recording = EventFiles([], files, [])
+    for path in files:
         _read_file(path, recording)
     if not recording.events:
         broken = f"; {len(recording.broken)} lines are invalid" if recording.broken else ""
-        raise NoEvents(f"{', '.join(map(str, recording.files))}: no event{broken}")
+        raise NoEvents(f"{', '.join(map(str, files))}: no event{broken}")
     return recording
 
 

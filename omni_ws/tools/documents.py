@@ -341,7 +341,7 @@ def _patch_name(name: str) -> str:
 
 
 def _patch(schema: Schema) -> Schema:
-    """The same object within a session_config: nothing is required, and null restores a default."""
+    """The schema of an object within a session_config: nothing is required, and null restores a default."""
     properties = {field: _nullable(field, value) for field, value in schema["properties"].items()}
     return {"title": _patch_name(schema["title"]), "type": "object", "properties": properties}
 

@@ -10,14 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from omni_ws.cli import FAILURE, INTERRUPTED, USAGE_ERROR
 from omni_ws.config import load
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import OmniError
 from omni_ws.installing import INSTALL_VLLM
 
-FAILED: Final = 1
-USAGE_ERROR: Final = 2
-INTERRUPTED: Final = 130
 VECTORS: Final = "readout.safetensors"
 MANIFEST: Final = "readout.json"
 
@@ -36,9 +34,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except ConfigurationError as error:
         return _print_errors(error.problems, USAGE_ERROR)
     except OmniError as error:
-        return _print_errors([error.message], FAILED)
+        return _print_errors([error.message], FAILURE)
     except OSError as error:
-        return _print_errors([str(error)], FAILED)
+        return _print_errors([str(error)], FAILURE)
     return 0
 
 

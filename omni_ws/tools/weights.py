@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
@@ -27,8 +28,6 @@ from omni_ws.weights import (
     weights_cache,
 )
 
-_FAILED: Final = 1
-_INTERRUPTED: Final = 130
 _MB: Final = 1_000_000
 #: By name, in the order in which they are asked.
 _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> 
             return _show(cache, chosen)
         return _list(cache, chosen)
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _list(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
@@ -85,7 +84,7 @@ def _check(cache: WeightsCache, chosen: Sequence[PinnedWeights], *, only_present
         problems = cache.problems(weights)
         wrong = wrong or bool(problems)
         print(f"{weights.name}: {'; '.join(problems) or 'as pinned'}")
-    return _FAILED if wrong else 0
+    return FAILURE if wrong else 0
 
 
 def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
@@ -99,7 +98,7 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
             failed = True
             print(f"omni-ws weights: error: {error}", file=sys.stderr)
             print(f"'omni-ws weights show {weights.name}' tells where its files are published", file=sys.stderr)
-    return _FAILED if failed else 0
+    return FAILURE if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:

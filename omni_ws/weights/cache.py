@@ -24,7 +24,7 @@ from omni_ws.weights.sources import (
     is_pinned,
 )
 
-#: What was verified when, beside the files.
+#: The file beside the weights that records which files were verified, and in which state.
 _RECORD: Final = ".verified.json"
 _SPARE_BYTES: Final = 64 << 20
 
@@ -60,11 +60,11 @@ class WeightsCache:
         self._sources = tuple(sources)
 
     def folder_of(self, weights: PinnedWeights) -> Path:
-        """Where they are, or would be."""
+        """The folder of the weights, whether it exists or not."""
         return self.folder / weights.key
 
     def find(self, weights: PinnedWeights) -> Path | None:
-        """Their folder, if all files are there and right. Never fetches."""
+        """The folder of the weights, if all files are there and right. Never fetches."""
         folder = self.folder_of(weights)
         record, changed = _read_record(folder), False
         for file in weights.files:
@@ -81,7 +81,7 @@ class WeightsCache:
         return folder
 
     def problems(self, weights: PinnedWeights) -> list[str]:
-        """What is wrong with each file, all of them read whole."""
+        """What is wrong with the files, which are all read whole; empty if nothing is."""
         folder = self.folder_of(weights)
         found = [problem for file in weights.files if (problem := _problem(folder / file.name, file)) is not None]
         if found:
@@ -90,7 +90,7 @@ class WeightsCache:
         return found
 
     def fetch(self, weights: PinnedWeights, fetching: Fetching | None = None) -> Path:
-        """Their folder, after what is missing was fetched. Blocks. Raises WeightsError.
+        """The folder of the weights, after missing files were fetched. Blocks. Raises WeightsError.
 
         Of several processes at once, one fetches and the others wait for it.
         """
@@ -160,7 +160,7 @@ def _problem(path: Path, file: PinnedFile) -> str | None:
 
 
 def _seen(path: Path, file: PinnedFile) -> list[Any]:
-    """What changes with a file, and what it was verified to be."""
+    """The state of a file (size, time, inode), and the digest that it has to have."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
 

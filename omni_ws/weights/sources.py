@@ -1,7 +1,7 @@
 """Where weights come from: packages beside the server, their maker's site, packages out of an index.
 
-A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: who wants to hear how it goes,
-and when it is given up.
+A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: it takes reports of progress, and
+tells when to give up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is being done for which weights; ``done`` and ``total`` are bytes, where known."""
+    """A report on the fetching of weights. ``doing`` names the step; ``done`` and ``total`` are bytes, where known."""
 
     name: str
     doing: str
@@ -59,7 +59,7 @@ class Fetching:
 class WeightsSource(Protocol):
     """A place that may have the files of weights."""
 
-    #: What messages call it.
+    #: The name of the source in messages.
     name: str
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:

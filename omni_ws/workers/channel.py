@@ -26,7 +26,7 @@ _READ_DESCRIPTORS: Final = 64
 
 
 class MessageKind(IntEnum):
-    """What a message says. ``number`` and ``payload`` are those of the message; some carry an open connection, too."""
+    """The kinds of messages, and the meaning of ``number`` and ``payload``. Some carry an open connection, too."""
 
     #: To a worker: the settings with which it starts (payload).
     START = auto()
@@ -58,7 +58,7 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """A message that has arrived. Whoever gets it owns its ``descriptor``; None also if it could not be opened here."""
+    """A message that has arrived. Its receiver owns ``descriptor``; None also if this process can open no more."""
 
     kind: MessageKind
     number: int = 0
@@ -74,7 +74,7 @@ class _Waiting:
     is_ours: bool
 
     def advance(self, sent: int) -> bool:
-        """So many bytes are sent, and with the first of them the descriptor. Returns whether any are left."""
+        """Drop the first ``sent`` bytes, with which the descriptor was sent. Returns whether any bytes are left."""
         self.close_descriptor()
         self.data = self.data[sent:]
         return bool(self.data)
@@ -105,7 +105,7 @@ class ProcessChannel:
         self._closed = closed
         self._loop = asyncio.get_running_loop()
         self._input = bytearray()
-        #: Those of messages that are not whole yet; None for one that was lost.
+        #: Descriptors of messages that have not arrived as a whole; None for a descriptor that was lost.
         self._descriptors: deque[int | None] = deque()
         self._output: deque[_Waiting] = deque()
         self._open = True

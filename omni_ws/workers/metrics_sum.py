@@ -39,13 +39,13 @@ def as_metrics(families: Iterable[Family]) -> list[Metric]:
     metrics = []
     for name, documentation, kind, unit, samples in families:
         metric = Metric(name, documentation, kind, unit)
-        metric.samples = [Sample(sample, labels, value) for sample, labels, value in samples]
+        metric.samples.extend(Sample(sample, labels, value) for sample, labels, value in samples)
         metrics.append(metric)
     return metrics
 
 
 def growing(families: Iterable[Family]) -> list[Family]:
-    """What is left of a worker that has ended: all that it counted."""
+    """The metrics that outlive a worker: counters and histograms."""
     return [family for family in families if family[2] in _GROWING]
 
 

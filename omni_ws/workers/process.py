@@ -17,7 +17,7 @@ from omni_ws.workers.worker import Worker
 def main(arguments: list[str]) -> int:
     """Serves as one of the workers, and returns the exit status."""
     channel, counts = map(int, arguments)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the supervisor replaces it at
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # at this signal the supervisor replaces its workers
     for descriptor in (channel, counts):
         os.set_inheritable(descriptor, False)
     end = socket.socket(fileno=channel)

@@ -50,7 +50,7 @@ async def _supervise(config: ServerConfig, keys: tuple[ApiKey, ...], listening: 
 
 #: Time beyond that of the drain, in which a worker closes its connections and its engine. Then it is killed.
 CLOSING_SEC: Final = 20.0
-#: The same after a second signal.
+#: Time in which a worker has to end after a second signal. Then it is killed.
 AT_ONCE_SEC: Final = 0.8
 #: Connections that may wait in the channel of a worker; while all have so many, they wait in the system.
 MOST_WAITING: Final = 64
@@ -60,8 +60,8 @@ _ACCEPTED_AT_ONCE: Final = 64
 _ACCEPT_PAUSE_SEC: Final = 0.2
 #: How often the file with the amounts of the day is brought up to date.
 DAILY_INTERVAL_SEC: Final = 1.0
-#: How often it is looked whether the workers answer, within the time after which one is replaced; and after how many
-#: looks without an answer it is told.
+#: How often each worker is asked for a sign of life within ``worker_hang_timeout_sec``, after which a silent one is
+#: killed; and the number of unanswered looks after which the log and /health tell that it hangs.
 _LOOKS: Final = 12
 _LOOKS_UNTIL_TOLD: Final = _LOOKS // 3
 
@@ -211,7 +211,7 @@ class Supervisor:
             (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
 
     def _give_to_others(self, ended: Member) -> None:
-        """What was on its way to a worker that has ended goes to the others, if there are any."""
+        """Give the connections on their way to a worker that has ended to the others, if there are any."""
         for connection in ended.take_back():
             member = self._least_loaded()
             if member is None:
@@ -256,7 +256,7 @@ class Supervisor:
             member.leave(signal.SIGTERM)
 
     async def _start_member(self, seat: int) -> Member:
-        """Start a worker. Who starts it says whether it gets the seat."""
+        """Start a worker, without giving it the seat."""
         serial = seat + 1 + self._serials[seat] * self._wanted
         self._serials[seat] += 1
         row = self._counts.take_row(serial)
@@ -282,7 +282,7 @@ class Supervisor:
         return member
 
     def _config_of_worker(self) -> ServerConfig:
-        """What the server holds in memory and on the disk is divided among the workers."""
+        """The configuration of one worker: with its share of the server's limits on memory and disk."""
         limits = self._config.limits
         return self._config.model_copy(
             update={
@@ -461,13 +461,13 @@ class Member:
         on_room: Callable[[], None],
     ) -> None:
         self.serial = start.serial
-        #: Its place among the workers that are wanted; its successor has the same.
+        #: Its seat among the workers that are wanted, from 0; its successor has the same.
         self.seat = (start.serial - 1) % start.wanted
         self.row = row
-        #: For how many looks in a row it has owed an answer, and the processor's time that it had used at the last one.
+        #: How many looks in a row it has not answered, and the CPU time that it had used at the last look.
         self._silent_looks = 0
         self._used = -1.0
-        #: Those that it has not taken yet. They stay open here, so that none is lost if it ends before it has.
+        #: Connections given to it that it has not taken yet. They stay open here, so that none is lost if it ends.
         self._untaken: deque[GivenConnection] = deque()
         self.listening = False
         self.ready = asyncio.Event()
@@ -476,7 +476,7 @@ class Member:
         self.ended = asyncio.Event()
         #: Its exit status; negative: the signal that killed it.
         self.status: int | None = None
-        #: What it had counted when it was last asked.
+        #: The metrics that it reported last.
         self.counted: list[Family] = []
         self._start = start
         self._received = received
@@ -560,7 +560,7 @@ class Member:
         self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
 
     def taken(self) -> None:
-        """It has the first of the connections on their way to it."""
+        """Note that it has taken the first of the connections on their way to it."""
         os.close(self._untaken.popleft().descriptor)
 
     def take_back(self) -> list[GivenConnection]:
@@ -570,7 +570,7 @@ class Member:
         return back
 
     def listens(self) -> None:
-        """It serves connections from now on."""
+        """Note that it serves connections from now on."""
         self.listening = True
 
     def leave(self, number: int) -> None:
@@ -584,7 +584,7 @@ class Member:
         self.channel.send(MessageKind.RETIRE)
 
     def count(self, families: Iterable[Family]) -> None:
-        """It says what it has counted."""
+        """Keep what it has counted, by its own report."""
         self.counted = growing(families)
 
     def signal(self, number: int) -> None:
@@ -605,7 +605,7 @@ class GivenConnection:
 
 
 def _processor_sec(pid: int) -> float:
-    """The processor's time that a process has used; where the system does not tell, the time, which always goes on."""
+    """The CPU time that a process has used, in seconds; without /proc, the monotonic clock, which always goes on."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -620,12 +620,13 @@ def _processor_sec(pid: int) -> float:
 ANSWER_TIMEOUT_SEC: Final = 2.0
 #: The number of a question whose answer does not matter; others are counted from 1.
 _NO_ANSWER: Final = 0
-#: What workers that listen only later are told, too. Its argument begins with the Unix time until which it matters.
+#: Questions that are put again to workers that begin to listen later. Their argument is a tuple that begins with the
+#: Unix time until which the question matters.
 REMEMBERED: Final = frozenset({KNOW_SECRET})
 
 
 class Questions:
-    """Puts the question of one worker to the others, and keeps what those that have ended counted."""
+    """Puts the question of one worker to the others, and keeps the metrics of workers that have ended."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Member, asyncio.Future[Any]]] = {}
@@ -634,7 +635,7 @@ class Questions:
         self._ended: list[Family] = []
 
     def tell(self, member: Member) -> None:
-        """Tell a worker that listens now what the others know."""
+        """Put the remembered questions to a worker that has begun to listen."""
         for one in self._still_true():
             member.ask(_NO_ANSWER, pickle.dumps(one))
 
@@ -680,18 +681,18 @@ class Questions:
         return answer
 
     def answered(self, number: int, payload: bytes) -> None:
-        """A worker has answered."""
+        """Pass on the answer of a worker."""
         if number in self._waiting:
             _, waiting = self._waiting[number]
             if not waiting.done():
                 waiting.set_result(pickle.loads(payload))
 
     def counted(self, member: Member, payload: bytes) -> None:
-        """A worker that ends says what it has counted."""
+        """Keep the last metrics of a worker that ends."""
         member.count(pickle.loads(payload))
 
     def ended(self, member: Member) -> None:
-        """A worker has ended: what it counted stays counted."""
+        """Add the metrics of a worker that has ended to the sum, and stop waiting for its answers."""
         self._ended = summed([self._ended, member.counted])
         for other, waiting in self._waiting.values():
             if other is member and not waiting.done():

@@ -200,7 +200,7 @@ _STATES: Final = {
     EngineState.OK: WorkerState.OK,
     EngineState.UNHEALTHY: WorkerState.UNHEALTHY,
 }
-#: What the library gives to each connection unless it is told otherwise.
+#: Arguments that the library passes to each connection by default.
 _LIBRARY_DEFAULTS: Final = {"ping_timeout": 20, "max_queue": 16, "write_limit": 32 * 1024}
 
 

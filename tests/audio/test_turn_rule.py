@@ -106,7 +106,7 @@ def test_a_raised_threshold_can_still_be_reached() -> None:
 def test_the_bar_may_be_lowered_in_the_middle_of_speech() -> None:
     detector = TurnDetector(bar=BARGE_IN_BAR)
     assert events(detector, [0.9] * 4) == []
-    detector.bar = ORDINARY_BAR
+    detector.demand(ORDINARY_BAR)
     assert events(detector, [0.9]) == [SpeechOnset(1 * WINDOW_MS, 5 * WINDOW_MS)]
 
 

@@ -98,7 +98,7 @@ def recorded(lines: list[dict[str, Any]]) -> Any:
     from omni_ws.profiler.events import ProfileEvent
     from omni_ws.profiler.report import EventFiles
 
-    return EventFiles([msgspec.convert(one, ProfileEvent) for one in lines])
+    return EventFiles([msgspec.convert(one, ProfileEvent) for one in lines], [], [])
 
 
 def test_an_answer_that_begins_before_the_input_ends_is_measured_from_the_start_of_the_work() -> None:

@@ -1,4 +1,4 @@
-"""Metrics and log lines of sessions and requests, and what is known of their clients: the trace, and the place."""
+"""Metrics and log lines of sessions and requests; and the trace of a client, and whether it is on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -39,14 +38,6 @@ from omni_ws.wire.server_frames import SpeechStartedFrame
 _NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
 
 
-@dataclass(slots=True)
-class _OpenSession:
-    timeline: SessionTimeline
-    acknowledged: InputAcknowledged
-    #: The part of it that is in the metrics already.
-    counted: InputAcknowledged
-
-
 class Accounts:
     """Keeps the metrics of sessions and requests, and the log of both.
 
@@ -58,7 +49,10 @@ class Accounts:
         """Only with ``log_content`` do log lines contain anything that a client or an engine wrote."""
         self._metrics = metrics
         self._log_content = log_content
-        self._sessions: dict[str, _OpenSession] = {}
+        #: The open sessions by id; how much input of each has been acknowledged, and what of it the metrics count.
+        self._sessions: dict[str, SessionTimeline] = {}
+        self._acknowledged: dict[str, InputAcknowledged] = {}
+        self._counted: dict[str, InputAcknowledged] = {}
         metrics.before_reading.append(self._count_all_input)
         for stage in STAGES:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
@@ -67,19 +61,19 @@ class Accounts:
         """Count an observation."""
         if type(observation) is InputAcknowledged:
             # By far the most frequent. It is counted when a request ends, or when the metrics are read.
-            if (receiving := self._sessions.get(session.session_id)) is not None:
-                receiving.acknowledged = observation
+            if session.session_id in self._acknowledged:
+                self._acknowledged[session.session_id] = observation
             return
         if isinstance(observation, SessionOpened):
-            self._sessions[session.session_id] = _OpenSession(observation.timeline, _NOTHING, _NOTHING)
+            self._sessions[session.session_id] = observation.timeline
+            self._acknowledged[session.session_id] = self._counted[session.session_id] = _NOTHING
             self._metrics.sessions_opened.labels(session.origin).inc()
             return
-        known = self._sessions.get(session.session_id)
-        if known is None:
+        if session.session_id not in self._sessions:
             return  # an engine winds up a request of a session that is over
         match observation:
             case SessionEnded():
-                self._session_ended(session, known)
+                self._session_ended(session)
             case OutputStalled(seconds=seconds):
                 self._metrics.stalls.inc()
                 self._metrics.stall_seconds.inc(seconds)
@@ -90,7 +84,7 @@ class Accounts:
             case OutputBegan(timeline=timeline, modality=modality):
                 self._output_began(session, timeline, modality)
             case RequestEnded():
-                self._count_input(known)
+                self._count_input(session.session_id)
                 self._request_ended(session, observation)
 
     # requests
@@ -141,19 +135,19 @@ class Accounts:
         return sum(timeline.stage == stage for timeline in self._unfinished())
 
     def _unfinished(self) -> Iterator[RequestTimeline]:
-        for known in self._sessions.values():
-            yield from known.timeline.unfinished.values()
+        for session in self._sessions.values():
+            yield from session.unfinished.values()
 
     # input
 
     def _count_all_input(self) -> None:
-        for known in self._sessions.values():
-            self._count_input(known)
+        for session_id in self._sessions:
+            self._count_input(session_id)
 
-    def _count_input(self, known: _OpenSession) -> None:
+    def _count_input(self, session_id: str) -> None:
         """Count what was acknowledged since the last time."""
-        old, new = known.counted, known.acknowledged
-        known.counted = new
+        old, new = self._counted[session_id], self._acknowledged[session_id]
+        self._counted[session_id] = new
         metrics, before, after = self._metrics, old.reordering, new.reordering
         if new.next_sequence_id > old.next_sequence_id:
             metrics.input_chunks.inc(new.next_sequence_id - old.next_sequence_id)
@@ -167,16 +161,17 @@ class Accounts:
 
     # sessions
 
-    def _session_ended(self, session: SessionIdentity, known: _OpenSession) -> None:
+    def _session_ended(self, session: SessionIdentity) -> None:
         now = asyncio.get_running_loop().time()
-        for timeline in known.timeline.unfinished.values():
-            if timeline.stage is not None:
-                self._count_stage(timeline.stages(now)[-1])
-        self._count_input(known)
-        del self._sessions[session.session_id]
-        seconds = now - known.timeline.opened
+        self._count_input(session.session_id)
+        timeline, received = self._sessions.pop(session.session_id), self._acknowledged.pop(session.session_id)
+        del self._counted[session.session_id]
+        for request in timeline.unfinished.values():
+            if request.stage is not None:
+                self._count_stage(request.stages(now)[-1])
+        seconds = now - timeline.opened
         self._metrics.session_seconds.labels(session.origin).observe(seconds)
-        _log_session(session, known.acknowledged, seconds=seconds, requests=known.timeline.request_count)
+        _log_session(session, received, seconds=seconds, requests=timeline.request_count)
 
 
 # Lines of the log.
@@ -240,7 +235,7 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
-#: What a line says besides its message, which is one word.
+#: A value of a log line, whose message is one word: ``request request_id=req_1 seconds=0.5``.
 Fact = str | int | float | bool | None
 
 

@@ -63,7 +63,7 @@ class PassedStage(NamedTuple):
 
 
 class PolicyStart(NamedTuple):
-    """What fired the start policy; ``sequence_id`` is None for a bare end of input."""
+    """The trigger that fired the start policy; ``sequence_id`` is None for an end of input without a chunk."""
 
     at: float
     trigger: StartTrigger
@@ -105,7 +105,7 @@ class PlayerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a request ended with. ``error`` is the reason why there is no whole answer."""
+    """The end of a request. ``error`` is the reason why there is no whole answer."""
 
     at: float
     final: FinalChunk
@@ -155,6 +155,11 @@ class SessionTimeline:
         self.request_count = 0
         #: Requests without a final, or on which the engine still works; in the order of their opening.
         self.unfinished: dict[str, RequestTimeline] = {}
+
+    def add(self, request: RequestTimeline) -> None:
+        """Note a request that was opened."""
+        self.request_count += 1
+        self.unfinished[request.request_id] = request
 
 
 class RequestTimeline:
@@ -217,8 +222,7 @@ class RequestTimeline:
         self.engine_began: float | None = None
         self.engine_end: EngineEnd | None = None
         self.outcome: Outcome | None = None
-        session.request_count += 1
-        session.unfinished[request_id] = self
+        session.add(self)
 
     # reading
 
@@ -442,25 +446,13 @@ Observation: TypeAlias = (
 
 
 class Observer(Protocol):
-    """What ``Observers`` report to."""
+    """A receiver of observations; ``Observers`` reports to it."""
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Take note of an observation, without blocking: it runs on the event loop, inside the step it reports.
 
         The sessions and requests may have begun before this observer was added.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class _Interest:
-    every_chunk: bool
-    every_output: bool
-
-    def covers(self, observation: Observation) -> bool:
-        kind = type(observation)
-        if kind is InputReceived:
-            return self.every_chunk
-        return self.every_output or kind not in (OutputMade, OutputWritten)
 
 
 class Observers:
@@ -474,24 +466,26 @@ class Observers:
         self.listening = False
         self.listening_to_chunks = False
         self.listening_to_outputs = False
-        self._interests: dict[Observer, _Interest] = {}
-        #: The same, as a value that does not change while it is iterated over.
-        self._registered: tuple[tuple[Observer, _Interest], ...] = ()
+        #: The observations that each observer did not ask for.
+        self._unwanted: dict[Observer, frozenset[type[Observation]]] = {}
+        #: The items of ``_unwanted`` as a tuple, so that an observer can be removed while all are notified.
+        self._registered: tuple[tuple[Observer, frozenset[type[Observation]]], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
         """Report to this observer from here on, each chunk and each output only where it asks for them."""
-        self._interests[observer] = _Interest(every_chunk, every_output)
+        unwanted: set[type[Observation]] = set() if every_chunk else {InputReceived}
+        self._unwanted[observer] = frozenset(unwanted if every_output else unwanted | {OutputMade, OutputWritten})
         self._update()
 
     def remove(self, observer: Observer) -> None:
         """Report to it no longer. Idempotent."""
-        self._interests.pop(observer, None)
+        self._unwanted.pop(observer, None)
         self._update()
 
     def notify(self, session: SessionIdentity, observation: Observation) -> None:
         """Pass an observation to all observers. Never raises."""
-        for observer, interest in self._registered:
-            if not interest.covers(observation):
+        for observer, unwanted in self._registered:
+            if type(observation) in unwanted:
                 continue
             try:
                 observer.observe(session, observation)
@@ -501,10 +495,10 @@ class Observers:
                 self.remove(observer)
 
     def _update(self) -> None:
-        self._registered = tuple(self._interests.items())
-        self.listening = bool(self._interests)
-        self.listening_to_chunks = any(one.every_chunk for one in self._interests.values())
-        self.listening_to_outputs = any(one.every_output for one in self._interests.values())
+        self._registered = tuple(self._unwanted.items())
+        self.listening = bool(self._unwanted)
+        self.listening_to_chunks = any(InputReceived not in unwanted for unwanted in self._unwanted.values())
+        self.listening_to_outputs = any(OutputMade not in unwanted for unwanted in self._unwanted.values())
 
 
 class ObservedSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from omni_ws.engine.base import Engine, TraceableEngine
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
-from omni_ws.profiler.events import COORDINATOR, EventRecorder, SeveralRecorders
+from omni_ws.profiler.events import COORDINATOR, EventRecorder
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
     Observation,
@@ -157,7 +157,7 @@ class Profiling:
             raise
         observer = ProfileEvents(recorder)
         running = self.running[kind] = RunningProfile(run_id, recorder, observer, template)
-        self._record()
+        events.record_with([one.recorder for one in self.running.values()])
         self._observers.add(observer)
         return running
 
@@ -166,7 +166,7 @@ class Profiling:
         if running is None:
             return None
         self._observers.remove(running.observer)
-        self._record()
+        events.record_with([one.recorder for one in self.running.values()])
         traces: tuple[Path, ...] = ()
         try:
             if running.template is not None and isinstance(self._engine, TraceableEngine):
@@ -174,11 +174,6 @@ class Profiling:
         finally:
             await run_work(Work.FILES, running.recorder.close)
         return FinishedProfile(running.run_id, running.recorder.paths, running.recorder.dropped, traces)
-
-    def _record(self) -> None:
-        """Have what emits events record them in every profile that runs."""
-        recorders = [running.recorder for running in self.running.values()]
-        events.recorder = SeveralRecorders(recorders) if len(recorders) > 1 else next(iter(recorders), None)
 
     def _below_root(self, asked: str | None, default: str, *, param: str) -> Path:
         try:
@@ -210,18 +205,6 @@ ANSWER: Final = "answer"
 TRANSPORT: Final = "transport"
 
 
-@dataclass(slots=True)
-class _ProfiledSession:
-    #: None until the first acknowledgement of a session that was open before the profile began.
-    acknowledged: InputAcknowledged | None = None
-    #: The request that opened last, to which the input belongs.
-    newest: str | None = None
-    #: Requests that opened since the profile began, and are not over.
-    followed: set[str] = field(default_factory=set)
-    #: Those of which the socket has got no output.
-    unwritten: set[str] = field(default_factory=set)
-
-
 class ProfileEvents:
     """Emits an event for each step of each request that opens while it observes.
 
@@ -232,30 +215,52 @@ class ProfileEvents:
         self._sessions: dict[str, _ProfiledSession] = {}
         self._recorder = recorder
 
-    def _emit(self, stage: str, name: str, *, request_id: str | None, **metadata: Any) -> None:
-        if request_id is not None:
-            self._recorder.record(request_id, stage, name, metadata)
-
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         """Emit the events of an observation."""
         known = self._sessions.get(session.session_id)
         if type(observation) is InputAcknowledged:  # by far the most frequent
             if known is not None:
-                self._input(observation, known)
+                known.acknowledge(observation)
             return
         match observation:
             case SessionOpened():
-                self._sessions[session.session_id] = _ProfiledSession(InputAcknowledged(0, 0, 0, NONE_REORDERED))
+                nothing = InputAcknowledged(0, 0, 0, NONE_REORDERED)
+                self._sessions[session.session_id] = _ProfiledSession(session, self._recorder, nothing)
                 return
             case SessionEnded():
                 self._sessions.pop(session.session_id, None)
                 return
             case RequestReached(step="opened") if known is None:
-                known = self._sessions[session.session_id] = _ProfiledSession()
+                known = self._sessions[session.session_id] = _ProfiledSession(session, self._recorder, None)
         if known is not None:
-            self._observe(session, known, observation)
+            known.observe(observation)
 
-    def _observe(self, session: SessionIdentity, known: _ProfiledSession, observation: Observation) -> None:
+
+class _ProfiledSession:
+    """Emits the events of one session.
+
+    ``acknowledged`` is None until the first acknowledgement of a session that was open before the profile began.
+    """
+
+    def __init__(
+        self, session: SessionIdentity, recorder: EventRecorder, acknowledged: InputAcknowledged | None
+    ) -> None:
+        self._session = session
+        self._recorder = recorder
+        self._acknowledged = acknowledged
+        #: The request that opened last, to which the input belongs.
+        self._newest: str | None = None
+        #: Requests that opened since the profile began, and are not over.
+        self._followed: set[str] = set()
+        #: Requests of which the socket has got no output.
+        self._unwritten: set[str] = set()
+
+    def _emit(self, stage: str, name: str, *, request_id: str | None, **metadata: Any) -> None:
+        if request_id is not None:
+            self._recorder.record(request_id, stage, name, metadata)
+
+    def observe(self, observation: Observation) -> None:
+        """Emit the events of an observation other than InputAcknowledged."""
         match observation:
             case OutputMade(chunk=chunk):
                 self._emit(
@@ -267,35 +272,57 @@ class ProfileEvents:
                     modality=chunk.modality.value,
                 )
             case OutputWritten():
-                self._written(observation, known)
+                self._written(observation)
             case SpeechHeard(event=event):
                 name = type(event).__struct_config__.tag
-                self._emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
+                self._emit(INPUT, str(name), request_id=self._newest, audio_ms=event.audio_ms)
             case OutputStalled(request_id=str() as request_id, seconds=seconds):
                 self._emit(TRANSPORT, "send_stall", request_id=request_id, stalled_ms=seconds * 1000)
             case RequestReached(timeline=timeline, step="opened"):
-                self._opened(session, timeline, known)
-            case RequestReached(timeline=timeline, step=step) if timeline.request_id in known.followed:
+                self._opened(timeline)
+            case RequestReached(timeline=timeline, step=step) if timeline.request_id in self._followed:
                 self._reached(timeline, step)
-                self._drop_if_over(timeline, known)
-            case RequestEnded(timeline=timeline) if timeline.request_id in known.followed:
+                self._drop_if_over(timeline)
+            case RequestEnded(timeline=timeline) if timeline.request_id in self._followed:
                 self._ended(observation)
-                self._drop_if_over(timeline, known)
+                self._drop_if_over(timeline)
 
-    def _drop_if_over(self, timeline: RequestTimeline, known: _ProfiledSession) -> None:
+    def acknowledge(self, new: InputAcknowledged) -> None:
+        """Emit how much input was acknowledged since the last time."""
+        request_id = self._newest
+        old, self._acknowledged = self._acknowledged, new
+        if request_id is None or old is None:
+            return
+        if (old.next_sequence_id, old.duplicates) == (new.next_sequence_id, new.duplicates):
+            return
+        before, now = old.reordering, new.reordering
+        counts: dict[str, float] = {
+            "chunks": new.next_sequence_id - old.next_sequence_id,
+            "bytes": new.received_bytes - old.received_bytes,
+            "duplicates": new.duplicates - old.duplicates,
+        }
+        if now is not before:  # nearly always they are one object
+            counts |= {
+                "reordered": now.items - before.items,
+                "reorder_wait_ms": 1000 * (now.waited - before.waited),
+                "gap_ms": 1000 * (now.gaps - before.gaps),
+            }
+        self._emit(INPUT, "input_received", request_id=request_id, **counts)
+
+    def _drop_if_over(self, timeline: RequestTimeline) -> None:
         if timeline.is_over:
-            known.followed.discard(timeline.request_id)
+            self._followed.discard(timeline.request_id)
 
-    def _opened(self, session: SessionIdentity, timeline: RequestTimeline, known: _ProfiledSession) -> None:
-        request_id = known.newest = timeline.request_id
-        known.followed.add(request_id)
-        known.unwritten.add(request_id)
+    def _opened(self, timeline: RequestTimeline) -> None:
+        request_id = self._newest = timeline.request_id
+        self._followed.add(request_id)
+        self._unwritten.add(request_id)
         self._emit(
             COORDINATOR,
             "request_admission",
             request_id=request_id,
-            session_id=session.session_id,
-            origin=str(session.origin),
+            session_id=self._session.session_id,
+            origin=str(self._session.origin),
             task=timeline.task.value,
             by_speech=timeline.by_speech,
         )
@@ -346,33 +373,11 @@ class ProfileEvents:
             output_tokens=final.usage.output_tokens,
         )
 
-    def _input(self, new: InputAcknowledged, known: _ProfiledSession) -> None:
-        """Emit what was acknowledged since the last time."""
-        request_id = known.newest
-        old, known.acknowledged = known.acknowledged, new
-        if request_id is None or old is None:
-            return
-        if (old.next_sequence_id, old.duplicates) == (new.next_sequence_id, new.duplicates):
-            return
-        before, now = old.reordering, new.reordering
-        counts: dict[str, float] = {
-            "chunks": new.next_sequence_id - old.next_sequence_id,
-            "bytes": new.received_bytes - old.received_bytes,
-            "duplicates": new.duplicates - old.duplicates,
-        }
-        if now is not before:  # nearly always they are one object
-            counts |= {
-                "reordered": now.items - before.items,
-                "reorder_wait_ms": 1000 * (now.waited - before.waited),
-                "gap_ms": 1000 * (now.gaps - before.gaps),
-            }
-        self._emit(INPUT, "input_received", request_id=request_id, **counts)
-
-    def _written(self, observation: OutputWritten, known: _ProfiledSession) -> None:
+    def _written(self, observation: OutputWritten) -> None:
         chunk = observation.chunk
         request_id = chunk.request_id
         if isinstance(chunk, FinalChunk):
-            known.unwritten.discard(request_id)
+            self._unwritten.discard(request_id)
             self._emit(TRANSPORT, "response_written", request_id=request_id)
             return
         self._emit(
@@ -382,6 +387,6 @@ class ProfileEvents:
             from_stage=ANSWER,
             chunk_id=chunk.sequence_id,
         )
-        if request_id in known.unwritten:
-            known.unwritten.discard(request_id)
+        if request_id in self._unwritten:
+            self._unwritten.discard(request_id)
             self._emit(TRANSPORT, "first_byte_written", request_id=request_id, modality=chunk.modality.value)

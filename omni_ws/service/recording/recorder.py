@@ -15,8 +15,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -66,18 +65,6 @@ _CLOSE_SEC: Final = 5.0
 TOO_SLOW: Final = "the disk is too slow"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingChoice:
-    """Which sessions are recorded, and what of them."""
-
-    #: Share of the sessions that is recorded, chosen at random.
-    fraction: float = 1.0
-    #: Names of the keys whose sessions are recorded; empty for all.
-    keys: frozenset[str] = frozenset()
-    #: Whether contents are recorded, or only their sizes and digests.
-    payloads: bool = True
-
-
 class Recorder:
     """Begins recordings, and owns the thread that writes them.
 
@@ -90,13 +77,21 @@ class Recorder:
         *,
         engine: str,
         model: Callable[[], str],
-        choice: RecordingChoice = RecordingChoice(),
+        fraction: float = 1.0,
+        keys: Collection[str] = (),
+        payloads: bool = True,
         capacity: int = QUEUE_BYTES,
     ) -> None:
+        """Record ``fraction`` of the sessions, chosen at random; with ``keys``, only of the keys of these names.
+
+        Without ``payloads`` only the sizes and digests of contents are recorded. ``capacity`` is in bytes.
+        """
         self._folder = folder
         self._engine = engine
         self._model = model
-        self._choice = choice
+        self._fraction = fraction
+        self._keys = frozenset(keys)
+        self._payloads = payloads
         self._capacity = capacity
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         # Each is counted by one thread only, so that no lock is needed. The difference is what waits.
@@ -112,10 +107,9 @@ class Recorder:
 
         ``key`` is the name of its key, ``name`` becomes part of the file's name.
         """
-        choice = self._choice
-        if choice.keys and key not in choice.keys:
+        if self._keys and key not in self._keys:
             return None
-        if choice.fraction < 1 and random.random() >= choice.fraction:
+        if self._fraction < 1 and random.random() >= self._fraction:
             return None
         if self._closing.is_set():
             return None
@@ -133,7 +127,7 @@ class Recorder:
             model=self._model(),
             started=now.isoformat(timespec="milliseconds"),
             key=key,
-            payloads=choice.payloads,
+            payloads=self._payloads,
         )
         if not self._has_room(_EVENT_BYTES):
             return None
@@ -182,18 +176,15 @@ class Recorder:
                 self._sweep()
                 continue
             self._closing.wait(_GATHER_SEC)
-            batch = Batch(self._folder, payloads=self._choice.payloads)
+            touched: dict[RecordingFile, None] = {}
             while item is not None:
                 file, event, size = item
-                try:
-                    batch.add(file, event)
-                except Exception:
-                    # The thread goes on with the other recordings.
-                    logger.exception("recording %s failed", file.name)
-                    file.failure = "an internal error"
+                touched[file] = None
+                file.take(event, self._folder, payloads=self._payloads)
                 self._taken_bytes += size
                 item = self._next()
-            batch.flush()
+            for file in touched:
+                file.flush(self._folder)
             self._done = self._closing.is_set() and self._queue.empty()
 
     def _next(self) -> _Item | None:
@@ -232,7 +223,7 @@ class SessionRecording:
         return ConnectionRecording(self, number)
 
     def finish(self) -> None:
-        """The session is over."""
+        """Note that the session is over."""
         self._finished = True
         self._end_if_over()
 
@@ -290,7 +281,7 @@ class ConnectionRecording:
         self.recording.put(RequestedLine(at=at, connection=self._number, method=method, target=target, headers=headers))
 
     def received(self, data: bytes, *, is_text: bool | None = None) -> None:
-        """A message was received, or, where ``is_text`` is None, a piece of a body."""
+        """Record a received message, or with None as ``is_text`` a piece of a body."""
         self.recording.put_message(self._number, data, outgoing=False, is_text=is_text)
 
     def sent(self, data: bytes, *, is_text: bool | None = None) -> None:
@@ -328,20 +319,82 @@ class FileState(enum.Enum):
     CUT = "its last line is written"
 
 
-@dataclass(slots=True, eq=False)
 class RecordingFile:
-    """The file of a recording. Only the thread changes it; the event loop reads ``failure``."""
+    """The file of a recording, with the lines that wait to be written. The thread changes it.
 
-    name: str
-    #: ``time.monotonic()`` at offset 0.
-    began: float = field(default_factory=time.monotonic)
-    #: Why nothing more is written.
-    failure: str | None = None
-    state: FileState = FileState.ABSENT
+    The event loop reads ``failure``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: Why nothing more is written.
+        self.failure: str | None = None
+        #: ``time.monotonic()`` at offset 0.
+        self._began = time.monotonic()
+        self._state = FileState.ABSENT
+        self._lines = bytearray()
 
     def now(self) -> float:
         """Milliseconds since the beginning of the recording."""
-        return round((time.monotonic() - self.began) * 1000, 3)
+        return round((time.monotonic() - self._began) * 1000, 3)
+
+    def take(
+        self, event: HeaderLine | RecordedLine | RecordedMessage, folder: RecordingFolder, *, payloads: bool
+    ) -> None:
+        """Add an event, and write what was gathered where that is much, or where the recording ends. Never raises."""
+        try:
+            if isinstance(event, RecordedMessage):
+                event = _content(event) if payloads else _outline(event)
+            if isinstance(event, CutLine | EndedLine):
+                self._end(folder, event)
+                return
+            line = encode_line(event)
+            if len(self._lines) + len(line) > BUFFER_BYTES:
+                self.flush(folder)
+            self._lines += line
+        except Exception:
+            # The thread goes on with the other recordings.
+            logger.exception("recording %s failed", self.name)
+            self.failure = "an internal error"
+
+    def flush(self, folder: RecordingFolder, *, even_beyond: bool = False) -> None:
+        """Write the lines that wait, and forget them. Where that fails, the recording is cut."""
+        data = bytes(self._lines)
+        self._lines.clear()
+        if not data or self._state is FileState.CUT:
+            return
+        if self.failure is not None and not (even_beyond and self._state is FileState.THERE):
+            return
+        try:
+            if self._state is FileState.ABSENT:
+                folder.create(self.name, data)
+                self._state = FileState.THERE
+            else:
+                folder.append(self.name, data, even_beyond=even_beyond)
+        except NoRoom:
+            self._fail(folder, NO_ROOM)
+        except OSError as error:
+            self._fail(folder, f"write failed: {error.strerror}")
+
+    def _end(self, folder: RecordingFolder, event: CutLine | EndedLine) -> None:
+        self.flush(folder)
+        if self.failure is not None:
+            event = CutLine(at=event.at, reason=self.failure)  # which could not be written when it happened
+        self._lines += encode_line(event)
+        self.flush(folder, even_beyond=isinstance(event, CutLine))
+        if self._state is not FileState.ABSENT:
+            folder.finish(self.name)
+        if isinstance(event, CutLine):
+            logger.warning("recording %s truncated: %s", self.name, event.reason)
+
+    def _fail(self, folder: RecordingFolder, reason: str) -> None:
+        self.failure = reason
+        if self._state is FileState.THERE:
+            try:
+                folder.append(self.name, encode_line(CutLine(at=self.now(), reason=reason)), even_beyond=True)
+                self._state = FileState.CUT
+            except OSError as error:
+                logger.warning("failed to mark recording %s as truncated: %s", self.name, error)
 
 
 class RecordedMessage(Struct, frozen=True, gc=False):
@@ -355,73 +408,8 @@ class RecordedMessage(Struct, frozen=True, gc=False):
     data: bytes
 
 
-#: What waits for the thread: an event of a recording, and the bytes that it is charged.
+#: An entry of the queue: an event of a recording, and the bytes that it is charged.
 _Item: TypeAlias = tuple[RecordingFile, HeaderLine | RecordedLine | RecordedMessage, int]
-
-
-class Batch:
-    """Gathers the lines of many recordings, to write each file once. ``flush`` writes what is left."""
-
-    def __init__(self, folder: RecordingFolder, *, payloads: bool) -> None:
-        self._folder = folder
-        self._payloads = payloads
-        self._lines: dict[RecordingFile, bytearray] = {}
-
-    def add(self, file: RecordingFile, event: HeaderLine | RecordedLine | RecordedMessage) -> None:
-        lines = self._lines.setdefault(file, bytearray())
-        if isinstance(event, RecordedMessage):
-            event = _content(event) if self._payloads else _outline(event)
-        if isinstance(event, CutLine | EndedLine):
-            self._end(file, lines, event)
-            return
-        line = encode_line(event)
-        if len(lines) + len(line) > BUFFER_BYTES:
-            self._write(file, lines)
-        lines += line
-
-    def flush(self) -> None:
-        for file, lines in self._lines.items():
-            self._write(file, lines)
-
-    def _end(self, file: RecordingFile, lines: bytearray, event: CutLine | EndedLine) -> None:
-        self._write(file, lines)
-        if file.failure is not None:
-            event = CutLine(at=event.at, reason=file.failure)  # which could not be written when it happened
-        lines += encode_line(event)
-        self._write(file, lines, even_beyond=isinstance(event, CutLine))
-        del self._lines[file]
-        if file.state is not FileState.ABSENT:
-            self._folder.finish(file.name)
-        if isinstance(event, CutLine):
-            logger.warning("recording %s truncated: %s", file.name, event.reason)
-
-    def _write(self, file: RecordingFile, lines: bytearray, *, even_beyond: bool = False) -> None:
-        """Write ``lines``, and empty them. When that fails, the recording is cut."""
-        data = bytes(lines)
-        lines.clear()
-        if not data or file.state is FileState.CUT:
-            return
-        if file.failure is not None and not (even_beyond and file.state is FileState.THERE):
-            return
-        try:
-            if file.state is FileState.ABSENT:
-                self._folder.create(file.name, data)
-                file.state = FileState.THERE
-            else:
-                self._folder.append(file.name, data, even_beyond=even_beyond)
-        except NoRoom:
-            self._fail(file, NO_ROOM)
-        except OSError as error:
-            self._fail(file, f"write failed: {error.strerror}")
-
-    def _fail(self, file: RecordingFile, reason: str) -> None:
-        file.failure = reason
-        if file.state is FileState.THERE:
-            try:
-                self._folder.append(file.name, encode_line(CutLine(at=file.now(), reason=reason)), even_beyond=True)
-                file.state = FileState.CUT
-            except OSError as error:
-                logger.warning("failed to mark recording %s as truncated: %s", file.name, error)
 
 
 def _content(message: RecordedMessage) -> RecordedLine:
@@ -463,15 +451,6 @@ class NoRoom(Exception):
     """The folder is at its limit, and every recording in it is still being written."""
 
 
-@dataclass(slots=True)
-class _File:
-    name: str
-    size: int
-    #: Wall time of the last write.
-    changed: float
-    live: bool = field(default=False)
-
-
 class RecordingFolder:
     """At most ``max_bytes`` of recordings, none older than ``max_age`` seconds (0: of any age). Used by one thread."""
 
@@ -484,14 +463,16 @@ class RecordingFolder:
         wall_clock: Callable[[], float] = time.time,
         owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """``owns`` tells the names of files that this process counts and removes, where several share the folder."""
+        """Where several processes share the folder, ``owns`` tells whether a file of this name is of this process."""
         self._owns = owns
         self._path = path
         self._max_bytes = max_bytes
         self._max_age = max_age
         self._now = wall_clock
-        #: Oldest first.
-        self._files: dict[str, _File] = {}
+        #: The size of each file, and the wall time of the last write to it; the oldest file first.
+        self._files: dict[str, tuple[int, float]] = {}
+        #: Files that are still being written, and are not removed.
+        self._live: set[str] = set()
         self._total = 0
 
     @property
@@ -524,21 +505,22 @@ class RecordingFolder:
         for name in found:
             status = (self._path / name).lstat()
             if stat.S_ISREG(status.st_mode):
-                self._files[name] = _File(name, status.st_size, status.st_mtime)
+                self._files[name] = status.st_size, status.st_mtime
                 self._total += status.st_size
 
     def create(self, name: str, data: bytes) -> None:
         """Create a file that begins with ``data``. Raises OSError and NoRoom."""
         self.remove_old()
         self._make_room(len(data))
-        self._files[name] = _File(name, 0, self._now(), live=True)
+        self._files[name] = 0, self._now()
+        self._live.add(name)
         try:
-            self._write(self._files[name], data, os.O_CREAT | os.O_EXCL)
+            self._write(name, data, os.O_CREAT | os.O_EXCL)
         except FileExistsError:
-            del self._files[name]
+            self._forget(name)
             raise
         except OSError:
-            self._remove(self._files[name])  # a full disk has made an empty file
+            self._remove(name)  # a full disk has made an empty file
             raise
 
     def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:
@@ -548,46 +530,53 @@ class RecordingFolder:
         """
         if not even_beyond:
             self._make_room(len(data))
-        self._write(self._files[name], data, 0)
+        self._write(name, data, 0)
 
     def finish(self, name: str) -> None:
-        """Nothing more is written to this file, which may be removed from now on."""
-        self._files[name].live = False
+        """Note that nothing more is written to a file, so that it may be removed."""
+        self._live.discard(name)
 
     def remove_old(self) -> None:
         """Remove the recordings that are older than ``max_age``."""
         if self._max_age:
             oldest = self._now() - self._max_age
-            for file in [one for one in self._files.values() if not one.live and one.changed < oldest]:
-                self._remove(file)
+            for name in [one for one in self._removable() if self._files[one][1] < oldest]:
+                self._remove(name)
+
+    def _removable(self) -> list[str]:
+        return [name for name in self._files if name not in self._live]
 
     def _make_room(self, wanted: int) -> None:
         if self._total + wanted <= self._max_bytes:
             return
-        for file in [one for one in self._files.values() if not one.live]:
-            self._remove(file)
+        for name in self._removable():
+            self._remove(name)
             if self._total + wanted <= self._max_bytes:
                 return
         raise NoRoom
 
-    def _remove(self, file: _File) -> None:
-        (self._path / file.name).unlink(missing_ok=True)
-        del self._files[file.name]
-        self._total -= file.size
+    def _remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+        self._forget(name)
 
-    def _write(self, file: _File, data: bytes, flags: int) -> None:
+    def _forget(self, name: str) -> None:
+        size, _ = self._files.pop(name)
+        self._live.discard(name)
+        self._total -= size
+
+    def _write(self, name: str, data: bytes, flags: int) -> None:
+        size, _ = self._files[name]
         # Opened for each write: a thousand sessions that are recorded need no thousand open files.
-        descriptor = os.open(self._path / file.name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o600)
+        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o600)
         try:
             written = 0
             try:
                 while written < len(data):
                     written += os.write(descriptor, data[written:])
             except OSError:
-                os.ftruncate(descriptor, file.size)  # half a line is worse than none
+                os.ftruncate(descriptor, size)  # half a line is worse than none
                 raise
         finally:
             os.close(descriptor)
-        file.size += len(data)
-        file.changed = self._now()
+        self._files[name] = size + len(data), self._now()
         self._total += len(data)

@@ -29,7 +29,7 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.service.sessions.factory import SessionFactory
 
-#: What an image takes in memory besides its data, in each session that has it.
+#: The memory of an image besides its data, in each session that has it.
 IMAGE_OVERHEAD_BYTES: Final = 512
 
 
@@ -58,28 +58,6 @@ class TokensDone:
     reason: TokenStop
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    session: TokenSession
-    owner: str | None
-    slot: Slot
-    #: The task of the call in progress.
-    running: asyncio.Task[object] | None = None
-    #: Whether that task waits for the engine, rather than for its client to read.
-    waiting: bool = False
-    closed: bool = False
-    #: Ends a session that is as long as its key allows.
-    length: asyncio.TimerHandle | None = None
-    expiry: asyncio.TimerHandle | None = None
-    #: Bytes charged for tokens and images, without the data of the latter.
-    held: int = 0
-    #: The images charged.
-    images: tuple[TokenImage, ...] = field(default=())
-    #: Whether it has had a call, or tokens from the beginning.
-    has_content: bool = False
-    evict: Callable[[], None] = field(init=False)
-
-
 class TokenSessions:
     """Keeps token sessions by id, each for the key that opened it, and runs one call of a session at a time.
 
@@ -101,7 +79,7 @@ class TokenSessions:
         self._budget = budget
         self._admission = admission
         self._check_ready = check_ready
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _OpenSession] = {}
         self._busy = 0
         self._all_idle = asyncio.Event()
         self._all_idle.set()
@@ -151,7 +129,7 @@ class TokenSessions:
         """Return the tokens; of a busy session, those that no failure can take back. Raises SessionNotFound."""
         entry = self._find(session_id, key)
         if entry.running is None:
-            self._touch(session_id, entry)
+            entry.expire_in(self._ttl_sec)
         return entry.session.committed()
 
     async def generate(
@@ -169,10 +147,8 @@ class TokenSessions:
         if call.readout_ranges and not self.engine.readout_manifest.concepts:
             raise ReadoutsOff("readouts are disabled on this server", param="readout_ranges")
         append = entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
-        entry.has_content = entry.has_content or len(entry.session) > 0
-        task = entry.running = asyncio.current_task()
-        if entry.expiry is not None:
-            entry.expiry.cancel()
+        entry.begin_call()
+        task = entry.running
         length, written, ended, reserved = len(entry.session), 0, False, False
         self._busy += 1
         self._all_idle.clear()
@@ -180,10 +156,9 @@ class TokenSessions:
             self._admission.reserve(entry.owner)
             reserved = True
             self._charge(entry)
-            async with aclosing(self._run(entry, call, append)) as events:
-                entry.waiting = True
+            priority = self._admission.priority(entry.owner, call.priority)
+            async with aclosing(entry.run(self.engine, call, append, priority=priority)) as events:
                 async for event in events:
-                    entry.waiting = False
                     match event:
                         case TokensDone():
                             ended = True
@@ -192,7 +167,6 @@ class TokenSessions:
                     yield event
                     if entry.closed:
                         break
-                    entry.waiting = True
         except asyncio.CancelledError:
             if not entry.closed or task is None:
                 raise
@@ -202,7 +176,7 @@ class TokenSessions:
             taken = 0 if append.pending else len(call.tokens)
             self._admission.spent(entry.owner, tokens=taken + written, audio_ms=0, reserved=reserved)
             append.rollback()
-            entry.running = None
+            entry.end_call()
             self._busy -= 1
             if not self._busy:
                 self._all_idle.set()
@@ -210,109 +184,60 @@ class TokenSessions:
                 self._release(entry)
             else:
                 self._charge(entry, anyway=True)
-                self._touch(session_id, entry)
+                entry.expire_in(self._ttl_sec)
         if entry.closed and not ended:
             yield TokensDone(length, written, TokenStop.CANCELLED)
-
-    async def _run(
-        self, entry: _Entry, call: TokenCall, append: TokenAppend
-    ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        session = entry.session
-        length = len(session)
-        if not length and call.max_tokens:
-            raise InvalidValue("max_tokens requires a session with at least one token", param="max_tokens")
-        max_tokens = min(call.max_tokens, session.max_length - length)
-        if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
-            append.commit()
-            yield TokensDone(length, 0, TokenStop.LENGTH)
-            return
-        if call.images:
-            await self.engine.check_images(call.images)
-        generation = TokenGeneration(
-            request_id=new_id("tok_"),
-            tokens=session.tokens,
-            images=session.images,
-            max_tokens=max_tokens,
-            sampling=call.sampling,
-            logprob_ranges=call.logprob_ranges,
-            logprob_top_k=call.logprob_top_k,
-            readout_ranges=call.readout_ranges,
-            priority=self._admission.priority(entry.owner, call.priority),
-            owner=entry.owner,
-        )
-        outputs: AsyncGenerator[TokenEvent, None]
-        async with aclosing(self.engine.generate_tokens(generation)) as outputs:  # type: ignore[type-var,assignment]
-            async for output in outputs:
-                append.commit()
-                if isinstance(output, TokensFinished):
-                    yield TokensDone(length, len(session) - length, output.reason)
-                    return
-                if not output.is_prefill:
-                    session.decoded(output.id)
-                yield output
 
     # bookkeeping
 
     def _add(self, session: TokenSession, key: ApiKey | None, client: str) -> str:
         slot = self._admission.take(key, client=client, many_requests=True)
-        entry = _Entry(session, key_name(key), slot)
+        session_id = new_id("toks_")
+        entry = _OpenSession(session, key_name(key), slot, evict=partial(self._remove, session_id))
         try:
             self._charge(entry)
         except BaseException:
             slot.release()
             raise
-        session_id = new_id("toks_")
         self._entries[session_id] = entry
-        entry.has_content = len(session) > 0
-        entry.evict = partial(self._remove, session_id)
         self._admission.opened_empty(entry)
         if key is not None and key.max_session_sec is not None:
-            loop = asyncio.get_running_loop()
-            entry.length = loop.call_later(key.max_session_sec, self._remove, session_id)
-        self._touch(session_id, entry)
+            entry.last(key.max_session_sec)
+        entry.expire_in(self._ttl_sec)
         return session_id
 
-    def _find(self, session_id: str, key: ApiKey | None) -> _Entry:
+    def _find(self, session_id: str, key: ApiKey | None) -> _OpenSession:
         entry = self._entries.get(session_id)
         if entry is None or entry.owner != key_name(key):
             raise SessionNotFound("session not found; it may have expired or been closed", param="session_id")
         return entry
 
-    def _idle(self, session_id: str, key: ApiKey | None) -> _Entry:
+    def _idle(self, session_id: str, key: ApiKey | None) -> _OpenSession:
         entry = self._find(session_id, key)
         if entry.running is not None:
             raise SessionBusy(
                 "the session is busy with another call; retry later", param="session_id", retry_after_ms=100
             )
-        self._touch(session_id, entry)
+        entry.expire_in(self._ttl_sec)
         return entry
-
-    def _touch(self, session_id: str, entry: _Entry) -> None:
-        if entry.expiry is not None:
-            entry.expiry.cancel()
-        entry.expiry = asyncio.get_running_loop().call_later(self._ttl_sec, self._remove, session_id)
 
     def _remove(self, session_id: str) -> None:
         entry = self._entries.pop(session_id)
         self._admission.ended(entry)
-        entry.closed = True
-        for timer in (entry.expiry, entry.length):
-            if timer is not None:
-                timer.cancel()
+        entry.close()
         if entry.running is None:
             self._release(entry)
-        elif entry.waiting:
+        elif entry.awaits_engine:
             entry.running.cancel()  # the call releases the session as it ends
         # Otherwise the call ends once its client reads or disconnects. Cancelled while it writes, it could not report
         # CANCELLED to the client.
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: _OpenSession) -> None:
         self._budget.give(entry.held)
-        entry.held = 0
-        self._hold_images(entry, ())
+        self._hold(entry, -entry.held, ())
         entry.slot.release()
 
-    def _charge(self, entry: _Entry, *, anyway: bool = False) -> None:
+    def _charge(self, entry: _OpenSession, *, anyway: bool = False) -> None:
         """Charge what the session holds now. Raises EngineOverloaded beyond the budget, unless ``anyway`` is set."""
         images = len(entry.session.images) * IMAGE_OVERHEAD_BYTES
         more = len(entry.session) * TOKEN_BYTES + images - entry.held
@@ -322,10 +247,10 @@ class TokenSessions:
             self._budget.give(new)
         else:
             self._budget.charge(more)
-        entry.held += more
-        self._hold_images(entry, entry.session.images)
+        self._hold(entry, more, entry.session.images)
 
-    def _hold_images(self, entry: _Entry, images: tuple[TokenImage, ...]) -> None:
+    def _hold(self, entry: _OpenSession, more: int, images: tuple[TokenImage, ...]) -> None:
+        """Charge the data of ``images`` in place of that of the images that the session had, each for all sessions."""
         for image in images:
             if not self._holders[image]:
                 self._budget.charge(len(image.data))
@@ -335,7 +260,108 @@ class TokenSessions:
             if not self._holders[image]:
                 self._budget.give(len(image.data))
                 del self._holders[image]
-        entry.images = images
+        entry.hold(more, images)
+
+
+class _OpenSession:
+    """A session while it is open: its slot, the call in progress, the timers that end it, and what it is charged.
+
+    ``evict`` closes it.
+    """
+
+    def __init__(self, session: TokenSession, owner: str | None, slot: Slot, *, evict: Callable[[], None]) -> None:
+        self.session = session
+        self.owner = owner
+        self.slot = slot
+        self.evict = evict
+        #: Whether it has had a call, or tokens from the beginning.
+        self.has_content = len(session) > 0
+        #: The task of the call in progress.
+        self.running: asyncio.Task[object] | None = None
+        #: Whether that task waits for the engine, rather than for its client to read.
+        self.awaits_engine = False
+        self.closed = False
+        #: Bytes charged for tokens and images, without the data of the images.
+        self.held = 0
+        #: The images charged.
+        self.images: tuple[TokenImage, ...] = ()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._longest: asyncio.TimerHandle | None = None
+
+    def last(self, seconds: float) -> None:
+        """Close the session ``seconds`` from now, whatever happens in it until then."""
+        self._longest = asyncio.get_running_loop().call_later(seconds, self.evict)
+
+    def expire_in(self, seconds: float) -> None:
+        """Close the session ``seconds`` from now, unless it is used until then."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(seconds, self.evict)
+
+    def begin_call(self) -> None:
+        """Note that the current task runs a call, during which the session does not expire."""
+        self.running = asyncio.current_task()
+        self.awaits_engine = True
+        self.has_content = self.has_content or len(self.session) > 0
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    def end_call(self) -> None:
+        """Let another call begin."""
+        self.running = None
+
+    def hold(self, more: int, images: tuple[TokenImage, ...]) -> None:
+        """Note that ``more`` bytes are charged than before, and these images."""
+        self.held += more
+        self.images = images
+
+    def close(self) -> None:
+        """Note that the session is closed, and stop its timers."""
+        self.closed = True
+        for timer in (self._expiry, self._longest):
+            if timer is not None:
+                timer.cancel()
+
+    async def run(
+        self, engine: TokenEngine, call: TokenCall, append: TokenAppend, *, priority: int
+    ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
+        """Yield what the engine computes for ``call``, and commit ``append`` once it has begun."""
+        session = self.session
+        length = len(session)
+        if not length and call.max_tokens:
+            raise InvalidValue("max_tokens requires a session with at least one token", param="max_tokens")
+        max_tokens = min(call.max_tokens, session.max_length - length)
+        if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
+            append.commit()
+            self.awaits_engine = False
+            yield TokensDone(length, 0, TokenStop.LENGTH)
+            return
+        if call.images:
+            await engine.check_images(call.images)
+        generation = TokenGeneration(
+            request_id=new_id("tok_"),
+            tokens=session.tokens,
+            images=session.images,
+            max_tokens=max_tokens,
+            sampling=call.sampling,
+            logprob_ranges=call.logprob_ranges,
+            logprob_top_k=call.logprob_top_k,
+            readout_ranges=call.readout_ranges,
+            priority=priority,
+            owner=self.owner,
+        )
+        outputs: AsyncGenerator[TokenEvent, None]
+        async with aclosing(engine.generate_tokens(generation)) as outputs:  # type: ignore[type-var,assignment]
+            async for output in outputs:
+                append.commit()
+                self.awaits_engine = False
+                if isinstance(output, TokensFinished):
+                    yield TokensDone(length, len(session) - length, output.reason)
+                    return
+                if not output.is_prefill:
+                    session.decoded(output.id)
+                yield output
+                self.awaits_engine = True
 
 
 def token_sessions(factory: SessionFactory) -> TokenSessions:

@@ -234,14 +234,17 @@ def _sampling(request: messages.GenerateRequest, vocabulary: int) -> TokenSampli
 
 
 def _token(output: TokenOutput) -> messages.GenerateEvent:
-    token = messages.Token(id=output.id, position=output.position, is_prefill=output.is_prefill)
+    token = messages.Token(
+        id=output.id,
+        position=output.position,
+        is_prefill=output.is_prefill,
+        sampled_logprob=output.logprob,
+        has_sampled_logprob=output.logprob is not None,
+    )
     if len(output.readout):
         token.readout.extend(output.readout)
     for one, logprob in output.logprobs:
         token.logprobs.add(id=one, logprob=logprob)
-    if output.logprob is not None:
-        token.sampled_logprob = output.logprob
-        token.has_sampled_logprob = True
     return messages.GenerateEvent(token=token)
 
 
@@ -303,7 +306,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         slots = max(1, budget.capacity // (2 * max_message_bytes))
         self._prompt = asyncio.Semaphore(slots)
         self._slow = asyncio.Semaphore(slots)
-        #: Calls at once: those without a key, and those with one.
+        #: The number of current calls without a key, and with one.
         self._calls = [0, 0]
         #: Never cancelled, since gRPC writes into the buffer of a read until the call ends, which ends the read too.
         self._reading: set[asyncio.Task[Any]] = set()
@@ -374,7 +377,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             await refuse(context, error)
 
     def _check_room(self, has_key: bool) -> None:
-        """Raises EngineOverloaded where there are more calls than may be."""
+        """Raise EngineOverloaded for a call above the limit on concurrent calls."""
         most = self._max_calls if has_key else MAX_KEYLESS_CALLS
         if self._calls[has_key] > most:
             raise EngineOverloaded(f"at most {most} concurrent calls; retry later", retry_after_ms=SLOT_RETRY_MS)

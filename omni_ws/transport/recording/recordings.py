@@ -17,7 +17,6 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.recording.recorder import (
     ConnectionRecording,
     Recorder,
-    RecordingChoice,
     RecordingFolder,
     SessionRecording,
 )
@@ -46,10 +45,14 @@ class Recordings:
             owns=(lambda name: True) if group is None else group.owns_file,
         )
         folder.prepare()
-        choice = RecordingChoice(
-            fraction=config.record_fraction, keys=frozenset(config.record_keys), payloads=config.record_payloads
+        recorder = Recorder(
+            folder,
+            engine=sessions.engine.name,
+            model=lambda: sessions.model.names[0],
+            fraction=config.record_fraction,
+            keys=config.record_keys,
+            payloads=config.record_payloads,
         )
-        recorder = Recorder(folder, engine=sessions.engine.name, model=lambda: sessions.model.names[0], choice=choice)
         idle_sec = config.streaming_input.session_timeout_sec
         http = HttpRecordings(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
         return cls(recorder, http)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,7 +19,6 @@ from omni_ws.service.recording.recorder import (
     NO_ROOM,
     TOO_SLOW,
     Recorder,
-    RecordingChoice,
     RecordingFolder,
 )
 
@@ -61,14 +61,14 @@ def recorder(
     path: Path,
     *,
     folder: RecordingFolder | None = None,
-    choice: RecordingChoice | None = None,
     max_bytes: int = 1 << 30,
     capacity: int = 1 << 24,
+    **choice: Any,
 ) -> Iterator[Recorder]:
     if folder is None:
         folder = RecordingFolder(path, max_bytes=max_bytes, max_age=0)
     folder.prepare()
-    made = Recorder(folder, engine="fake", model=lambda: "fake", choice=choice or RecordingChoice(), capacity=capacity)
+    made = Recorder(folder, engine="fake", model=lambda: "fake", capacity=capacity, **choice)
     try:
         yield made
     finally:
@@ -114,20 +114,19 @@ def test_the_recording_of_a_session_ends_with_its_last_connection(tmp_path: Path
 
 
 def test_who_is_recorded(tmp_path: Path) -> None:
-    keys = RecordingChoice(keys=frozenset({"phones"}))
-    with recorder(tmp_path / "a", choice=keys) as one:
+    with recorder(tmp_path / "a", keys={"phones"}) as one:
         assert one.begin("http", key=None, name="a") is None
         assert one.begin("http", key="web", name="b") is None
         assert one.begin("http", key="phones", name="c") is not None
-    with recorder(tmp_path / "b", choice=RecordingChoice(fraction=0)) as one:
+    with recorder(tmp_path / "b", fraction=0) as one:
         assert all(one.begin("http", key=None, name="a") is None for _ in range(100))
-    with recorder(tmp_path / "c", choice=RecordingChoice(fraction=0.5)) as one:
+    with recorder(tmp_path / "c", fraction=0.5) as one:
         begun = sum(one.begin("http", key=None, name=f"n{n}") is not None for n in range(1000))
         assert 400 < begun < 600
 
 
 def test_payloads_can_be_left_out(tmp_path: Path) -> None:
-    with recorder(tmp_path / "r", choice=RecordingChoice(payloads=False)) as one:
+    with recorder(tmp_path / "r", payloads=False) as one:
         recording = one.begin("websocket", key=None, name="sess_1")
         assert recording is not None
         connection = recording.connection()

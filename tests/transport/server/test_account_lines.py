@@ -14,7 +14,6 @@ from support.native_client import native_client
 from support.raw_http import post, raw_client, request, websocket_upgrade
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.config.model import LogFormat, LogLevel
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import JsonFormatter, TextFormatter, configure_logging
@@ -47,7 +46,7 @@ class Lines(logging.Handler):
 def lines() -> Lines:
     """Set up as the server does it for whoever wants to see the most."""
     handler = Lines()
-    configure_logging(LogFormat.JSON, LogLevel.DEBUG)
+    configure_logging("json", "debug")
     logging.getLogger().addHandler(handler)
     return handler
 
