@@ -34,6 +34,7 @@ FLOORS = {
     "omni_ws.client": 5,
     "omni_ws.generated": 5,
     "omni_ws.app": 6,
+    "omni_ws.fronts": 6,
     "omni_ws.token_service": 6,
     "omni_ws.server": 6,
     "omni_ws.workers": 6,
