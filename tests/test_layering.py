@@ -240,7 +240,11 @@ def test_modules_and_functions_are_small() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [name for name in ("omni_ws.server", "omni_ws.cli", "omni_ws.engine.base") if importlib.util.find_spec(name)],
+    [
+        name
+        for name in ("omni_ws.server", "omni_ws.fronts", "omni_ws.cli", "omni_ws.engine.base")
+        if importlib.util.find_spec(name)
+    ],
 )
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
