@@ -12,6 +12,8 @@ from websockets.asyncio.server import ServerConnection
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
+from omni_ws.config.plugins import FRONTS, OWN, made
+from omni_ws.config.values import ConfigurationError
 from omni_ws.core.addresses import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, Unauthenticated
@@ -24,18 +26,10 @@ from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.mode_b.reader import ModeBReaders
-from omni_ws.transport.mode_b.routes import SESSIONS_PATH, ModeBRoutes
+from omni_ws.transport.mode_b.routes import SESSIONS_PATH
 from omni_ws.transport.mode_b.session import ModeBRegistry
-from omni_ws.transport.native.endpoint import StreamingInput
-from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes, ClientSecrets
-from omni_ws.transport.realtime.session import Realtime
+from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.recording.recordings import Recordings
-from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
-from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
-from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
-from omni_ws.transport.telephony.endpoint import TelephonyStreams
-from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 
 class App:
@@ -58,7 +52,9 @@ class App:
         self.authenticator = Authenticator(keys)
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
+        self.secrets = ClientSecrets()
         self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
+        self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._router = Router()
@@ -67,28 +63,16 @@ class App:
         self.sessions.connect_gauges()
         self.front_ends = tuple(self._front_ends())
         for front_end in self.front_ends:
-            front_end.register(self._router)
+            try:
+                front_end.register(self._router)
+            except ValueError as error:
+                raise ConfigurationError([f"front end {type(front_end).__name__}: {error}"]) from error
             front_end.connect_gauges(self.sessions.metrics)
 
     def _front_ends(self) -> Iterator[FrontEnd]:
-        """The registry: every way into the server, in the order in which they drain and end."""
-        sessions, authenticator, secrets = self.sessions, self.authenticator, ClientSecrets()
-        recorder, recorded_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
-        yield ModeBReaders(self.config, authenticator, self.registry, recorded_http)
-        yield StreamingInput(sessions, authenticator, recorder)
-        yield Realtime(sessions, authenticator, secrets, recorder)
-        yield ClientSecretRoutes(sessions, authenticator, secrets)
-        yield WebrtcCalls(sessions, authenticator, secrets)
-        yield TelephonyStreams(sessions, authenticator, recorder)
-        yield AudioSocketCalls(sessions, authenticator)
-        yield ModeBRoutes(sessions, authenticator, self.registry)
-        yield ChatRoutes(sessions, authenticator)
-        yield SpeechRoutes(sessions, authenticator)
-        yield CompletionRoutes(sessions, authenticator)
-        yield TranscriptionRoutes(sessions, authenticator)
-        yield OperationsRoutes(sessions, authenticator)
-        yield ProfilingRoutes(self.profiling, authenticator, sessions.group)
-        yield DemoRoutes()
+        """Every way into the server, in the order in which they drain and end: our own, then those that are named."""
+        for name in dict.fromkeys((*OWN[FRONTS], *self.config.fronts)):
+            yield made(FRONTS, name, of=self, kind=FrontEnd)
 
     # what the front door calls
 

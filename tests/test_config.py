@@ -102,6 +102,8 @@ SAMPLE_OF_SETTING = {
     "llm.use": "ollama:a:1b",
     "llm.context": "2048",
     "tts.use": "http://127.0.0.1:8880/v1",
+    "fronts": "demo,chat",
+    "plugins": '{"shout": {"volume": 3}}',
 }
 
 

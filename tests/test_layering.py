@@ -35,6 +35,7 @@ FLOORS = {
     "omni_ws.client": 5,
     "omni_ws.generated": 5,
     "omni_ws.app": 6,
+    "omni_ws.fronts": 6,
     "omni_ws.token_service": 6,
     "omni_ws.server": 6,
     "omni_ws.workers": 6,
@@ -256,7 +257,11 @@ def test_modules_and_functions_are_small() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [name for name in ("omni_ws.server", "omni_ws.cli", "omni_ws.engine.base") if importlib.util.find_spec(name)],
+    [
+        name
+        for name in ("omni_ws.server", "omni_ws.fronts", "omni_ws.cli", "omni_ws.engine.base")
+        if importlib.util.find_spec(name)
+    ],
 )
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]

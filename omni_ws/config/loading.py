@@ -90,7 +90,8 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[s
             yield reason
             continue
         shown = MASK if setting.kind is SettingKind.SECRET else repr(detail["input"])
-        yield f"{setting.key} = {shown} ({origins.get(setting.key, 'default')}): {reason[:1].lower()}{reason[1:]}"
+        key = ".".join(map(str, detail["loc"])) if setting.kind is SettingKind.FREE_FORM else setting.key
+        yield f"{key} = {shown} ({origins.get(key, 'default')}): {reason[:1].lower()}{reason[1:]}"
 
 
 def _blamed(location: tuple[int | str, ...]) -> Setting | None:
@@ -192,13 +193,14 @@ def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
 def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields the leaves of a tree with their paths.
 
-    A free-form table is walked too; any other table below a setting is its value.
+    A free-form table is walked too, and those of plug-ins to their ends; any other table below a setting is its value.
     """
     for name, value in tree.items():
         path = (*prefix, name)
         key = ".".join(path)
         setting = SETTINGS.get(key)
-        has_keys = key in SECTIONS or (setting is not None and setting.kind is SettingKind.FREE_FORM)
+        free_form = setting is not None and setting.kind is SettingKind.FREE_FORM
+        has_keys = key in SECTIONS or free_form or path[0] == "plugins"
         if has_keys and isinstance(value, dict):
             yield from _walk(value, path)
         else:

@@ -18,6 +18,7 @@ import msgspec
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from omni_ws.config.parts import VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.plugins import ENGINES, FRONTS, OWN, registered
 from omni_ws.config.values import (
     MIB,
     Address,
@@ -517,7 +518,7 @@ class ProfilerConfig(Section):
 
 
 class EngineName(StrEnum):
-    """Names of the engines."""
+    """Names of our own engines."""
 
     EMBEDDED = "embedded"
     VLLM = "vllm"
@@ -538,11 +539,12 @@ class ServerConfig(Section):
     host: Text = setting("Address to listen on.", "127.0.0.1", often=True)
     port: Port = setting("Port for WebSocket and HTTP; 0: any free one.", 8080, often=True)
     workers: Count = setting("Processes that serve the port together; each has an engine of its own.", 1, le=64)
-    engine: EngineName | None = setting(
-        "Engine that answers requests; unset: composed of parts if one is named (`asr.use`, `llm.use`, `tts.use`), "
-        "else embedded.",
+    engine: EngineName | str | None = setting(
+        "Engine that answers requests; plug-ins may add others. Unset: composed of parts if one is named (`asr.use`, "
+        "`llm.use`, `tts.use`), else embedded.",
         often=True,
     )
+    fronts: tuple[Text, ...] = setting("Front ends that plug-ins add; the server's own need not be named.", ())
     served_model_name: tuple[Text, ...] = setting(
         "Names of the model; the first one is announced. Unset: the engine's name for it.", (), often=True
     )
@@ -605,6 +607,27 @@ class ServerConfig(Section):
     webrtc: WebrtcConfig = WebrtcConfig()
     grpc: GrpcConfig = GrpcConfig()
     profiler: ProfilerConfig = ProfilerConfig()
+    plugins: dict[str, dict[str, Any]] = setting(
+        "Settings of plug-ins: a table each, such as [plugins.shout], which is read by the plug-in alone.", {}
+    )
+
+    @field_validator("engine", mode="plain")
+    @classmethod
+    def _engine_is_registered(cls, name: object) -> str | None:
+        if name is None:
+            return None
+        found = registered(ENGINES, name).name
+        return EngineName(found) if found in OWN[ENGINES] else found
+
+    @field_validator("fronts")
+    @classmethod
+    def _fronts_are_registered(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            try:
+                registered(FRONTS, name)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return names
 
     @field_validator("allow_origin")
     @classmethod

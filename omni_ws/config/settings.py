@@ -223,7 +223,8 @@ def _toml(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_quoted(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+        shown = {name: MASK if _SECRET_NAME.search(name) else item for name, item in value.items()}
+        return "{" + ", ".join(f"{_quoted(name)} = {_toml(item)}" for name, item in shown.items()) + "}"
     return _quoted(_USER_IN_URL.sub(MASK, str(value.value if isinstance(value, Enum) else value)))
 
 

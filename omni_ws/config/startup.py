@@ -72,7 +72,9 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     what = f"LLM {llm}" if config.composed else f"{llm} engine"
     if config.grpc.port is not None and not has_grpc():
         yield f"the gRPC service needs its packages: {install_command('grpc')}"
-    if config.grpc.port is not None and llm != "vllm":
+    # Of an engine of others that is known once it has started.
+    of_others = config.engine is not None and not isinstance(config.engine, EngineName)
+    if config.grpc.port is not None and llm != "vllm" and not of_others:
         yield f"the {what} has no token sessions; remove grpc.port"
     if (config.grpc.readout_vectors is None) != (config.grpc.readout_manifest is None):
         yield "grpc.readout_vectors and grpc.readout_manifest need each other"

@@ -439,6 +439,7 @@ class EngineState(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
+@runtime_checkable
 class Engine(Protocol):
     """An engine: ``start``, then any number of concurrent ``generate``, then ``stop``.
 

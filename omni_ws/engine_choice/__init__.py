@@ -1,4 +1,7 @@
-"""Creates the configured engine."""
+"""Our own engines, each as its entry point makes it of the configuration (``config.plugins``).
+
+Each is imported only when it is made, since engines have heavy dependencies.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.config.parts import REMOTE_PARTS
+from omni_ws.config.plugins import ENGINES, made
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
 
@@ -15,24 +19,27 @@ EMBEDDED_MODEL: Final = "omni-embedded"
 
 
 def create_engine(config: ServerConfig) -> Engine:
-    """Creates the configured engine. Imports only that one, since engines have heavy dependencies."""
-    if config.engine is EngineName.FAKE:
-        from omni_ws.engine.fake import EchoEngine, EchoSettings
-
-        return EchoEngine(EchoSettings(**config.fake.model_dump()))
-    if config.engine is EngineName.REMOTE:
-        from omni_ws.engine.remote.engine import RemoteEngine
-
-        remote = config.remote
-        if "first_byte_timeout_sec" in config.llm.changed:
-            remote = remote.model_copy(update={"first_byte_timeout_sec": config.llm.first_byte_timeout_sec})
-        return RemoteEngine(
-            remote, log_content=config.log_content, max_spoken_tokens=config.llm.max_spoken_tokens or None
-        )
-    return _composed(config)
+    """Creates the configured engine, ours or another's. Raises ConfigurationError for one that is not to be had."""
+    engine: Engine = made(ENGINES, config.engine or EngineName.EMBEDDED, of=config, kind=Engine)
+    return engine
 
 
-def _composed(config: ServerConfig) -> Engine:
+def echo_engine(config: ServerConfig) -> Engine:
+    from omni_ws.engine.fake import EchoEngine, EchoSettings
+
+    return EchoEngine(EchoSettings(**config.fake.model_dump()))
+
+
+def remote_engine(config: ServerConfig) -> Engine:
+    from omni_ws.engine.remote.engine import RemoteEngine
+
+    remote = config.remote
+    if "first_byte_timeout_sec" in config.llm.changed:
+        remote = remote.model_copy(update={"first_byte_timeout_sec": config.llm.first_byte_timeout_sec})
+    return RemoteEngine(remote, log_content=config.log_content, max_spoken_tokens=config.llm.max_spoken_tokens or None)
+
+
+def composed_engine(config: ServerConfig) -> Engine:
     """An LLM with an ASR and a TTS: the parts that are named, the embedded ones, or vLLM's model with what it lacks."""
     from omni_ws.engine.composed.engine import ComposedEngine
     from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of, vllm_engine

@@ -168,7 +168,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     asr, tts = config.asr.choice, config.tts.choice
     if config.llm.choice.name in ("qwen", "smollm2"):
         yield config.llm.choice.name
-    if config.engine is not EngineName.REMOTE:
+    if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
             yield name
         if (tts.name == "hibari" and tts.model is None) or (

@@ -1,0 +1,77 @@
+"""Our own front ends, each as its entry point makes it of the App (``config.plugins``)."""
+
+from __future__ import annotations
+
+from omni_ws.app import App
+from omni_ws.transport.http.application import FrontEnd
+from omni_ws.transport.mode_b.reader import ModeBReaders
+from omni_ws.transport.mode_b.routes import ModeBRoutes
+from omni_ws.transport.native.endpoint import StreamingInput
+from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes
+from omni_ws.transport.realtime.session import Realtime
+from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
+from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
+from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
+from omni_ws.transport.telephony.endpoint import TelephonyStreams
+from omni_ws.transport.webrtc.endpoint import WebrtcCalls
+
+
+def mode_b_readers(app: App) -> FrontEnd:
+    recorded_http = app.recordings.http if app.recordings else None
+    return ModeBReaders(app.config, app.authenticator, app.registry, recorded_http)
+
+
+def streaming_input(app: App) -> FrontEnd:
+    return StreamingInput(app.sessions, app.authenticator, app.recorder)
+
+
+def realtime(app: App) -> FrontEnd:
+    return Realtime(app.sessions, app.authenticator, app.secrets, app.recorder)
+
+
+def client_secrets(app: App) -> FrontEnd:
+    return ClientSecretRoutes(app.sessions, app.authenticator, app.secrets)
+
+
+def webrtc(app: App) -> FrontEnd:
+    return WebrtcCalls(app.sessions, app.authenticator, app.secrets)
+
+
+def telephony(app: App) -> FrontEnd:
+    return TelephonyStreams(app.sessions, app.authenticator, app.recorder)
+
+
+def audiosocket(app: App) -> FrontEnd:
+    return AudioSocketCalls(app.sessions, app.authenticator)
+
+
+def mode_b(app: App) -> FrontEnd:
+    return ModeBRoutes(app.sessions, app.authenticator, app.registry)
+
+
+def chat(app: App) -> FrontEnd:
+    return ChatRoutes(app.sessions, app.authenticator)
+
+
+def speech(app: App) -> FrontEnd:
+    return SpeechRoutes(app.sessions, app.authenticator)
+
+
+def completions(app: App) -> FrontEnd:
+    return CompletionRoutes(app.sessions, app.authenticator)
+
+
+def transcriptions(app: App) -> FrontEnd:
+    return TranscriptionRoutes(app.sessions, app.authenticator)
+
+
+def operations(app: App) -> FrontEnd:
+    return OperationsRoutes(app.sessions, app.authenticator)
+
+
+def profiling(app: App) -> FrontEnd:
+    return ProfilingRoutes(app.profiling, app.authenticator, app.sessions.group)
+
+
+def demo(app: App) -> FrontEnd:
+    return DemoRoutes()
