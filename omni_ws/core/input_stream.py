@@ -124,11 +124,6 @@ class InputBytes:
             self.held_bytes -= size
 
 
-class _Consumed:
-    """Takes the place of a refused chunk in the reorder buffer, as its number is used up."""
-
-
-_CONSUMED: Final = _Consumed()
 #: The clocks of silence and gap leave so much time to read what was sent while they stood still.
 READ_SEC: Final = 0.1
 
@@ -172,7 +167,8 @@ class InputStream(InputBytes):
         self._settings = settings
         #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
         self.completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False
-        self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
+        #: None takes the place of a refused chunk, whose number is used up.
+        self.reorder: ReorderBuffer[InputChunk | None] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
         #: Takes the place of ``reorder`` where chunks have offsets.
@@ -233,7 +229,7 @@ class InputStream(InputBytes):
         Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
         """
         self._last_activity = now
-        return [] if self.offsets is not None else self._place(sequence_id, _CONSUMED, 0, now)
+        return [] if self.offsets is not None else self._place(sequence_id, None, 0, now)
 
     def finish(self, *, now: float) -> Sequence[StreamEvent]:
         """End the input behind everything that has arrived, waiting chunks included. Idempotent."""
@@ -441,9 +437,9 @@ class InputStream(InputBytes):
         elif before is None or gap.stop > before.stop:  # a gap that is left behind another has its own deadline
             self.gap_since = now
 
-    def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> Sequence[StreamEvent]:
+    def _place(self, sequence_id: int, item: InputChunk | None, size: int, now: float) -> Sequence[StreamEvent]:
         arrival = self.reorder.classify(sequence_id)
-        if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and isinstance(item, InputChunk):
+        if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and item is not None:
             self._check_end(sequence_id, item)
         match arrival:
             case Arrival.NEXT:
@@ -458,7 +454,7 @@ class InputStream(InputBytes):
             case Arrival.AHEAD:
                 self.hold_waiting(size)
                 self.reorder.hold(sequence_id, item, now=now)
-                if isinstance(item, InputChunk) and item.end_of_input:
+                if item is not None and item.end_of_input:
                     self._ends_at = sequence_id  # nothing but bare ends stands behind it
                 if self.gap_since is None:
                     self.gap_since = now
@@ -474,17 +470,17 @@ class InputStream(InputBytes):
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
         """Raise SessionConflict for content after the end of a single request, whichever of the two arrives first."""
         for behind, item in self.reorder.behind(sequence_id) if chunk.end_of_input else ():
-            if isinstance(item, InputChunk) and not item.is_bare_end:
+            if item is not None and not item.is_bare_end:
                 raise SessionConflict(
                     f"chunk {behind} is after the end of the input", param="sequence_id", sequence_id=sequence_id
                 )
         if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
             raise _ended(sequence_id)
 
-    def _fill(self, item: InputChunk | _Consumed, now: float) -> Sequence[StreamEvent]:
+    def _fill(self, item: InputChunk | None, now: float) -> Sequence[StreamEvent]:
         """Accept the next item, and those that waited for it."""
         # Delivered before it is released: where there is no room for it, its number may come again.
-        events: list[StreamEvent] = [*self._deliver(item)] if isinstance(item, InputChunk) else []
+        events: list[StreamEvent] = [] if item is None else [*self._deliver(item)]
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
@@ -492,7 +488,7 @@ class InputStream(InputBytes):
             # A gap that is left is another one, with its own deadline.
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
-            if isinstance(released, InputChunk):
+            if released is not None:
                 self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver_counted(released)
             if sequence_id in self._finish_after:
@@ -607,23 +603,6 @@ def _ended(sequence_id: int | None) -> SessionConflict:
     return SessionConflict("the input has already ended", param="sequence_id", sequence_id=sequence_id)
 
 
-@dataclass(frozen=True, slots=True)
-class PartialCharacter:
-    """The leading bytes of a character that the next chunk completes.
-
-    ``sequence_id`` and ``ref`` are those of the chunk in which the character begins.
-    """
-
-    data: bytes = b""
-    sequence_id: int | None = None
-    ref: str | None = None
-    #: That of the chunk: results of different tools are different texts.
-    tool_call_id: str | None = None
-
-
-_NOTHING = PartialCharacter()
-
-
 class WholeCharacters:
     """An incremental UTF-8 check for a stream of chunks in order. Moves their boundaries to those of characters.
 
@@ -633,7 +612,8 @@ class WholeCharacters:
     """
 
     def __init__(self) -> None:
-        self._partial = _NOTHING
+        #: The leading bytes of a character that the next chunk completes, as part of the chunk in which it begins.
+        self._partial: InputChunk | None = None
         #: Whether the text so far ends within a character. Read for each chunk.
         self.pending = False
 
@@ -649,17 +629,17 @@ class WholeCharacters:
         except InvalidValue as error:
             return [TextRefused(error)]
         events = take_in(chunk)
-        self._partial, self.pending = partial, partial is not _NOTHING
+        self._partial, self.pending = partial, partial is not None
         problems = [] if problem is None else [TextRefused(problem)]
         return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
 
     def end(self) -> list[TextRefused]:
         """End the text; returns a TextRefused if it breaks off within a character."""
         problem = _broken(self._partial)
-        self._partial, self.pending = _NOTHING, False
+        self._partial, self.pending = None, False
         return [] if problem is None else [TextRefused(problem)]
 
-    def _check(self, chunk: InputChunk) -> tuple[InputChunk, PartialCharacter, InvalidValue | None]:
+    def _check(self, chunk: InputChunk) -> tuple[InputChunk, InputChunk | None, InvalidValue | None]:
         """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
 
         Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
@@ -668,13 +648,13 @@ class WholeCharacters:
         if not chunk.has_content:
             return chunk, before, None
         if chunk.modality is not Modality.TEXT:
-            return chunk, _NOTHING, _broken(before)
-        if before is _NOTHING and chunk.payload.isascii():
-            return chunk, _NOTHING, None
+            return chunk, None, _broken(before)
+        if before is None and chunk.payload.isascii():
+            return chunk, None, None
         problem = None
-        if before.tool_call_id != chunk.tool_call_id:
-            before, problem = _NOTHING, _broken(before)
-        data = before.data + chunk.payload
+        if before is not None and before.tool_call_id != chunk.tool_call_id:  # results of different tools
+            before, problem = None, _broken(before)
+        data = chunk.payload if before is None else before.payload + chunk.payload
         try:
             _, used = utf_8_decode(data, "strict", False)
         except UnicodeDecodeError as error:
@@ -683,16 +663,15 @@ class WholeCharacters:
                 _, used = utf_8_decode(data, "strict", False)
             except UnicodeDecodeError:
                 raise _not_text(chunk.sequence_id, chunk.ref, error.reason) from None
-        left = _NOTHING
+        left = None
         if used < len(data):
-            began_here = len(data) - used <= len(chunk.payload)
-            begun = chunk if began_here else before
-            left = PartialCharacter(data[used:], begun.sequence_id, begun.ref, chunk.tool_call_id)
+            begun = chunk if before is None or len(data) - used <= len(chunk.payload) else before
+            left = replace(begun, payload=data[used:])
         return replace(chunk, payload=data[:used]), left, problem
 
 
-def _broken(partial: PartialCharacter) -> InvalidValue | None:
-    if partial is _NOTHING:
+def _broken(partial: InputChunk | None) -> InvalidValue | None:
+    if partial is None:
         return None
     return _not_text(partial.sequence_id, partial.ref, "it ends inside a character, which was dropped")
 
