@@ -96,7 +96,7 @@ class InputBytes:
         self.waiting_bytes -= size
 
     def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
-        """The error for an input of so many bytes in all, if that is too much."""
+        """Return the error for an input of ``total`` bytes in all, None if it may be so long."""
         most = self.limits.max_total_bytes
         if most is None or total <= most:
             return None
@@ -260,7 +260,7 @@ class InputStream(InputBytes):
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
     def reserve(self, size: int) -> None:
-        """Hold ``size`` more bytes for no request, of what is made next.
+        """Hold ``size`` more bytes of no request, before the data that they are for is made.
 
         Raises PayloadTooLarge or EngineOverloaded where there is no room.
         """
@@ -300,14 +300,14 @@ class InputStream(InputBytes):
         self._last_activity = now
 
     def hold_clocks(self, *, now: float) -> None:
-        """The times of silence and gap stand still from now on: what the client sends is not read. Idempotent."""
+        """Stop the clocks of silence and gap while what the client sends is not read. Idempotent."""
         if self._held_since is None:
             self._held_since = now
 
     def release_clocks(self, *, now: float) -> None:
-        """The times of silence and gap go on: what the client sends is read again. Idempotent.
+        """Let the clocks of silence and gap go on, as what the client sends is read again. Idempotent.
 
-        What it has sent meanwhile is not there yet: at least ``READ_SEC`` are left for that.
+        At least ``READ_SEC`` are left, to read what the client has sent meanwhile.
         """
         held, self._held_since = self._held_since, None
         if held is None:

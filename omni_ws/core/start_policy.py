@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, TypeAlias
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 
@@ -73,18 +73,8 @@ class InputSummary:
                 self.video_chunks += 1
 
 
-class StartPolicy(Protocol):
-    """Decides when a request starts.
-
-    It is asked after each accepted chunk until it fires. A request whose policy never fires starts at the end of its
-    input. ``trigger`` is the reason that clients see for a start by this policy.
-    """
-
-    trigger: ClassVar[StartTrigger]
-
-    def should_start(self, received: InputSummary) -> bool:
-        """Whether to start now."""
-        ...
+# The policies. ``should_start`` is asked after each accepted chunk until it returns True; a request whose policy never
+# fires starts at the end of its input. ``trigger`` is the reason that clients see for a start by the policy.
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +147,9 @@ class OnModality:
             and received.open_part is Modality.AUDIO
             and received.open_part_audio_ms >= self.min_audio_ms
         )
+
+
+StartPolicy: TypeAlias = OnFirstChunk | OnEndOnly | OnMinLength | OnModality
 
 
 # The order of the input, before the start and after it.

@@ -156,7 +156,7 @@ class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
     """Speech stopped at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that it opened or joined; null where no answer to that will come.
+    ``request_id`` is the request that it opened or joined; null if no answer will come.
     """
 
     audio_ms: int
@@ -184,7 +184,7 @@ class UsageFields(Struct, frozen=True, kw_only=True):
 
 
 class WarningFields(Struct, frozen=True, kw_only=True):
-    """What was done otherwise than asked in an answer that has not failed."""
+    """A deviation from what the request asked, in an answer that has not failed."""
 
     code: str
     message: str
@@ -366,7 +366,7 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
 
 
 def unset(value: str | None) -> str | UnsetType:
-    """The value of a field that is left out where there is none."""
+    """Return the value of a field of a frame: UNSET, which omits the field, for None."""
     return UNSET if value is None else value
 
 
