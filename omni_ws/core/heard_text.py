@@ -45,7 +45,7 @@ def read_all(text: str) -> Sequence[SpokenSpan]:
 
 
 def length_of(text: str, read: Read) -> int:
-    """How long a text is when it is read, in characters."""
+    """The length of a text as it is read aloud, in characters."""
     return sum(piece.length for piece in read(text))
 
 

@@ -60,7 +60,7 @@ class Speech:
 
     @property
     def held_bytes(self) -> int:
-        """What is charged for it."""
+        """The bytes that are charged for the speech."""
         return sum(len(chunk.payload) + RUN_OVERHEAD_BYTES for chunk in self.chunks)
 
 

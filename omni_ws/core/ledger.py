@@ -254,7 +254,7 @@ class Ledger:
                 self._origin = now - start_ms / 1000
 
     def position_ms(self, entry: LedgerEntry, now: float) -> float:
-        """How much of the answer was played, by the line."""
+        """The position of the client in the answer, by the line, in milliseconds."""
         if entry.held_ms is not None:
             return entry.held_ms
         if entry.cut_ms is not None:
@@ -284,7 +284,7 @@ class Ledger:
         return any(self._unplayed(entry, now) for entry in self._line[self._at :])
 
     def resume_ms(self, entry: LedgerEntry, now: float) -> float:
-        """Where an answer that is held goes on: at its latest report, or without one where it is by the line."""
+        """The position at which a held answer goes on: its latest report, or without one its position by the line."""
         if entry.reported_ms is None:
             return self.position_ms(entry, now)
         return min(entry.reported_ms, entry.sent_ms)

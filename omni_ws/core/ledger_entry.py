@@ -47,7 +47,7 @@ class BoundedText(msgspec.Struct):
 
 
 class SentCall(msgspec.Struct):
-    """What was sent of a tool call, and in how many fragments."""
+    """The fragments of a tool call that were sent."""
 
     id: str = ""
     name: str = ""
@@ -75,7 +75,7 @@ class SentAudio(msgspec.Struct, frozen=True):
 
 
 class Unheard(msgspec.Struct):
-    """What the client has not heard of an answer, to be sent again where its playback goes on.
+    """The part of an answer that the client has not heard, to be sent again when its playback goes on.
 
     The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
     the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
@@ -242,7 +242,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def size(self) -> int:
-        """What is kept of it, in characters."""
+        """The size of the text and the marks that are kept, in characters."""
         return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
 
     @property
@@ -343,7 +343,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         self.held_ms, self.sent_ms = None, self.sent_before_hold_ms
 
     def resumable(self) -> Unheard:
-        """What is kept of the answer to be sent again. Outputs may be added to it from now on."""
+        """The unheard part of the answer, which is kept from now on if it was not before."""
         if self.kept is None:
             self.kept = Unheard()
         return self.kept

@@ -297,7 +297,7 @@ class DailyUse:
         return RateLimited(f"this key has used its {what} of the day, which ends at 00:00 UTC", retry_after_ms=wait_ms)
 
     def used_by(self, key_name: str) -> UsedToday:
-        """What the key has used today."""
+        """The tokens and the audio that the key has used today."""
         return self.used.get(key_name, UsedToday())
 
     def running_of(self, key_name: str) -> int:

@@ -129,7 +129,7 @@ class AudioFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommonFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a session and a response have in common."""
+    """The fields that a session and a response have in common."""
 
     instructions: Any = None
     output_modalities: list[Literal["text", "audio"]] | None = None
@@ -430,7 +430,7 @@ class ExpiresAfter(Struct, frozen=True, kw_only=True):
 
 
 class ClientSecretBody(Struct, frozen=True, kw_only=True):
-    """What to create a client secret with; ``session`` is in the form of ``session.update``."""
+    """The body of a request for a client secret; ``session`` is in the form of ``session.update``."""
 
     expires_after: ExpiresAfter | None = None
     session: dict[str, Any] | None = None

@@ -156,7 +156,7 @@ class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
     """Speech stopped at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that it opened or joined; null if no answer will come.
+    ``request_id`` is the request that it opened or joined; null where no answer to that will come.
     """
 
     audio_ms: int
@@ -184,7 +184,7 @@ class UsageFields(Struct, frozen=True, kw_only=True):
 
 
 class WarningFields(Struct, frozen=True, kw_only=True):
-    """A deviation from what the request asked, in an answer that has not failed."""
+    """What was done otherwise than asked in an answer that has not failed."""
 
     code: str
     message: str
