@@ -50,7 +50,7 @@ class AudioRing:
         return dropped
 
     def cut(self) -> int:
-        """The stream begins anew with a whole frame. Discards an incomplete one at the end; returns its size."""
+        """Begin the stream anew with a whole frame: discard an incomplete one at the end, and return its size."""
         incomplete = self._end % self._frame_bytes
         removed = 0
         while self._pieces and removed < incomplete:
@@ -65,7 +65,7 @@ class AudioRing:
         return removed
 
     def drop(self) -> int:
-        """Discard everything, and a frame that is cut here whole: its rest too, when that arrives.
+        """Discard everything, and when it arrives, the rest of a frame that is incomplete now.
 
         Returns the size of what was discarded.
         """

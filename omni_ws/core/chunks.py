@@ -117,7 +117,7 @@ class InputChunk(Struct, frozen=True, gc=False):
     tool_call_id: str | None = None
     #: Given instead of ``sequence_id`` by clients that address input by position.
     offset: Offset | None = None
-    #: Whether it is a piece of something longer that was cut here, so that its beginning means nothing.
+    #: Whether it is a piece of a longer body, cut anywhere, so that its first bytes say nothing about its format.
     continues: bool = False
     #: The client's name for the request that it belongs to.
     ref: str | None = None
@@ -161,13 +161,13 @@ class HeardSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """How a transcript came about. ``language`` is the one that was found, by its English name in lower case."""
+    """What the recogniser reports besides the words. ``language`` is an English name in lower case."""
 
     language: str | None = None
     segments: tuple[HeardSegment, ...] = ()
 
     def shifted(self, by_ms: int) -> Hearing:
-        """The same of audio that begins so much later."""
+        """Return the hearing for audio that begins ``by_ms`` later."""
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
         return self if not by_ms else Hearing(self.language, tuple(moved))
 
@@ -366,20 +366,20 @@ class OutputChunk(Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     #: The index of the answer, for requests that ask for several (OpenAI's ``n``).
     choice: int = 0
-    #: Whether it is what remained to be written down of a request that has had its final.
+    #: Whether it is a transcript that follows the final of its request.
     late: bool = False
-    #: Of a late one: whether its recognition has failed, so that nothing more is known.
+    #: Of a late transcript: whether recognition has failed, so that no words are known.
     failed: bool = False
     #: Of a transcript: the speech turn.
     turn_id: str | None = None
     #: Of text: whether it says that the model does not answer.
     refusal: bool = False
-    #: Of a transcript: how it came about, where the recogniser says it.
+    #: Of a transcript: the segments and the language, if the recogniser reports them.
     hearing: Hearing | None = None
 
 
 class AnswerWarning(Struct, frozen=True):
-    """What was done otherwise than asked in an answer that has not failed."""
+    """A deviation from what the request asked, in an answer that has not failed: for example, it was cut off."""
 
     code: str
     message: str
@@ -387,7 +387,7 @@ class AnswerWarning(Struct, frozen=True):
 
 
 def context_full(context: int) -> AnswerWarning:
-    """What is told of an answer that was cut off where the context, of so many tokens, was full."""
+    """Return the warning for an answer that was cut off because the context of ``context`` tokens is full."""
     return AnswerWarning(
         ContextLengthExceeded.wire.code,
         f"the answer was cut off: with it the context of {context} tokens is full; send less, or shorten the history",
@@ -395,7 +395,7 @@ def context_full(context: int) -> AnswerWarning:
 
 
 class WordsKnown(Enum):
-    """What is known of the words that were spoken in a request."""
+    """Whether the words that were spoken in a request are known."""
 
     #: They are still being written down.
     NOT_YET = "not yet"
@@ -415,9 +415,9 @@ class FinalChunk:
     usage: Usage
     #: The finish reason of each choice, for requests that ask for several answers.
     finish_reasons: tuple[FinishReason, ...] = ()
-    #: Of each choice: the reason by a name that FinishReason lacks, None where it has it. Empty where it has all.
+    #: For each choice, the reason of another server that FinishReason lacks, or None. Empty if FinishReason has all.
     foreign_reasons: tuple[str | None, ...] = ()
-    #: What the answer had to do without, such as a part of the engine, and what was done otherwise than asked.
+    #: Failures of parts of the engine, and other deviations from what the request asked.
     warnings: tuple[OmniError | AnswerWarning, ...] = ()
     #: NOT_YET: a late transcript will follow.
     words: WordsKnown = WordsKnown.ALL

@@ -26,7 +26,7 @@ class FileKind(StrEnum):
 
 
 class Look(Enum):
-    """What a look at a border finds, besides an element."""
+    """What is found at the place of the next element of a file, if that is not a whole element."""
 
     MORE = "that depends on bytes that have not arrived"
     OPEN = "no border of this file can be found any more"
@@ -78,7 +78,7 @@ ENCODINGS: Final = {
 
 
 def encoding_by_head(data: bytes) -> AudioEncoding | None:
-    """The format of a file that is at hand; None where its head is none of these."""
+    """Return the format of a whole file by its head; None for an unknown head."""
     kind = kind_of_head(data, final=True)
     return ENCODINGS[kind] if isinstance(kind, FileKind) else None
 

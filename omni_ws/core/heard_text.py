@@ -1,4 +1,4 @@
-"""Which part of a spoken text was heard, of which so much of its sound was played."""
+"""Which part of a spoken text was heard, by how much of its sound was played."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_all(text: str) -> Sequence[SpokenSpan]:
 
 
 def length_of(text: str, read: Read) -> int:
-    """How long a text is when it is read, in characters."""
+    """The length of a text as it is read aloud, in characters."""
     return sum(piece.length for piece in read(text))
 
 
@@ -117,7 +117,7 @@ _OPENING_AT_END: Final = "([{<¿¡“‘«„‚「『（【《"
 
 
 def _index_of(text: str, pieces: Sequence[SpokenSpan], length: int) -> int:
-    """The index in ``text`` up to which so much of what is read of it stands."""
+    """Return the index in ``text`` behind the first ``length`` characters that are read aloud."""
     end = 0
     for piece in pieces:
         if length < piece.length:

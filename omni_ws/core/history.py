@@ -60,7 +60,7 @@ class Speech:
 
     @property
     def held_bytes(self) -> int:
-        """What is charged for it."""
+        """The bytes that are charged for the speech."""
         return sum(len(chunk.payload) + RUN_OVERHEAD_BYTES for chunk in self.chunks)
 
 
@@ -107,7 +107,7 @@ def estimate_tokens(text: str) -> int:
 
 
 def message_bytes(message: Message) -> int:
-    """What a message takes in memory, without its speech."""
+    """Return the bytes that a message takes in memory, without its speech."""
     size = MESSAGE_OVERHEAD_BYTES + getsizeof(message.text)
     for call in message.tool_calls:
         size += MESSAGE_OVERHEAD_BYTES + getsizeof(call.id) + getsizeof(call.name) + getsizeof(call.arguments)
@@ -115,7 +115,7 @@ def message_bytes(message: Message) -> int:
 
 
 def message_tokens(message: Message) -> int:
-    """What a message counts in a history: words, and a rate of speech."""
+    """Return the size of a message in a history, in tokens: its words, and its speech at TOKENS_PER_SEC."""
     calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
     speech = 0 if message.speech is None else math.ceil(message.speech.audio_ms * TOKENS_PER_SEC / 1000)
     pictures = PICTURE_TOKENS * sum(part.picture is not None for part in message.parts)
@@ -123,7 +123,7 @@ def message_tokens(message: Message) -> int:
 
 
 def _long(name: str) -> int:
-    """What an id or a name counts: nothing, unless it is longer than engines make them."""
+    """Return the tokens that an id or a name counts: 0, unless it is longer than engines make them."""
     return len(name) // 128
 
 
@@ -190,7 +190,10 @@ def _calls_moved(messages: list[Message], answering: Collection[str]) -> list[Me
 
 
 def _bring(moved: list[Message], place: tuple[int, ToolCall], *, before: int) -> int:
-    """Have the call stand in the assistant's message that ends at ``before``. Returns how many messages that adds."""
+    """Move a call into the assistant's message right before ``before``, or into a new one there.
+
+    Returns the number of messages that were added.
+    """
     index, call = place
     if index == before - 1:
         return 0
@@ -265,8 +268,8 @@ class HistoryItem:
 class _Window(msgspec.Struct):
     """The newest items that fit into a limit: from ``first`` on, with their sizes together.
 
-    ``asked``: whether the items before it, which are still kept, have a question; ``said``: whether the last of them is
-    one, which is one message with another behind it.
+    ``asked``: whether a question is among the items before ``first``; ``said``: whether the item right before ``first``
+    is a question, which forms one message with a question that follows it.
     """
 
     tokens: int = 0
@@ -276,12 +279,12 @@ class _Window(msgspec.Struct):
     said: bool = False
 
     def grow(self, item: HistoryItem) -> None:
-        """An item has come behind the others."""
+        """Count an item that was added behind the others."""
         self.tokens += item.tokens
         self.speech_bytes += item.speech_bytes
 
     def shrink(self, items: Sequence[HistoryItem], max_tokens: int, *, max_speech_bytes: int) -> None:
-        """Leave the oldest of ``items`` behind until the others fit.
+        """Move ``first`` on until the items from there on fit.
 
         A question goes with its answer: chat templates want turns that alternate.
         """
@@ -298,7 +301,7 @@ class _Window(msgspec.Struct):
             self.first += 1
 
     def renumber(self, dropped: int) -> None:
-        """The oldest items, all of them before ``first``, are not kept any more."""
+        """Move the indices after the oldest ``dropped`` items, all before ``first``, were dropped."""
         self.first -= dropped
         self.asked = self.asked and self.first > 0
         self.said = self.said and self.first > 0
@@ -360,14 +363,14 @@ class HistoryItems:
         self._items: list[HistoryItem] = []
         self._tokens = 0
         self._text_bytes = 0
-        #: Of the items that are not kept any more because others came.
+        #: Tokens of the items that were dropped to make room.
         self._left_behind = 0
-        #: Items that were ever made, by which they are named.
+        #: How many items were ever made; their ids count them.
         self._made = 0
         #: The calls in the items, each with its place; and the calls whose results are in the items.
         self._calls: dict[str, int] = {}
         self._results: dict[str, None] = {}  # which is smaller than a set, while it is empty
-        #: Of all speech that was added, also where it is not held any more: an item keeps its size.
+        #: The ``speech_bytes`` of all items, also of those whose speech was dropped.
         self._speech_bytes = 0
         #: What a request sees. It moves on as items are added, and is sought anew only where items go or shrink.
         self._seen = _Window()
@@ -381,7 +384,7 @@ class HistoryItems:
 
     @property
     def memory(self) -> int:
-        """The bytes that it takes besides speech, which is charged as it comes."""
+        """The bytes of the history without its speech, which is charged as it comes."""
         ids = len(self._places) + len(self._truncated) + len(self._calls) + len(self._results)
         return self._text_bytes + _PLACE_BYTES * ids + _REF_BYTES * len(self._refs)
 
@@ -391,7 +394,7 @@ class HistoryItems:
         return tuple(self._items)
 
     def messages(self, answering: Collection[str] = (), *, more: Iterable[Message] = ()) -> tuple[Message, ...]:
-        """What a request that is answered now sees, and behind it ``more``.
+        """Return the messages that a request answered now sees, and ``more`` behind them.
 
         ``answering`` are calls whose results are in its input. Messages that belong to no request stand as they are.
         """
@@ -421,22 +424,22 @@ class HistoryItems:
         return call_id in self._results
 
     def open(self, request_id: str) -> None:
-        """A request opens. What it leaves has its place behind all requests before it, whichever ends first."""
+        """Give a request its place: behind all requests that opened before it, whichever ends first."""
         self._places[request_id] = self._opened
         self._opened += 1
         _keep_newest(self._places)
 
     def name(self, request_id: str, ref: str) -> None:
-        """The client's name for a request."""
+        """Remember the client's name for a request."""
         self._refs[request_id] = ref
         _keep_newest(self._refs)
 
     def name_of(self, request_id: str) -> str | None:
-        """The client's name for a request; None where it has none, or is too long ago."""
+        """Return the client's name for a request; None if it has none, or the request is too long ago."""
         return self._refs.get(request_id)
 
     def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
-        """What a request leaves. Messages without content are left out, and the oldest turns make room.
+        """Add the messages of a request, without empty ones. The oldest turns are dropped to make room.
 
         Nothing is kept of a request that was truncated before.
         """
@@ -458,9 +461,9 @@ class HistoryItems:
         self._make_room()
 
     def revise(self, request_id: str, message: Message) -> bool:
-        """What a request left in the role of ``message`` is this now. Returns False where it has no place any more.
+        """Replace what a request left in the role of ``message``. Returns False if the request has no place any more.
 
-        Where it has left nothing in this role, the message gets the place that it would have had.
+        If the request left nothing in this role, the message is added at the place that it would have had.
         """
         if (place := self._places.get(request_id)) is None:
             return False
@@ -486,7 +489,7 @@ class HistoryItems:
         return True
 
     def truncate(self, request_id: str) -> int:
-        """Drops a request and all later ones; returns how many these are.
+        """Drop a request and all later ones; return how many these are.
 
         The message of a user who went on before there was an answer is dropped whole: with the requests of its parts.
 
@@ -509,7 +512,7 @@ class HistoryItems:
         return len(dropped)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
-        """Drops the items of these roles that requests, or items that were placed like one, have left."""
+        """Drop the items of these roles that requests, or items of the client's, have left."""
         places = {self._places[one] for one in request_ids if one in self._places}
         if not places:
             return
@@ -523,13 +526,13 @@ class HistoryItems:
         self._seek()
 
     def close(self) -> None:
-        """Drops everything, and keeps nothing of what is added later. Idempotent."""
+        """Drop everything, and keep nothing of what is added later. Idempotent."""
         self.max_tokens = 0
         self._advance_seen()
         self._make_room()
 
     def state(self) -> HistoryState:
-        """All of it, to be restored."""
+        """Return the whole history, for ``restored``."""
         return HistoryState(
             max_tokens=self.max_tokens,
             items=list(self._items),
@@ -545,7 +548,7 @@ class HistoryItems:
 
     @classmethod
     def restored(cls, state: HistoryState, budget: ByteBudget) -> HistoryItems:
-        """The items of ``state``, whose speech is charged to ``budget``."""
+        """Return the history of ``state``; its speech is charged to ``budget``."""
         new = cls(state.max_tokens, budget)
         new._restore(state)
         return new
@@ -561,12 +564,12 @@ class HistoryItems:
         self._truncated, self._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
 
     def _range(self, place: int) -> tuple[int, int]:
-        """The indices of the items of this place: the first, and that behind the last."""
+        """Return the range [first, end) of the indices of the items of this place."""
         first, end = (bisect_left(self._items, one, key=lambda item: item.place) for one in (place, place + 1))
         return first, end
 
     def _begin_of_message(self, place: int) -> int:
-        """The place of the request with which the message begins that the user says in the first from ``place`` on."""
+        """Return the place of the first request of the user's message that the request at ``place`` is a part of."""
         index = bisect_left(self._items, place, key=lambda item: item.place)
         if index == len(self._items) or self._items[index].role not in ("user", "assistant"):
             return place

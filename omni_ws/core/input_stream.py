@@ -98,7 +98,7 @@ class InputBytes:
         self.waiting_bytes -= size
 
     def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
-        """The error for an input of so many bytes in all, if that is too much."""
+        """Return the error for an input of ``total`` bytes in all, None if it may be so long."""
         most = self.limits.max_total_bytes
         if most is None or total <= most:
             return None
@@ -109,12 +109,9 @@ class InputBytes:
         if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
             raise excess
 
-    def _hold(self, size: int, *, counted: bool = False) -> None:
-        """Count ``size`` more bytes. There is room for them, and no check, where they were ``counted`` before."""
+    def _hold(self, size: int) -> None:
+        """Count ``size`` more bytes. Raises PayloadTooLarge or EngineOverloaded if there is no room for them."""
         if self._closed:
-            return
-        if counted:
-            self._release(-size)
             return
         if self.held_bytes + size > self.limits.max_held_bytes:
             raise PayloadTooLarge(
@@ -129,11 +126,6 @@ class InputBytes:
             self.held_bytes -= size
 
 
-class _Consumed:
-    """Takes the place of a refused chunk in the reorder buffer, as its number is used up."""
-
-
-_CONSUMED: Final = _Consumed()
 #: The clocks of silence and gap leave so much time to read what was sent while they stood still.
 READ_SEC: Final = 0.1
 
@@ -156,7 +148,8 @@ class SavedInput(Struct, kw_only=True):
     opened: bool
     had_request: bool
     next_ref: str | None
-    text: PartialCharacter
+    #: The leading bytes of a character that the next chunk completes.
+    text: InputChunk | None
 
 
 class InputStream(InputBytes):
@@ -181,8 +174,9 @@ class InputStream(InputBytes):
         single_request: bool = False,
         completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
+        # With those of InputBytes there are 29 attributes. Beyond that CPython 3.11 gives each object a dict of its own
+        # keys, and each frame costs a tenth more.
         super().__init__(limits, budget, single_request=single_request)
-        self._limits_requests = not single_request and limits.max_total_bytes is not None
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
         self.diverting = False
@@ -195,8 +189,10 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
+        #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
         self._completes = completes
-        self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
+        #: None takes the place of a refused chunk, whose number is used up.
+        self.reorder: ReorderBuffer[InputChunk | None] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
         #: Takes the place of ``reorder`` where chunks have offsets.
@@ -257,7 +253,7 @@ class InputStream(InputBytes):
         Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
         """
         self._last_activity = now
-        return [] if self.offsets is not None else self._place(sequence_id, _CONSUMED, 0, now)
+        return [] if self.offsets is not None else self._place(sequence_id, None, 0, now)
 
     def finish(self, *, now: float) -> Sequence[StreamEvent]:
         """End the input behind everything that has arrived, waiting chunks included. Idempotent."""
@@ -288,7 +284,7 @@ class InputStream(InputBytes):
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
     def reserve(self, size: int) -> None:
-        """Hold ``size`` more bytes for no request, of what is made next.
+        """Hold ``size`` more bytes of no request, before the data that they are for is made.
 
         Raises PayloadTooLarge or EngineOverloaded where there is no room.
         """
@@ -328,14 +324,14 @@ class InputStream(InputBytes):
         self._last_activity = now
 
     def hold_clocks(self, *, now: float) -> None:
-        """The times of silence and gap stand still from now on: what the client sends is not read. Idempotent."""
+        """Stop the clocks of silence and gap while what the client sends is not read. Idempotent."""
         if self._held_since is None:
             self._held_since = now
 
     def release_clocks(self, *, now: float) -> None:
-        """The times of silence and gap go on: what the client sends is read again. Idempotent.
+        """Let the clocks of silence and gap go on, as what the client sends is read again. Idempotent.
 
-        What it has sent meanwhile is not there yet: at least ``READ_SEC`` are left for that.
+        At least ``READ_SEC`` are left, to read what the client has sent meanwhile.
         """
         held, self._held_since = self._held_since, None
         if held is None:
@@ -367,7 +363,7 @@ class InputStream(InputBytes):
         return SavedInput(
             next_sequence_id=self.reorder.next_sequence_id,
             numbered=self.numbered,
-            waiting=[(number, item if isinstance(item, InputChunk) else None) for number, item in waiting],
+            waiting=waiting,
             statistics=self.reorder.statistics,
             finish_after=sorted(self._finish_after),
             ends_at=self._ends_at,
@@ -385,9 +381,9 @@ class InputStream(InputBytes):
         self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
         for number, chunk in saved.waiting:
             size = 0 if chunk is None else len(chunk.payload)
-            self._hold(size, counted=True)
+            self._release(-size)  # held, whether there is room or not
             self.waiting_bytes += size
-            self.reorder.hold(number, _CONSUMED if chunk is None else chunk, now=now)
+            self.reorder.hold(number, chunk, now=now)
         self.numbered, self._ends_at, self._next_ref = saved.numbered, saved.ends_at, saved.next_ref
         self._finish_after = set(saved.finish_after)
         self.received_bytes, self.duplicates = saved.received_bytes, saved.duplicates
@@ -402,7 +398,7 @@ class InputStream(InputBytes):
 
     def hold_again(self, request_input: RequestInput | None, size: int) -> None:
         """Hold bytes of a request that was restored, or of none, whether there is room or not."""
-        self._hold(size, counted=True)
+        self._release(-size)
         if request_input is not None:
             request_input.held_bytes += size
 
@@ -510,9 +506,9 @@ class InputStream(InputBytes):
         elif before is None or gap.stop > before.stop:  # a gap that is left behind another has its own deadline
             self.gap_since = now
 
-    def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> Sequence[StreamEvent]:
+    def _place(self, sequence_id: int, item: InputChunk | None, size: int, now: float) -> Sequence[StreamEvent]:
         arrival = self.reorder.classify(sequence_id)
-        if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and isinstance(item, InputChunk):
+        if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and item is not None:
             self._check_end(sequence_id, item)
         match arrival:
             case Arrival.NEXT:
@@ -527,7 +523,7 @@ class InputStream(InputBytes):
             case Arrival.AHEAD:
                 self.hold_waiting(size)
                 self.reorder.hold(sequence_id, item, now=now)
-                if isinstance(item, InputChunk) and item.end_of_input:
+                if item is not None and item.end_of_input:
                     self._ends_at = sequence_id  # nothing but bare ends stands behind it
                 if self.gap_since is None:
                     self.gap_since = now
@@ -543,17 +539,17 @@ class InputStream(InputBytes):
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
         """Raise SessionConflict for content after the end of a single request, whichever of the two arrives first."""
         for behind, item in self.reorder.behind(sequence_id) if chunk.end_of_input else ():
-            if isinstance(item, InputChunk) and not item.is_bare_end:
+            if item is not None and not item.is_bare_end:
                 raise SessionConflict(
                     f"chunk {behind} is after the end of the input", param="sequence_id", sequence_id=sequence_id
                 )
         if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
             raise _ended(sequence_id)
 
-    def _fill(self, item: InputChunk | _Consumed, now: float) -> Sequence[StreamEvent]:
+    def _fill(self, item: InputChunk | None, now: float) -> Sequence[StreamEvent]:
         """Accept the next item, and those that waited for it."""
         # Delivered before it is released: where there is no room for it, its number may come again.
-        events: list[StreamEvent] = [*self._deliver(item)] if isinstance(item, InputChunk) else []
+        events: list[StreamEvent] = [] if item is None else [*self._deliver(item)]
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
@@ -561,7 +557,7 @@ class InputStream(InputBytes):
             # A gap that is left is another one, with its own deadline.
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
-            if isinstance(released, InputChunk):
+            if released is not None:
                 self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver_counted(released)
             if sequence_id in self._finish_after:
@@ -605,10 +601,13 @@ class InputStream(InputBytes):
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
-        if not counted:
+        if self.single_request and not counted:
             self._check_total(size)
         if size and (request_input is None or request_input.keeps_input or self.diverting):
-            self._hold(size, counted=counted)
+            if counted:
+                self._release(-size)
+            else:
+                self._hold(size)
         self.received_bytes += size
         self.opened = True
         if chunk.end_of_input:
@@ -628,19 +627,19 @@ class InputStream(InputBytes):
             request_input.name(chunk)
         if chunk.end_of_input:
             self.current = None
-        size = len(chunk.payload)
-        refused: list[StreamEvent] = []
-        if self._limits_requests and request_input.input_open:
+        refused: Sequence[StreamEvent] = ()
+        if self.limits.max_total_bytes is not None and not self.single_request and request_input.input_open:
+            size = len(chunk.payload)
             excess = self.excess(request_input.received.bytes + size, chunk.sequence_id)
             if excess is not None:
-                refused.append(InputRefused(excess))
+                refused = [InputRefused(excess)]
                 self._release(size if request_input.keeps_input else 0)
                 request_input.fail()
         if not request_input.input_open:
             if chunk.tool_call_id is not None:
                 self._completes(chunk, request_input)  # it is lost with the input, and may come again
             return refused
-        events = request_input.receive_chunk(chunk, held=size if request_input.keeps_input else 0)
+        events = request_input.receive_chunk(chunk)
         if chunk.tool_call_id is not None and self._completes(chunk, request_input):
             return [*events, *self.end_input(StartTrigger.END_OF_INPUT, chunk.sequence_id)]
         return events
@@ -673,23 +672,6 @@ def _ended(sequence_id: int | None) -> SessionConflict:
     return SessionConflict("the input has already ended", param="sequence_id", sequence_id=sequence_id)
 
 
-@dataclass(frozen=True, slots=True)
-class PartialCharacter:
-    """The leading bytes of a character that the next chunk completes.
-
-    ``sequence_id`` and ``ref`` are those of the chunk in which the character begins.
-    """
-
-    data: bytes = b""
-    sequence_id: int | None = None
-    ref: str | None = None
-    #: That of the chunk: results of different tools are different texts.
-    tool_call_id: str | None = None
-
-
-_NOTHING = PartialCharacter()
-
-
 class WholeCharacters:
     """An incremental UTF-8 check for a stream of chunks in order. Moves their boundaries to those of characters.
 
@@ -699,19 +681,19 @@ class WholeCharacters:
     """
 
     def __init__(self) -> None:
-        self._partial = _NOTHING
+        #: The leading bytes of a character that the next chunk completes, as part of the chunk in which it begins.
+        self._partial: InputChunk | None = None
         #: Whether the text so far ends within a character. Read for each chunk.
         self.pending = False
 
     @property
-    def partial(self) -> PartialCharacter:
-        """What the next chunk of the text completes."""
+    def partial(self) -> InputChunk | None:
+        """The leading bytes of a character that the next chunk completes."""
         return self._partial
 
-    def restore(self, partial: PartialCharacter) -> None:
+    def restore(self, partial: InputChunk | None) -> None:
         """Go on within this character."""
-        self._partial = partial if partial.data else _NOTHING
-        self.pending = bool(partial.data)
+        self._partial, self.pending = partial, partial is not None
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
@@ -725,17 +707,17 @@ class WholeCharacters:
         except InvalidValue as error:
             return [TextRefused(error)]
         events = take_in(chunk)
-        self._partial, self.pending = partial, partial is not _NOTHING
+        self._partial, self.pending = partial, partial is not None
         problems = [] if problem is None else [TextRefused(problem)]
         return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
 
     def end(self) -> list[TextRefused]:
         """End the text; returns a TextRefused if it breaks off within a character."""
         problem = _broken(self._partial)
-        self._partial, self.pending = _NOTHING, False
+        self._partial, self.pending = None, False
         return [] if problem is None else [TextRefused(problem)]
 
-    def _check(self, chunk: InputChunk) -> tuple[InputChunk, PartialCharacter, InvalidValue | None]:
+    def _check(self, chunk: InputChunk) -> tuple[InputChunk, InputChunk | None, InvalidValue | None]:
         """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
 
         Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
@@ -744,13 +726,13 @@ class WholeCharacters:
         if not chunk.has_content:
             return chunk, before, None
         if chunk.modality is not Modality.TEXT:
-            return chunk, _NOTHING, _broken(before)
-        if before is _NOTHING and chunk.payload.isascii():
-            return chunk, _NOTHING, None
+            return chunk, None, _broken(before)
+        if before is None and chunk.payload.isascii():
+            return chunk, None, None
         problem = None
-        if before.tool_call_id != chunk.tool_call_id:
-            before, problem = _NOTHING, _broken(before)
-        data = before.data + chunk.payload
+        if before is not None and before.tool_call_id != chunk.tool_call_id:  # results of different tools
+            before, problem = None, _broken(before)
+        data = chunk.payload if before is None else before.payload + chunk.payload
         try:
             _, used = utf_8_decode(data, "strict", False)
         except UnicodeDecodeError as error:
@@ -759,16 +741,15 @@ class WholeCharacters:
                 _, used = utf_8_decode(data, "strict", False)
             except UnicodeDecodeError:
                 raise _not_text(chunk.sequence_id, chunk.ref, error.reason) from None
-        left = _NOTHING
+        left = None
         if used < len(data):
-            began_here = len(data) - used <= len(chunk.payload)
-            begun = chunk if began_here else before
-            left = PartialCharacter(data[used:], begun.sequence_id, begun.ref, chunk.tool_call_id)
+            begun = chunk if before is None or len(data) - used <= len(chunk.payload) else before
+            left = replace(begun, payload=data[used:])
         return replace(chunk, payload=data[:used]), left, problem
 
 
-def _broken(partial: PartialCharacter) -> InvalidValue | None:
-    if partial is _NOTHING:
+def _broken(partial: InputChunk | None) -> InvalidValue | None:
+    if partial is None:
         return None
     return _not_text(partial.sequence_id, partial.ref, "it ends inside a character, which was dropped")
 

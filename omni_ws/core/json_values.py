@@ -1,4 +1,4 @@
-"""What bodies are checked against: how many values JSON has, and the languages that can be named."""
+"""Checks of what clients send: how many values a JSON document has, and which languages can be named."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ WHISPER_LANGUAGES: Final = tuple(_NAME_OF)
 
 
 def language_name(code: str) -> str:
-    """The English name of a language in lower case; the code itself where it is none of these."""
+    """Return the English name of a language in lower case; an unknown code is returned as it is."""
     return _NAME_OF.get(code, code)
 
 
 def language_code(name: str) -> str:
-    """The code of a language by its English name in any case; what is no such name comes back as it is."""
+    """Return the code of a language by its English name, in any case; an unknown name is returned as it is."""
     return _CODE_OF.get(" ".join(name.lower().split()), name)

@@ -110,7 +110,7 @@ class Ledger:
     def open(
         self, request_id: str, *, speaks: bool = False, writes: bool = True, resumable: bool = False
     ) -> LedgerEntry:
-        """A request opens. What it leaves in the history stands behind what earlier ones leave, whichever ends first.
+        """Open the entry of a request. The history has it behind those of earlier requests, whichever ends first.
 
         ``speaks``: its answer is to be spoken; ``writes``: its text is sent; ``resumable``: what was not heard of it is
         kept, to be sent again.
@@ -124,7 +124,7 @@ class Ledger:
         return entry
 
     def find(self, request_id: str) -> LedgerEntry | None:
-        """An entry of which more is known than the history has."""
+        """Return the entry of a request; None where no more is known of it than the history has."""
         return self._entries.get(request_id)
 
     def finish(
@@ -137,7 +137,7 @@ class Ledger:
         speech: Speech | None = None,
         words_unknown: bool = False,
     ) -> None:
-        """The final of a request is out: it enters the history, where it is ``remembered``.
+        """End an entry, whose final is out, and add it to the history if it is to be ``remembered``.
 
         ``whole``: the engine came to its own end. ``speech`` is what was said where its words are not known, charged to
         the budget, and ``words_unknown`` says that it could not be kept.
@@ -153,7 +153,7 @@ class Ledger:
         self._drop_details()
 
     def late_transcript(self, request_id: str, text: str) -> bool:
-        """A transcript that comes behind the final of its request. Returns False where it is not kept any more."""
+        """Add a transcript that comes after the final of its request. Returns False if that is not kept any more."""
         entry = self._entries.get(request_id)
         if entry is None or not entry.finished or not entry.input_kept:
             return False
@@ -168,7 +168,7 @@ class Ledger:
             yield self.answer(entry)
 
     def question(self, entry: LedgerEntry) -> Message:
-        """What the user says in it, as far as that is known."""
+        """The user's message of an entry, as far as its words are known."""
         typed = entry.typed.decode("utf-8", "replace")
         if entry.speech is not None:
             return Message("user", typed, speech=entry.speech)
@@ -236,9 +236,9 @@ class Ledger:
     # the loudspeaker
 
     def send(self, entry: LedgerEntry, number: int, start_ms: float, end_ms: float, now: float) -> None:
-        """Audio from ``start_ms`` to ``end_ms`` is made and sent, as output ``number``.
+        """Count audio from ``start_ms`` to ``end_ms`` as made and sent, as output ``number``.
 
-        After an underrun the position continues from there.
+        After an underrun the position continues from ``start_ms``.
         """
         if self._at + 1 < len(self._line):
             self._advance(now)
@@ -256,7 +256,7 @@ class Ledger:
                 self._origin = now - start_ms / 1000
 
     def position_ms(self, entry: LedgerEntry, now: float) -> float:
-        """How much of the answer was played, by the line."""
+        """The position of the client in the answer, by the line, in milliseconds."""
         if entry.held_ms is not None:
             return entry.held_ms
         if entry.cut_ms is not None:
@@ -286,7 +286,7 @@ class Ledger:
         return any(self._unplayed(entry, now) for entry in self._line[self._at :])
 
     def resume_ms(self, entry: LedgerEntry, now: float) -> float:
-        """Where an answer that is held goes on: at its latest report, or without one where it is by the line."""
+        """The position at which a held answer goes on: its latest report, or without one its position by the line."""
         if entry.reported_ms is None:
             return self.position_ms(entry, now)
         return min(entry.reported_ms, entry.sent_ms)
@@ -294,11 +294,11 @@ class Ledger:
     def report(
         self, played_ms: float, *, now: float, request_id: str | None = None, sequence_id: int | None = None
     ) -> None:
-        """The client has played so much of an answer.
+        """Take a report of the client: it has played ``played_ms`` of an answer.
 
-        Without ``request_id``, of the one that plays by the line, or played last, whose first audio is not numbered
-        above ``sequence_id``. All before it were heard as far as they were not cut, and nothing was of those behind. A
-        report of less than was reported before, or about an answer that is not known, changes nothing.
+        Without ``request_id`` that is the answer that plays by the line, or played last, whose first audio is not
+        numbered above ``sequence_id``. All answers before it were heard as far as they were not cut, and those behind
+        it not at all. A report of less than before, or about an unknown answer, changes nothing.
         """
         self._advance(now)
         index = self._reported_index(request_id, sequence_id)
@@ -335,7 +335,7 @@ class Ledger:
         return None
 
     def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
-        """The client plays nothing more of this answer; ``at_ms`` says where it stopped, where that is known.
+        """Cut an answer: the client plays nothing more of it. ``at_ms`` is where the client stopped, if that is known.
 
         ``unheard``: the speaker went on, as for an answer that is held; if no audio was sent, nothing was heard.
         Idempotent.
@@ -353,13 +353,13 @@ class Ledger:
         self._revise(entry)
 
     def stop(self, request_id: str, now: float) -> None:
-        """The client plays nothing more of this answer, if it plays it at all."""
+        """Cut the answer of a request, unless all that was sent of it is played."""
         entry = self._entries.get(request_id)
         if entry is not None and self._unplayed(entry, now):
             self.cut(entry, now)
 
     def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
-        """The client drops all audio that it has not played, but for that of ``spared``."""
+        """Cut all answers with audio that is not played, but for ``spared``."""
         self._advance(now)
         for entry in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
             self.cut(entry, now)
@@ -377,7 +377,7 @@ class Ledger:
         return entry.sent_ms
 
     def _advance(self, now: float) -> None:
-        """Let answers that were played through be followed by the next ones."""
+        """Move the line on, past the answers that were played through by ``now``."""
         line = self._line
         while self._at + 1 < len(line):
             playing, following = line[self._at], line[self._at + 1]
@@ -417,7 +417,7 @@ class Ledger:
         return entry.kept is not None and self.resume_ms(entry, now) >= entry.kept.missing_ms
 
     def hold(self, entry: LedgerEntry, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
-        """The client stops to play: speech interrupts the answer, which may go on. Others are silenced for good.
+        """Hold an answer that speech interrupts, and that may go on. All others are cut.
 
         ``withdrawn`` are outputs of it that were taken back; they are charged with ``cost``.
         """
@@ -428,7 +428,7 @@ class Ledger:
         self._budget.charge(cost)
 
     def go_on(self, entry: LedgerEntry, now: float) -> list[OutputChunk]:
-        """The speech had no words. Returns what has to be sent first, numbered as it was."""
+        """Resume an answer, as the speech had no words. Returns what has to be sent first, numbered as it was."""
         unheard = entry.resumable()
         resume_ms = self.resume_ms(entry, now)
         outputs = unheard.behind(resume_ms)
@@ -440,13 +440,13 @@ class Ledger:
         return outputs
 
     def answer_if_cut(self, entry: LedgerEntry, now: float) -> Message:
-        """What the history would get of the answer, which is held, if it had ended where it was interrupted."""
+        """The message that the history would get of a held answer if it ended where it was interrupted."""
         unheard = entry.speaks and not entry.sent_ms
         text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
         return Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
 
     def leaves_answer(self, entry: LedgerEntry, now: float) -> bool:
-        """Whether the history keeps anything of it but what the user said, now that its answer is cut off or held."""
+        """Whether the history keeps more of an entry than the user's message, now that its answer is cut or held."""
         answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)
         return bool(entry.results) or answer.says_something
 
@@ -455,9 +455,9 @@ class Ledger:
     def messages(
         self, answering: Collection[str] = (), *, now: float, held: LedgerEntry | None = None
     ) -> tuple[Message, ...]:
-        """What a request sees of earlier ones. ``answering`` are the calls whose results are in its input.
+        """The messages that a request sees. ``answering`` are the calls whose results are in its input.
 
-        Of the answer that is ``held`` it sees what was heard. Where an answer was cut is settled from here on.
+        Of the answer that is ``held`` the request sees what was heard. No later report moves the cut of any answer.
         """
         for entry in self._entries.values():
             entry.settle_cut()
@@ -495,7 +495,7 @@ class Ledger:
         return self.history.held_bytes
 
     def place(self, messages: Iterable[Message], *, item_id: str | None = None) -> None:
-        """Messages that are no request's: an item of the client's behind all requests so far, or an earlier history."""
+        """Add messages of no request: an item of the client's, behind all requests so far, or an earlier history."""
         if item_id is not None:
             self.history.open(item_id)
         self.history.add(messages, request_id=item_id)
@@ -511,9 +511,9 @@ class Ledger:
         return self.history.truncate(request_id)
 
     def weigh(self) -> None:
-        """Charge what texts, marks and ids take now. Called where a request, or an item, has come or is over.
+        """Charge the memory of texts, marks and ids. Called when a request, or an item, has come or is over.
 
-        They have bounds of their own, so they are not refused.
+        Texts, marks and ids have bounds of their own, so the charge is never refused.
         """
         size = beyond_ordinary(self.history.memory + sum(entry.memory for entry in self._entries.values()))
         if not self._closed:
@@ -548,7 +548,7 @@ class Ledger:
     # bytes
 
     def to_bytes(self) -> bytes:
-        """All of it. Speech and audio that are held are part of it."""
+        """The whole ledger, with speech and audio that are held, for ``from_bytes``."""
         dropped = [one for one in self._line if one.request_id not in self._entries]
         return msgspec.msgpack.encode(
             _State(

@@ -47,7 +47,7 @@ class BoundedText(msgspec.Struct):
 
 
 class SentCall(msgspec.Struct):
-    """What was sent of a tool call, and in how many fragments."""
+    """The fragments of a tool call that were sent."""
 
     id: str = ""
     name: str = ""
@@ -60,7 +60,7 @@ class SentCall(msgspec.Struct):
         self.length += len(fragment.arguments)
 
     def take_back(self, fragment: ToolCallFragment) -> None:
-        """Its latest fragment was not sent after all."""
+        """Remove the latest fragment, which was not sent after all."""
         self.arguments.pop()
         self.length -= len(fragment.arguments)
 
@@ -75,7 +75,7 @@ class SentAudio(msgspec.Struct, frozen=True):
 
 
 class Unheard(msgspec.Struct):
-    """What the client has not heard of an answer, to be sent again where its playback goes on.
+    """The part of an answer that the client has not heard, to be sent again when its playback goes on.
 
     The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
     the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
@@ -174,18 +174,18 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     # what was said
 
     def take_text(self, payload: bytes, call_id: str | None = None) -> None:
-        """Text of the input, or of the result of a tool."""
+        """Add text of the input, or of the result of the tool call ``call_id``."""
         kept = self.typed if call_id is None else self.results.setdefault(call_id, bytearray())
         piece = payload[: self.input_room]
         kept += piece
         self.input_room -= len(piece)
 
     def hear(self, transcript: str) -> None:
-        """A settled transcript of the input."""
+        """Add a settled transcript of the input."""
         self.heard.append(transcript)
 
     def say(self, text: str) -> None:
-        """Text of the answer, which is sent where its text is."""
+        """Add text of the answer."""
         self.said.append(text)
         if len(self.said.pieces) > MAX_PIECES:  # small ones take more than what they say
             self.said.join()
@@ -193,7 +193,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
             self.shown = self.said.length
 
     def call(self, fragment: ToolCallFragment) -> None:
-        """A fragment of a tool call is sent."""
+        """Add a fragment of a tool call, which is sent."""
         self.calls.setdefault(fragment.index, SentCall()).append(fragment)
 
     @property
@@ -213,13 +213,13 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         return text[: self.shown] if self.writes else text
 
     def pronounce(self, words: Sequence[Word]) -> None:
-        """The audio has these words, with their times."""
+        """Add words of the audio, with their times."""
         self.words += words
         if len(self.words) > MAX_MARKS:
             self._sum_up()
 
     def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
-        """This audio belongs to the clause that ends at ``text_end``, and begins where the one before ends."""
+        """Add audio to the clause that ends at ``text_end`` in the text and begins where the one before ends."""
         last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)
         if self.clauses and text_end <= last.end:
             self.clauses[-1] = last._replace(end_ms=end_ms)
@@ -242,12 +242,12 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def size(self) -> int:
-        """What is kept of it, in characters."""
+        """The size of the text and the marks that are kept, in characters."""
         return min(self.said.length, MAX_KEPT_TEXT) + MARK_SIZE * (len(self.words) + len(self.clauses))
 
     @property
     def memory(self) -> int:
-        """The bytes that it takes, without speech and audio, which are charged as they come."""
+        """The bytes of the entry without speech and audio, which are charged as they come."""
         texts = sum(map(getsizeof, (*self.said.pieces, *self.heard.pieces)))
         calls = sum(MARK_BYTES * len(one.arguments) + one.length for one in self.calls.values())
         marks = len(self.words) + len(self.clauses) + len(self.results)
@@ -256,68 +256,68 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     # what becomes of it
 
     def end(self, *, whole: bool, cancelled: bool, speech: Speech | None, words_unknown: bool) -> None:
-        """Its final is out: see ``Ledger.finish``."""
+        """End the entry, whose final is out: see ``Ledger.finish``."""
         self.finished, self.whole, self.cancelled = True, whole, cancelled
         self.speech, self.words_unknown = speech, words_unknown
 
     def hear_late(self, transcript: str) -> None:
-        """A transcript of what was only known as speech."""
+        """Add the transcript of what was only known as speech."""
         self.hear(transcript)
         self.speech, self.words_unknown = None, False
 
     def leave_out(self, roles: Container[str]) -> None:
-        """The history keeps nothing of it in these roles."""
+        """Keep nothing of the entry in the history in these roles."""
         self.input_kept = self.input_kept and "user" not in roles
         self.answer_kept = self.answer_kept and "assistant" not in roles
 
     def begin_to_play(self, number: int, now: float) -> None:
-        """Its first audio is sent, as output ``number``."""
+        """Note that the first audio is sent, as output ``number``."""
         self.first_number, self.first_sent = number, now
 
     def send_to(self, end_ms: float) -> None:
-        """Its audio up to here is sent."""
+        """Note that the audio up to ``end_ms`` is sent."""
         self.sent_ms = end_ms
         if end_ms > self.made_ms:
             self.made_ms = end_ms
 
     def run_dry(self, late_sec: float) -> None:
-        """More was sent only after all before it was played, so much later."""
+        """Count an underrun: audio is sent ``late_sec`` after all before it was played."""
         if self.reported_ms is not None:
             self.underruns += 1
             self.underrun_sec += late_sec
 
     def report(self, played_ms: float) -> None:
-        """The client has played so much of it."""
+        """Note that the client has played ``played_ms`` of the answer."""
         self.reported_ms = played_ms
         lead_ms = self.sent_ms - played_ms
         self.least_lead_ms = lead_ms if self.least_lead_ms is None else min(lead_ms, self.least_lead_ms)
 
     def report_whole(self) -> None:
-        """The client plays a later answer: it has played this one as far as it was sent."""
+        """Note that all audio that was sent is played, as the client plays a later answer."""
         if self.reported_ms is not None and self.cut_ms is None:
             self.reported_ms = self.sent_ms
 
     def report_cut(self, played_ms: float) -> None:
-        """The client says where it was cut."""
+        """Note where the answer was cut, as the client reports it."""
         self.reported_ms = self.cut_ms = played_ms
 
     def cut(self, at_ms: float) -> None:
-        """The client plays nothing behind this, nor behind what was sent."""
+        """Cut the answer at ``at_ms``, or at the end of what was sent if that is earlier."""
         self.cut_ms = min(at_ms, self.sent_ms)
 
     def cut_first(self, at_ms: float, *, unheard: bool) -> None:
-        """Cut where it was not before. ``unheard``: the speaker went on, as for an answer that is held."""
+        """Cut an answer that was not cut. ``unheard``: the speaker went on, as for an answer that is held."""
         unheard = unheard or self.held_ms is not None  # speech holds answers
         self.held_ms = None
         self.cut(at_ms)
         self.unheard = unheard and self.speaks and not self.sent_ms
 
     def settle_cut(self) -> None:
-        """A request reads the history: where the answer was cut stays so."""
+        """Let no later report move the cut, as a request reads the history."""
         self.read = self.read or self.cut_ms is not None
 
     def withdraw(self, chunks: Sequence[OutputChunk]) -> None:
-        """These outputs, the latest of the answer, were taken back before they were sent."""
+        """Take back the latest outputs of the answer, which were not sent after all."""
         for chunk in reversed(chunks):
             if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
                 self.sent_ms = min(self.sent_ms, chunk.start_ms)
@@ -329,12 +329,12 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
             self.cut(self.cut_ms)
 
     def hold(self, position_ms: float) -> Unheard:
-        """It stands still here, and may go on. Returns what is kept of it to be sent again."""
+        """Hold the answer at ``position_ms``. Returns what is kept of it to be sent again."""
         self.held_ms, self.sent_before_hold_ms = position_ms, self.sent_ms
         return self.resumable()
 
     def go_on(self, outputs: Iterable[OutputChunk]) -> None:
-        """It goes on with these outputs."""
+        """Let a held answer go on, with these outputs."""
         for chunk in outputs:
             if chunk.modality is OutputModality.TEXT:
                 self.shown += len(chunk.text)
@@ -343,7 +343,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         self.held_ms, self.sent_ms = None, self.sent_before_hold_ms
 
     def resumable(self) -> Unheard:
-        """What is kept of it to be sent again, from now on at the latest."""
+        """The unheard part of the answer, which is kept from now on if it was not before."""
         if self.kept is None:
             self.kept = Unheard()
         return self.kept
@@ -354,14 +354,14 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         return 0 if kept is None else kept.charged + kept.aside_cost
 
     def forget(self) -> None:
-        """The history has all that is still known of it."""
+        """Drop texts, calls and marks: the history has all that is still needed."""
         self.said, self.heard = BoundedText(), BoundedText()
         self.typed, self.results, self.calls, self.speech = bytearray(), {}, {}, None
         self.words, self.clauses = [], []
 
 
 def _take_back(calls: dict[int, SentCall], fragment: ToolCallFragment) -> None:
-    """The latest fragment of its call was taken back. A call of which nothing was sent is none."""
+    """Take back the latest fragment of a call. A call without fragments is removed."""
     call = calls.get(fragment.index)
     if call is None:
         return

@@ -61,7 +61,7 @@ class ByteBudget:
 
 
 class SessionAccount(ByteBudget):
-    """What one session holds, of whatever kind: its holders charge it, and it charges the budget of the server.
+    """The bytes that one session holds, of whatever kind. What is charged here is charged to the server's budget, too.
 
     Beyond its ``capacity`` it refuses with PayloadTooLarge, beyond that of the server with EngineOverloaded.
     """
@@ -181,14 +181,14 @@ class Share:
 
 
 def beyond_ordinary(size: int) -> int:
-    """What is charged of settings, or of a history, that take ``size`` bytes."""
+    """Return what is charged for settings, or for a history, of ``size`` bytes: those beyond ORDINARY_BYTES."""
     return max(0, size - ORDINARY_BYTES)
 
 
 def memory_of(value: Any) -> int:
-    """The bytes of memory that a value takes, with all that is in it: JSON, bytes, structs of both.
+    """Return the bytes of memory of a value and all that is in it: JSON, bytes, structs of both.
 
-    What occurs in it more than once is counted once.
+    An object that occurs more than once is counted once.
     """
     total, left, seen = 0, [value], {0}
     while left:
@@ -260,7 +260,7 @@ class DailyUse:
     changed: Callable[[], None] = lambda: None
 
     def reserve(self, key_name: str | None, now: float) -> None:
-        """Reserve what a request may use that begins now. Raises what ``refusal`` returns, reserving nothing."""
+        """Reserve an amount for a request that begins now. Raises the error of ``refusal``, reserving nothing."""
         if key_name is None or key_name not in self.limits:
             return
         if (refusal := self.refusal(key_name, now)) is not None:
@@ -278,7 +278,7 @@ class DailyUse:
         self.changed()
 
     def refusal(self, key_name: str, now: float, *, beside: int = 0) -> RateLimited | None:
-        """Why the key may send no request now, ``beside`` so many of those that run; None if it may."""
+        """Return the error for a request of the key now, None if it may run; ``beside`` running ones do not count."""
         limits = self.limits.get(key_name)
         if limits is None:
             return None
@@ -297,7 +297,7 @@ class DailyUse:
         return RateLimited(f"this key has used its {what} of the day, which ends at 00:00 UTC", retry_after_ms=wait_ms)
 
     def used_by(self, key_name: str) -> UsedToday:
-        """What the key has used today."""
+        """The tokens and the audio that the key has used today."""
         return self.used.get(key_name, UsedToday())
 
     def running_of(self, key_name: str) -> int:
@@ -305,7 +305,7 @@ class DailyUse:
         return self.running[key_name]
 
     def replace(self, day: int, used: Mapping[str, UsedToday]) -> None:
-        """Take over what others have counted."""
+        """Replace all counts by those of the workers."""
         self.day, self.used = day, dict(used)
         self.changed()
 

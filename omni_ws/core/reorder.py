@@ -1,4 +1,4 @@
-"""What restores an order: of numbered chunks, of input by position, of RTP packets.
+"""Buffers that restore an order: of numbered chunks, of input by position, of RTP packets.
 
 ``ReorderBuffer`` and ``OffsetBuffer`` do for chunks what RFC 9000 (2.2) does for the bytes of a stream: they wait for
 what is missing, and lose nothing. ``JitterBuffer`` waits for a short time only, and says what is lost.
@@ -302,7 +302,7 @@ class OffsetBuffer:
         return bool(piece.content) and not fresh
 
     def pass_on(self) -> Iterator[InputChunk]:
-        """The waiting pieces that have no gap before them. One counts as passed on when the next is asked for."""
+        """Yield the waiting pieces that have no gap before them. Each is passed on once the next is asked for."""
         passed = 0
         for piece in self._waiting:
             if piece.start > self.next_offset:
@@ -485,7 +485,7 @@ class JitterBuffer:
     def receive(
         self, sequence: int, timestamp: int, payload: bytes, *, now: float, source: int = 0
     ) -> list[MediaPacket]:
-        """A packet of the sender ``source`` has arrived. Returns what is in its place now."""
+        """Receive a packet of the sender ``source``. Returns the packets that are in their places now."""
         passed: list[MediaPacket] = []
         if source != self._source:
             if self._former is not None and self._former[0] == source and now < self._former[1]:
@@ -515,7 +515,7 @@ class JitterBuffer:
         return None if self._gap_since is None else self._gap_since + self._wait
 
     def pass_over(self, now: float) -> list[MediaPacket]:
-        """The missing packets are lost, if their time is over. Returns what was behind them."""
+        """Give up the missing packets if their time is over. Returns the packets behind them."""
         due = self.get_timer()
         return [] if due is None or now < due else self._pass_gap(now)
 
@@ -524,7 +524,7 @@ class JitterBuffer:
         return (sequence - self._next + _SEQUENCES // 2) % _SEQUENCES - _SEQUENCES // 2
 
     def _begin(self, sequence: int, now: float) -> list[MediaPacket]:
-        """A new stream begins. Returns what waited of the one before."""
+        """Begin a new stream. Returns the packets of the one before that waited."""
         passed: list[MediaPacket] = []
         while self._waiting:
             passed += self._pass_gap(now)

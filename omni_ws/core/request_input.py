@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.chunks import DEFAULT_INPUT_AUDIO, AudioFormat, InputChunk, InputMode, StartTrigger
-from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputAccumulator, InputSummary, StartPolicy
+from omni_ws.core.start_policy import ALIGNMENT_WINDOW_MS, Alignment, InputSummary, StartPolicy, by_timestamp
 from omni_ws.errors import EmptyInput, SessionConflict
 
 #: Chunks whose own name for the request is remembered where it is not the one that counts.
@@ -126,9 +126,11 @@ class RequestInput:
         self.held_bytes = 0
         #: The names that later chunks carried, by their numbers, where they are others.
         self._other_refs: dict[int | None, str] = {}
-        self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
+        #: The input before the start, in the order of its sequence.
+        self._buffered: list[InputChunk] = []
+        self._bytes_per_ms = settings.audio.bytes_per_second / 1000
         #: Totals of the input received so far; the duration of compressed audio is nominal.
-        self.received = self._accumulator.summary
+        self.received = InputSummary()
 
     @property
     def only_results(self) -> bool:
@@ -136,24 +138,24 @@ class RequestInput:
         received = self.received
         return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
 
-    def receive_chunk(self, chunk: InputChunk, *, held: int = 0) -> list[InputEvent]:
-        """Take the next chunk in order, with ``held`` bytes. Raises SessionConflict when the input has ended."""
+    def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
+        """Take the next chunk in order. Raises SessionConflict when the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
-        self.held_bytes += held
+        if self.keeps_input:
+            self.held_bytes += len(chunk.payload)
         events: list[InputEvent] = []
-        has_content = chunk.payload or chunk.has_content
-        if self.state is _OPEN:
-            if has_content:
-                self._accumulator.append(chunk)
+        if chunk.payload or chunk.has_content:
+            self.received.add(chunk, self._bytes_per_ms)
+            if self.state is _OPEN:
+                self._buffered.append(chunk)
                 policy = self.settings.start_policy
-                if not self.only_results and policy.should_start(self.received):
+                if policy.should_start(self.received) and not self.only_results:
                     events.append(self._start(policy.trigger, chunk.sequence_id))
-        else:
-            self.bytes_after_start += len(chunk.payload)
-            self._accumulator.append(chunk, keep=False)
-            if has_content and self.keeps_input:
-                events.append(InputAppended(chunk))
+            else:
+                self.bytes_after_start += len(chunk.payload)
+                if self.keeps_input:
+                    events.append(InputAppended(chunk))
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
         return events
@@ -203,15 +205,14 @@ class RequestInput:
             ref=self.ref,
             other_refs=list(self._other_refs.items()),
             received=self.received,
-            buffered=self._accumulator.chunks,
+            buffered=tuple(self._buffered),
         )
 
     @classmethod
     def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
         """The input that was saved, which had these settings."""
         new = cls(settings)
-        new._accumulator.restore(saved.received, saved.buffered)
-        new.received = saved.received
+        new.received, new._buffered = saved.received, list(saved.buffered)
         new.ref, new.bytes_after_start = saved.ref, saved.bytes_after_start
         new._other_refs = dict(saved.other_refs)
         new._enter(saved.state)
@@ -235,11 +236,13 @@ class RequestInput:
 
     def _start(self, trigger: StartTrigger, sequence_id: int | None) -> GenerationStarted:
         self._set_state(InputState.STARTED)
-        return GenerationStarted(trigger, sequence_id, self._accumulator.take())
+        chunks, self._buffered = self._buffered, []
+        by_time = self.settings.alignment is Alignment.TIMESTAMP
+        return GenerationStarted(trigger, sequence_id, by_timestamp(chunks) if by_time else tuple(chunks))
 
     def _close(self, state: InputState) -> None:
         if self.input_open:
-            self._accumulator.take()
+            self._buffered.clear()
             self._set_state(state)
 
     def _set_state(self, state: InputState) -> None:

@@ -1,7 +1,7 @@
 """When the work on a request starts while its input is still arriving: policies, and what they decide by.
 
-InputAccumulator keeps the input of a request that has not started, and the totals that policies test.
-TimestampOrder orders what arrives after the start.
+InputSummary has the totals that policies test. ``by_timestamp`` orders what arrived before the start, TimestampOrder
+what arrives after it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, TypeAlias
 
-from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
+from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 
 #: Nearly all chunks are audio; a module global is faster to look up than an enum member.
 _AUDIO: Final = Modality.AUDIO
@@ -73,18 +73,8 @@ class InputSummary:
                 self.video_chunks += 1
 
 
-class StartPolicy(Protocol):
-    """Decides when a request starts.
-
-    It is asked after each accepted chunk until it fires. A request whose policy never fires starts at the end of its
-    input. ``trigger`` is the reason that clients see for a start by this policy.
-    """
-
-    trigger: ClassVar[StartTrigger]
-
-    def should_start(self, received: InputSummary) -> bool:
-        """Whether to start now."""
-        ...
+# The policies. ``should_start`` is asked after each accepted chunk until it returns True; a request whose policy never
+# fires starts at the end of its input. ``trigger`` is the reason that clients see for a start by the policy.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +149,10 @@ class OnModality:
         )
 
 
-# The input before the start, and its order.
+StartPolicy: TypeAlias = OnFirstChunk | OnEndOnly | OnMinLength | OnModality
+
+
+# The order of the input, before the start and after it.
 
 #: Milliseconds by which input of other modalities may be behind a chunk after the start, by default and at most.
 ALIGNMENT_WINDOW_MS: Final = 200
@@ -171,44 +164,6 @@ class Alignment(StrEnum):
 
     ARRIVAL = "arrival"
     TIMESTAMP = "timestamp"
-
-
-class InputAccumulator:
-    """Buffers the chunks of one request in sequence order and keeps their totals in ``summary``.
-
-    ``audio`` is the format by which bytes of audio are
-    converted to milliseconds; for compressed audio these are nominal (``AudioFormat.bytes_per_second``).
-    """
-
-    def __init__(self, *, audio: AudioFormat, alignment: Alignment = Alignment.ARRIVAL) -> None:
-        self.summary = InputSummary()
-        self._bytes_per_ms = audio.bytes_per_second / 1000
-        self._alignment = alignment
-        self._chunks: list[InputChunk] = []
-
-    def append(self, chunk: InputChunk, *, keep: bool = True) -> None:
-        """Add ``chunk`` to the summary and, with ``keep``, to the buffer; a chunk without content is ignored."""
-        if not chunk.payload and not chunk.has_content:
-            return
-        if keep:
-            self._chunks.append(chunk)
-        self.summary.add(chunk, self._bytes_per_ms)
-
-    @property
-    def chunks(self) -> tuple[InputChunk, ...]:
-        """The buffered chunks, in the order of their arrival."""
-        return tuple(self._chunks)
-
-    def restore(self, summary: InputSummary, chunks: Iterable[InputChunk]) -> None:
-        """Go on behind a summary of another accumulator, and what that had buffered."""
-        self.summary, self._chunks = summary, list(chunks)
-
-    def take(self) -> tuple[InputChunk, ...]:
-        """Return the buffered chunks in the order of the alignment, and empty the buffer. The summary stays."""
-        chunks, self._chunks = self._chunks, []
-        if self._alignment is Alignment.TIMESTAMP:
-            return by_timestamp(chunks)
-        return tuple(chunks)
 
 
 def by_timestamp(chunks: list[InputChunk]) -> tuple[InputChunk, ...]:

@@ -129,7 +129,7 @@ class TokenSession:
         )
 
     def settle(self, append: TokenAppend, *, undo: bool) -> None:
-        """The append is pending no longer, where it was: final, or undone."""
+        """Make a pending append final, or ``undo`` it. Does nothing for one that is not pending."""
         if self._append is not append:
             return
         self._append = None

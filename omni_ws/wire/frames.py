@@ -32,7 +32,7 @@ MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 
 class AcceptedFields(Struct, frozen=True, kw_only=True):
-    """What a chunk may have, beside its number; at most one of ``payload`` and ``text``."""
+    """The fields that a chunk may have beside its number; at most one of ``payload`` and ``text``."""
 
     modality: Modality | None = None
     payload: bytes | None = None

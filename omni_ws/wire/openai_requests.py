@@ -137,7 +137,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     if wants_audio:
         streamed = input_follows if fields.stream is None else fields.stream
         _set_output_format(patch, body, audio.format, param="audio.format", default="pcm" if streamed else "wav")
-    messages = read_messages(fields.messages or [], input_follows=input_follows)
+    messages = Messages(fields.messages or [], input_follows=input_follows)
     media = tuple(read_media(body))
     _check_media_place(media, messages, input_follows=input_follows)
     if messages.system:
@@ -149,7 +149,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     return ChatRequest(
         patch=patch,
         answer=_answer_fields(fields, converted(body, MediaLimitFields), wants_audio=wants_audio),
-        history=messages.history,
+        history=tuple(messages.history),
         input=(*media, *messages.input),
         role=messages.role,
         role_at=messages.role_at,
@@ -237,58 +237,22 @@ class HistoryMessage:
     tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """The parsed messages.
+    """The messages of a chat body: instructions, history, and the input.
 
-    ``input`` holds the parts of the last message or, if the messages end with tool results, all of these. ``role`` is
-    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
+    The input is the parts of the last message or, if the messages end with tool results, all of these. ``role`` is the
+    role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
     path of that role where it is not ``user``, ``tools_at`` that of the first field that requires an engine with tools.
+
+    With ``input_follows`` all messages are history, and chunks bring the input. Raises InvalidValue,
+    UnsupportedParameter or UnsupportedFormat, naming the JSON path.
     """
 
-    system: tuple[str, ...]
-    history: tuple[HistoryMessage, ...]
-    input: tuple[InputChunk | MediaUrl, ...]
-    role: str = "user"
-    role_at: str | None = None
-    tools_at: str | None = None
-
-
-def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> Messages:
-    """Parse ``messages``; with ``input_follows`` all of them are history, and chunks bring the input.
-
-    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the JSON path.
-    """
-    if not messages and not input_follows:
-        raise InvalidValue("messages must hold at least one message", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidValue(f"at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
-    reader = _MessageReader()
-    input_from = len(messages) if input_follows else _input_from(messages)
-    for index, message in enumerate(messages):
-        reader.read(message, f"messages[{index}]", is_input=index >= input_from)
-    return Messages(
-        system=tuple(reader.system),
-        history=tuple(reader.history),
-        input=(*reader.input, *reader.pictures),
-        role=reader.role,
-        role_at=reader.role_at,
-        tools_at=reader.tools_at,
-    )
-
-
-def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
-    start = len(messages) - 1
-    while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
-        start -= 1
-    return start
-
-
-class _MessageReader:
-    """Collects the fields of ``Messages``, message by message."""
-
-    def __init__(self) -> None:
+    def __init__(self, messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> None:
+        if not messages and not input_follows:
+            raise InvalidValue("messages must hold at least one message", param="messages")
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidValue(f"at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages")
         self.system: list[str] = []
         self.history: list[HistoryMessage] = []
         self.input: list[InputChunk | MediaUrl] = []
@@ -296,10 +260,14 @@ class _MessageReader:
         self.role_at: str | None = None
         self.tools_at: str | None = None
         #: Media of the tool results that are the input; they stand behind the results.
-        self.pictures: list[InputChunk | MediaUrl] = []
+        self._pictures: list[InputChunk | MediaUrl] = []
         self._calls: set[str] = set()
+        input_from = len(messages) if input_follows else _input_from(messages)
+        for index, message in enumerate(messages):
+            self._read(message, f"messages[{index}]", is_input=index >= input_from)
+        self.input += self._pictures
 
-    def read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+    def _read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
         content = message.get("content")
         match message.get("role"):
             case "user" if is_input:
@@ -352,7 +320,15 @@ class _MessageReader:
             return
         text = "".join(part.payload.decode() for part in parts if _is_text(part)) if parts else text
         self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
-        self.pictures += (part for part in parts if not _is_text(part))
+        self._pictures += (part for part in parts if not _is_text(part))
+
+
+def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
+    start = len(messages) - 1
+    while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
+        start -= 1
+    return start
 
 
 def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -367,38 +367,41 @@ class CompletionOptions:
     usage_on_final_chunk: bool = False
 
 
-def _no_logprobs() -> dict[str, list[Any]]:
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Text that has not been sent, with the ``logprobs`` of its tokens."""
-
-    text: str = ""
-    logprobs: dict[str, list[Any]] = field(default_factory=_no_logprobs)
-
-    def append(self, text: str) -> None:
-        self.text += text
-
-
-class _Logprobs:
-    """Computes the text offsets of one choice's tokens, in characters; a character may span several tokens."""
+class _Unsent:
+    """The text of one choice that has not been sent, with the ``logprobs`` of its tokens."""
 
     def __init__(self) -> None:
+        #: Where the next token begins in the text of the choice, in characters; one may span several tokens.
         self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begin()
 
-    def place(self, tokens: Iterable[TokenLogprob], placed: dict[str, list[Any]]) -> None:
-        """Append ``tokens`` to ``placed``, the ``logprobs`` of a choice."""
-        for token in tokens:
-            placed["tokens"].append(token.token)
-            placed["token_logprobs"].append(finite_logprob(token.logprob))
+    def _begin(self) -> None:
+        self.text = ""
+        self._logprobs: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+
+    def append(self, chunk: OutputChunk) -> None:
+        self.text += chunk.text
+        logprobs = self._logprobs
+        for token in chunk.logprobs:
+            logprobs["tokens"].append(token.token)
+            logprobs["token_logprobs"].append(finite_logprob(token.logprob))
             # OpenAI includes the sampled token even when it is not among the most probable ones.
             top = {one.token: finite_logprob(one.logprob) for one in (*token.top, token)}
-            placed["top_logprobs"].append(None if token.logprob is None else top)
-            placed["text_offset"].append(self._offset)
+            logprobs["top_logprobs"].append(None if token.logprob is None else top)
+            logprobs["text_offset"].append(self._offset)
             self._offset += len(self._utf8.decode(token.data))
+
+    def take(self) -> tuple[str, dict[str, list[Any]]]:
+        """Return the text and its ``logprobs``, and begin anew."""
+        text, logprobs = self.text, self._logprobs
+        self._begin()
+        return text, logprobs
 
 
 class _Choices:
@@ -406,19 +409,17 @@ class _Choices:
 
     def __init__(self, options: CompletionOptions) -> None:
         self._options = options
-        self._pieces = [_Piece() for _ in range(options.choices)]
-        self._logprobs = [_Logprobs() for _ in range(options.choices)]
+        self._unsent = [_Unsent() for _ in range(options.choices)]
 
     def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
-        """Return the pending piece of a choice, and start the next one."""
-        piece, self._pieces[index] = self._pieces[index], _Piece()
-        logprobs = piece.logprobs if self._options.logprobs else None
-        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-    def _keep(self, chunk: OutputChunk) -> None:
-        piece = self._pieces[chunk.choice]
-        piece.append(chunk.text)
-        self._logprobs[chunk.choice].place(chunk.logprobs, piece.logprobs)
+        """Return the object of a choice with its unsent text."""
+        text, logprobs = self._unsent[index].take()
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs if self._options.logprobs else None,
+            "finish_reason": finish_reason,
+        }
 
     def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
         return {
@@ -442,9 +443,9 @@ class CompletionStream(_Choices):
         """Yield the chunk that the output completes, if any."""
         if chunk.modality is not OutputModality.TEXT:
             return
-        if chunk.text and self._pieces[chunk.choice].text:
+        if chunk.text and self._unsent[chunk.choice].text:
             yield self._object([self._choice(chunk.choice, None)])
-        self._keep(chunk)
+        self._unsent[chunk.choice].append(chunk)
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
         """Yield the last chunk of each choice, and the usage if requested."""
@@ -466,7 +467,7 @@ class Completion(_Choices):
     def output(self, chunk: OutputChunk) -> None:
         """Add an output."""
         if chunk.modality is OutputModality.TEXT:
-            self._keep(chunk)
+            self._unsent[chunk.choice].append(chunk)
 
     def final(self, chunk: FinalChunk) -> dict[str, Any]:
         """Return the response."""
@@ -539,15 +540,6 @@ class SpeechChunks:
 # ``/v1/audio/transcriptions``: text, JSON, subtitles, events.
 
 
-@dataclass(frozen=True, slots=True)
-class _Cue:
-    """A settled transcript with its time in the input."""
-
-    text: str
-    start_ms: int
-    end_ms: int
-
-
 class Transcription:
     """Accumulates a transcription. Its text is the engine's answer; times are those of the transcript's words.
 
@@ -561,7 +553,8 @@ class Transcription:
         self._translates = translates
         self._text: list[str] = []
         self._words: list[Word] = []
-        self._cues: list[_Cue] = []
+        #: The settled transcripts, each with its first and last millisecond in the input.
+        self._cues: list[tuple[str, int, int]] = []
         self._found: str | None = None
         #: None once a segment is incomplete.
         self._heard: list[HeardSegment] | None = []
@@ -572,7 +565,7 @@ class Transcription:
             self._text.append(chunk.text)
         elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
             self._words += chunk.words
-            self._cues.append(_Cue(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
+            self._cues.append((chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
             hearing = chunk.hearing or Hearing()
             self._found = self._found or hearing.language
             self._heard = None if self._heard is None or not hearing.segments else [*self._heard, *hearing.segments]
@@ -602,9 +595,9 @@ class Transcription:
         """Return the settled transcripts as SubRip or WebVTT, one cue for each."""
         vtt = self._request.response_format == "vtt"
         lines = ["WEBVTT", ""] if vtt else []
-        for number, one in enumerate(self._cues, 1):
-            times = f"{_timestamp(one.start_ms, vtt)} --> {_timestamp(one.end_ms, vtt)}"
-            lines += [times, one.text, ""] if vtt else [str(number), times, one.text, ""]
+        for number, (text, start_ms, end_ms) in enumerate(self._cues, 1):
+            times = f"{_timestamp(start_ms, vtt)} --> {_timestamp(end_ms, vtt)}"
+            lines += [times, text, ""] if vtt else [str(number), times, text, ""]
         return "".join(f"{line}\n" for line in lines)
 
 

@@ -97,7 +97,7 @@ def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
 
 
 def optional_id(value: Any, place: str) -> str | None:
-    """The id that this is; None where it is absent, null or empty. Raises InvalidValue."""
+    """``value`` as an id; None if it is absent, null or empty. Raises InvalidValue, naming ``place``."""
     return read(value, Id, place) if value else None
 
 
@@ -244,21 +244,21 @@ class Item:
         return " ".join(filter(None, (part.get("text") or part.get("transcript") for part in self.content)))
 
     def asked(self, request_id: str) -> list[InputChunk]:
-        """It is what this request was asked. Returns its input, which it has no more."""
+        """Assign the item to the request that answers it. Returns its input, which the item gives up."""
         self.request_id = request_id
         return self.take_chunks()
 
     def take_chunks(self) -> list[InputChunk]:
-        """Its input, which it has no more."""
+        """Remove and return the input."""
         taken, self.chunks = self.chunks, []
         return taken
 
     def wait(self, chunks: list[InputChunk]) -> None:
-        """It waits for a response, with this input."""
+        """Keep this input until a response is asked for."""
         self.request_id, self.chunks = None, chunks
 
     def complete(self, status: str, *, content: Iterable[dict[str, Any]] = (), text: str = "") -> None:
-        """What the assistant said is all there, or was cut off."""
+        """End an item of the assistant's, which is complete or was cut off."""
         self.status, self.content, self.text = status, list(content), text
 
     def shown(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ _EAGERNESS_SILENCE_MS: Final = {"low": 1000, "medium": 500, "auto": 500, "high":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealtimeAbilities:
-    """What the engine has, as far as it decides what a session asks of it."""
+    """The abilities of the engine that decide what a session may ask of it."""
 
     audio_output: bool
     text_output: bool
@@ -86,7 +86,7 @@ class FormatFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TranscriptionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.input.transcription``. What of it was given is shown again."""
+    """``audio.input.transcription``. Fields that the client gave are shown again."""
 
     model: Any = UNSET
     language: Any = UNSET
@@ -129,7 +129,7 @@ class AudioFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommonFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a session and a response have in common."""
+    """The fields that a session and a response have in common."""
 
     instructions: Any = None
     output_modalities: list[Literal["text", "audio"]] | None = None
@@ -263,7 +263,7 @@ def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> d
 
 
 def modalities(wanted: Sequence[str] | None, abilities: RealtimeAbilities) -> list[str]:
-    """What is asked of the engine: the text of spoken answers is their transcript."""
+    """The modalities of the engine's answer. A spoken one has text, too, as its transcript."""
     speaks = abilities.audio_output and (not wanted or "audio" in wanted)
     return [name for name, able in (("text", abilities.text_output), ("audio", speaks)) if able]
 
@@ -296,7 +296,7 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
 
 
 def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, Any]:
-    """The sampling parameters; what the engine has not is left out."""
+    """The sampling parameters; None for those that the engine lacks."""
     limit = None if fields.max_output_tokens == "inf" else fields.max_output_tokens
     return {
         "max_tokens": limit if abilities.max_tokens else None,
@@ -430,17 +430,17 @@ class ExpiresAfter(Struct, frozen=True, kw_only=True):
 
 
 class ClientSecretBody(Struct, frozen=True, kw_only=True):
-    """What to create a client secret with; ``session`` is in the form of ``session.update``."""
+    """The body of a request for a client secret; ``session`` is in the form of ``session.update``."""
 
     expires_after: ExpiresAfter | None = None
     session: dict[str, Any] | None = None
 
     @property
     def lifetime(self) -> int:
-        """In seconds."""
+        """The lifetime of the secret, in seconds."""
         return (self.expires_after.seconds if self.expires_after else None) or DEFAULT_LIFETIME
 
 
 def read_client_secret(body: Mapping[str, Any]) -> ClientSecretBody:
-    """Raises InvalidValue, naming the field."""
+    """The body of a request for a client secret. Raises InvalidValue, naming the field."""
     return converted(body, ClientSecretBody)

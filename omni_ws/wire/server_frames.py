@@ -366,7 +366,7 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
 
 
 def unset(value: str | None) -> str | UnsetType:
-    """The value of a field that is left out where there is none."""
+    """Return the value of a field of a frame: UNSET, which omits the field, for None."""
     return UNSET if value is None else value
 
 

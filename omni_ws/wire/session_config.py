@@ -120,7 +120,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def sure(self) -> float:
-        """How probable it must be that the speaker has finished for the turn to end soonest."""
+        """The probability of a finished speaker at which the turn ends soonest."""
         return SURE["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
 
 

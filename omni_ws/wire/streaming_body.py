@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import orjson
@@ -63,105 +63,60 @@ class ChunkObject(ChunkFields, frozen=True, kw_only=True):
     offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """The parameters of a request: the first object of a body, unless that is a chunk."""
-
-    fields: dict[str, Any]
+#: The parameters of a request, which are the first object of a body unless that is a chunk; or a chunk.
+BodyItem: TypeAlias = dict[str, Any] | InputChunk
 
 
-BodyItem: TypeAlias = Parameters | InputChunk
+class ObjectBody:
+    """A body of JSON objects, one on each line, or each in a frame behind its length. Binary frames are chunks, too.
 
+    The first object may be the parameters of the request; all others are chunks. ``prefix_bytes`` is the size of the
+    length before each frame, 0 for lines. Errors name the line or the frame.
+    """
 
-class BodyReader(Protocol):
-    """Decodes a body incrementally: bytes in, items out. Errors name the place in the body."""
+    def __init__(self, *, max_chunk_bytes: int, prefix_bytes: int = 0) -> None:
+        longest = max_frame_bytes(max_chunk_bytes)
+        self._pieces: NdjsonDecoder | LengthPrefixedDecoder = (
+            LengthPrefixedDecoder(prefix_bytes=prefix_bytes, max_frame_bytes=longest)
+            if prefix_bytes
+            else NdjsonDecoder(max_line_bytes=longest)
+        )
+        self._in_frames = prefix_bytes > 0
+        self._first = True
 
     @property
     def place(self) -> str:
-        """The place of the last item yielded, such as ``line 3``; "" for forms without places."""
-        ...
+        """The place of the last item yielded, such as ``line 3``."""
+        return self._pieces.place
 
     @property
     def unfinished_bytes(self) -> int:
         """The bytes held of an incomplete item."""
-        ...
+        return self._pieces.unfinished_bytes
 
     def feed(self, data: bytes) -> Iterator[BodyItem]:
         """Yield the items that ``data`` completes. Raises an OmniError for the first invalid one."""
-        ...
+        return self._items(self._pieces.feed(data))
 
     def finish(self) -> Iterator[BodyItem]:
         """Yield the items that the end of the body completes. Raises as ``feed`` does."""
-        ...
+        return self._items(self._pieces.finish())
 
-
-class NdjsonBody:
-    """One JSON object on each line."""
-
-    def __init__(self, *, max_chunk_bytes: int) -> None:
-        self._lines = NdjsonDecoder(max_line_bytes=max_frame_bytes(max_chunk_bytes))
-        self._objects = _Objects()
-
-    @property
-    def place(self) -> str:
-        return f"line {self._lines.line_number}"
-
-    @property
-    def unfinished_bytes(self) -> int:
-        return self._lines.unfinished_bytes
-
-    def feed(self, data: bytes) -> Iterator[BodyItem]:
-        return self._items(self._lines.feed(data))
-
-    def finish(self) -> Iterator[BodyItem]:
-        return self._items(self._lines.finish())
-
-    def _items(self, lines: Iterable[bytes]) -> Iterator[BodyItem]:
-        for line in lines:
+    def _items(self, pieces: Iterable[bytes]) -> Iterator[BodyItem]:
+        for piece in pieces:
+            first, self._first = self._first, False
             try:
-                item = self._objects.read(line)
-            except OmniError as error:
-                raise placed(error, self.place) from None
-            yield item
-
-
-class LengthPrefixedBody:
-    """Frames that are either JSON objects, recognised by their ``{``, or binary frames."""
-
-    def __init__(self, *, prefix_bytes: int, max_chunk_bytes: int) -> None:
-        self._frames = LengthPrefixedDecoder(
-            prefix_bytes=prefix_bytes, max_frame_bytes=max_frame_bytes(max_chunk_bytes)
-        )
-        self._objects = _Objects()
-
-    @property
-    def place(self) -> str:
-        return f"frame {self._frames.frame_number}"
-
-    @property
-    def unfinished_bytes(self) -> int:
-        return self._frames.unfinished_bytes
-
-    def feed(self, data: bytes) -> Iterator[BodyItem]:
-        return self._items(self._frames.feed(data))
-
-    def finish(self) -> Iterator[BodyItem]:
-        return self._items(self._frames.finish())
-
-    def _items(self, frames: Iterable[bytes]) -> Iterator[BodyItem]:
-        for frame in frames:
-            try:
-                item = self._objects.read(frame) if frame[:1] == b"{" else self._objects.read_binary(frame)
+                item = _binary_chunk(piece) if self._in_frames and piece[:1] != b"{" else _object(piece, first=first)
             except OmniError as error:
                 raise placed(error, self.place) from None
             yield item
 
 
 class RawAudioBody:
-    """A body that is the audio itself. The items are chunks of at most ``max_chunk_bytes``."""
+    """A body that is the audio itself. The items are chunks of at most ``max_chunk_bytes``, and have no places."""
 
-    place = ""
-    unfinished_bytes = 0
+    place: Final = ""
+    unfinished_bytes: Final = 0
 
     def __init__(self, *, media_type: str, max_chunk_bytes: int) -> None:
         self.media_type = media_type
@@ -175,39 +130,37 @@ class RawAudioBody:
         yield from ()
 
 
-class _Objects:
-    """Decodes objects. The first one may be the parameters, all others are chunks."""
+#: Decodes a body incrementally: bytes in, items out.
+BodyReader: TypeAlias = ObjectBody | RawAudioBody
 
-    def __init__(self) -> None:
-        self._first = True
 
-    def read(self, data: bytes) -> BodyItem:
-        first, self._first = self._first, False
-        try:
-            if first:
-                fields = loads_object(data)
-                if not CHUNK_MARKERS & fields.keys() and fields.get("type") != "input_chunk":
-                    return Parameters(fields)
-            str(data, "utf-8")  # the decoder does not validate the values of unknown fields
-            check_values(data)
-            line = _line_decoder.decode(data)
-        except msgspec.DecodeError as error:
-            kind = loads_object(data).get("type", "input_chunk")
-            if isinstance(kind, str) and kind != "input_chunk":
-                raise UnknownType("only input chunks may follow the parameters", param="type") from None
-            raise field_error(error) from None
-        except RecursionError:
-            raise InvalidFrame("the line is nested too deeply") from None
-        except UnicodeDecodeError:
-            raise InvalidFrame("invalid UTF-8") from None
-        return to_chunk(line, line.sequence_id, line.offset)
+def _object(data: bytes, *, first: bool) -> BodyItem:
+    """Decode an object of a body: a chunk, or the parameters if it is the ``first`` and has no field of a chunk."""
+    try:
+        if first:
+            fields = loads_object(data)
+            if not CHUNK_MARKERS & fields.keys() and fields.get("type") != "input_chunk":
+                return fields
+        str(data, "utf-8")  # the decoder does not validate the values of unknown fields
+        check_values(data)
+        line = _line_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        kind = loads_object(data).get("type", "input_chunk")
+        if isinstance(kind, str) and kind != "input_chunk":
+            raise UnknownType("only input chunks may follow the parameters", param="type") from None
+        raise field_error(error) from None
+    except RecursionError:
+        raise InvalidFrame("the line is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InvalidFrame("invalid UTF-8") from None
+    return to_chunk(line, line.sequence_id, line.offset)
 
-    def read_binary(self, data: bytes) -> BodyItem:
-        self._first = False
-        item = decode_input(data)
-        if isinstance(item, RefusedChunk):
-            raise item.error
-        return item
+
+def _binary_chunk(data: bytes) -> InputChunk:
+    item = decode_input(data)
+    if isinstance(item, RefusedChunk):
+        raise item.error
+    return item
 
 
 _line_decoder: Final[msgspec.json.Decoder[ChunkObject]] = msgspec.json.Decoder(ChunkObject)
@@ -227,11 +180,11 @@ def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
     framing = re.search(r"(?:^|;)\s*framing\s*=\s*\"?([^;\"\s]*)", attributes, re.IGNORECASE)
     match framing[1].lower() if framing is not None and media_type == CONTENT_TYPE else "ndjson":
         case "ndjson":
-            return NdjsonBody(max_chunk_bytes=max_chunk_bytes)
+            return ObjectBody(max_chunk_bytes=max_chunk_bytes)
         case "length32":
-            return LengthPrefixedBody(prefix_bytes=4, max_chunk_bytes=max_chunk_bytes)
+            return ObjectBody(max_chunk_bytes=max_chunk_bytes, prefix_bytes=4)
         case "length64":
-            return LengthPrefixedBody(prefix_bytes=8, max_chunk_bytes=max_chunk_bytes)
+            return ObjectBody(max_chunk_bytes=max_chunk_bytes, prefix_bytes=8)
         case unknown:
             raise InvalidValue(
                 f"unknown framing {unknown[:32]!r}; supported: ndjson, length32, length64", param="framing"
@@ -286,6 +239,11 @@ class NdjsonDecoder:
         self._pending = bytearray()
 
     @property
+    def place(self) -> str:
+        """The last line yielded, by its number."""
+        return f"line {self.line_number}"
+
+    @property
     def unfinished_bytes(self) -> int:
         """The bytes held of a line that is not complete."""
         return len(self._pending)
@@ -330,6 +288,11 @@ class LengthPrefixedDecoder:
         self.max_frame_bytes = max_frame_bytes
         self.frame_number = 0
         self._pending = bytearray()
+
+    @property
+    def place(self) -> str:
+        """The last frame yielded, by its number."""
+        return f"frame {self.frame_number}"
 
     @property
     def unfinished_bytes(self) -> int:

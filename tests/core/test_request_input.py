@@ -13,7 +13,7 @@ from omni_ws.core.request_input import (
     InputState,
     RequestInput,
 )
-from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, OnMinLength, StartPolicy
+from omni_ws.core.start_policy import Alignment, OnEndOnly, OnFirstChunk, OnMinLength, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 
@@ -74,6 +74,25 @@ def test_an_empty_chunk_after_the_start_joins_nothing() -> None:
     subject = session(OnFirstChunk())
     subject.receive_chunk(text(b"a"))
     assert subject.receive_chunk(text(b"", 1)) == []
+
+
+@pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
+def test_an_empty_chunk_of_another_modality_ends_no_part(policy: StartPolicy) -> None:
+    subject = session(policy)
+    subject.receive_chunk(text(b"a"))
+    subject.receive_chunk(InputChunk(Modality.AUDIO, b"", 1))
+    assert (subject.received.chunks, subject.received.open_part) == (1, Modality.TEXT)
+
+
+@pytest.mark.parametrize("alignment", Alignment)
+def test_the_input_before_the_start_is_in_the_order_of_its_alignment(alignment: Alignment) -> None:
+    subject = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.EXTEND, alignment=alignment))
+    late = InputChunk(Modality.AUDIO, bytes(32), 0, timestamp_ms=200)
+    early = InputChunk(Modality.TEXT, b"a", 1, timestamp_ms=100)
+    subject.receive_chunk(late)
+    subject.receive_chunk(early)
+    chunks = (early, late) if alignment is Alignment.TIMESTAMP else (late, early)
+    assert subject.finish() == [GenerationStarted(StartTrigger.END_OF_INPUT, None, chunks), InputEnded()]
 
 
 def test_snapshot_counts_what_comes_late() -> None:

@@ -17,11 +17,11 @@ from omni_ws.wire.openai_requests import (
     MAX_MESSAGES,
     MAX_PROMPT_TOKENS,
     HistoryMessage,
+    Messages,
     SpeechDialect,
     chat_wants_events,
     read_chat,
     read_completion,
-    read_messages,
     read_speech,
     speech_wants_events,
 )
@@ -144,7 +144,7 @@ def test_text_alone_needs_no_audio_format() -> None:
 
 
 def test_instructions_come_from_every_system_message() -> None:
-    messages = read_messages(
+    messages = Messages(
         [
             {"role": "system", "content": "one"},
             {"role": "developer", "content": [{"type": "text", "text": "two"}]},
@@ -153,8 +153,8 @@ def test_instructions_come_from_every_system_message() -> None:
         ],
         input_follows=False,
     )
-    assert messages.system == ("one", "two")
-    assert messages.history == (HistoryMessage("assistant", ""),)
+    assert messages.system == ["one", "two"]
+    assert messages.history == [HistoryMessage("assistant", "")]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_instructions_come_from_every_system_message() -> None:
 )
 def test_parts_that_are_none(part: dict[str, Any], error: type[InvalidRequest], place: str) -> None:
     with pytest.raises(error) as caught:
-        read_messages([{"role": "user", "content": [part]}], input_follows=False)
+        Messages([{"role": "user", "content": [part]}], input_follows=False)
     assert caught.value.param == f"messages[0].content[0].{place}"
 
 
@@ -184,7 +184,7 @@ def test_parts_that_are_none(part: dict[str, Any], error: type[InvalidRequest], 
 def test_data_urls(data: bytes, kind: str) -> None:
     data = b"GIF89a" + data
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    (chunk,) = read_messages(
+    (chunk,) = Messages(
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], input_follows=False
     ).input
     assert chunk == InputChunk(Modality.IMAGE, data, format=kind.partition(";")[0].lower())
@@ -211,7 +211,7 @@ def test_data_urls_as_the_url_standard_has_them(url: str) -> None:
         percent="".join(f"%{one:02X}" for one in data),
     )
     content = [{"type": "image_url", "image_url": {"url": url}}]
-    (chunk,) = read_messages([{"role": "user", "content": content}], input_follows=False).input
+    (chunk,) = Messages([{"role": "user", "content": content}], input_follows=False).input
     assert chunk == InputChunk(Modality.IMAGE, data, format="image/gif")
     (item,) = chat(images=[url]).input[:1]
     assert item == chunk
@@ -221,15 +221,15 @@ def test_data_urls_as_the_url_standard_has_them(url: str) -> None:
 def test_what_is_no_base64_by_the_url_standard(data: str) -> None:
     content = [{"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{data}"}}]
     with pytest.raises(InvalidValue, match="not base64"):
-        read_messages([{"role": "user", "content": content}], input_follows=False)
+        Messages([{"role": "user", "content": content}], input_follows=False)
 
 
 @pytest.mark.parametrize("follows", [False, True])
 def test_the_longest_conversation_and_one_message_more(follows: bool) -> None:
     messages = [{"role": "user", "content": "a"}] * MAX_MESSAGES
-    assert len(read_messages(messages, input_follows=follows).history) == MAX_MESSAGES - (not follows)
+    assert len(Messages(messages, input_follows=follows).history) == MAX_MESSAGES - (not follows)
     with pytest.raises(InvalidValue, match="at most") as caught:
-        read_messages([*messages, *messages[:1]], input_follows=follows)
+        Messages([*messages, *messages[:1]], input_follows=follows)
     assert caught.value.param == "messages"
 
 
@@ -242,7 +242,7 @@ def test_a_media_type_has_a_longest_length(kind: str, parameters: str) -> None:
         name = f"{kind}/".ljust(characters - len(parameters), "x")
         url = f"data:{name}{parameters};base64,{base64.b64encode(b'GIF89a').decode()}"
         content = [{"type": f"{kind}_url", f"{kind}_url": {"url": url}}]
-        (chunk,) = read_messages([{"role": "user", "content": content}], input_follows=False).input
+        (chunk,) = Messages([{"role": "user", "content": content}], input_follows=False).input
         assert isinstance(chunk, InputChunk)
         return chunk
 
@@ -351,7 +351,7 @@ def test_any_speech_body_is_read_or_refused(body: dict[str, Any], input_follows:
 def test_any_messages_are_read_or_refused(messages: list[dict[str, Any]]) -> None:
     place: str | None = "messages"
     try:
-        read_messages(messages, input_follows=False)
+        Messages(messages, input_follows=False)
     except InvalidRequest as error:
         place = error.param
     assert (place or "").startswith("messages")

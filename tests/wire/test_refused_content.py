@@ -10,7 +10,7 @@ import pytest
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.wire.frames import CHUNK_ONLY_FIELDS, REFUSED_CONTENT_FIELDS, RefusedChunk, decode_frame
-from omni_ws.wire.streaming_body import NdjsonBody, Parameters, read_append, read_create
+from omni_ws.wire.streaming_body import ObjectBody, read_append, read_create
 
 URL: Final = "https://example.com/a.wav"
 VALUES: Final[tuple[Any, ...]] = (URL, {"url": URL}, [], 0, False)
@@ -25,7 +25,7 @@ def as_a_frame(chunk: dict[str, Any]) -> tuple[OmniError, str | None]:
 
 def as_a_line(*lines: dict[str, Any]) -> tuple[OmniError, str | None]:
     with pytest.raises(OmniError) as caught:
-        [*NdjsonBody(max_chunk_bytes=100).feed(b"".join(orjson.dumps(line) + b"\n" for line in lines))]
+        [*ObjectBody(max_chunk_bytes=100).feed(b"".join(orjson.dumps(line) + b"\n" for line in lines))]
     return caught.value, caught.value.param
 
 
@@ -66,7 +66,7 @@ def test_each_is_refused_by_its_name_in_every_form(value: Any) -> None:
 def test_null_says_nothing() -> None:
     chunk = {"text": "a", "sequence_id": 0, **dict.fromkeys(REFUSED_CONTENT_FIELDS)}
     assert isinstance(decode_frame(orjson.dumps({"type": "input_chunk", **chunk})), InputChunk)
-    (line,) = NdjsonBody(max_chunk_bytes=100).feed(orjson.dumps(chunk) + b"\n")
+    (line,) = ObjectBody(max_chunk_bytes=100).feed(orjson.dumps(chunk) + b"\n")
     assert isinstance(line, InputChunk)
 
 
@@ -80,5 +80,5 @@ def test_a_first_line_of_nothing_else_is_meant_as_a_chunk() -> None:
                 read_create({name: "hello"})
             assert caught.value.param == name
     for name in REFUSED_CONTENT_FIELDS - CHUNK_ONLY_FIELDS:
-        (item,) = NdjsonBody(max_chunk_bytes=100).feed(orjson.dumps({name: "hello"}) + b"\n")
-        assert isinstance(item, Parameters), name
+        (item,) = ObjectBody(max_chunk_bytes=100).feed(orjson.dumps({name: "hello"}) + b"\n")
+        assert isinstance(item, dict), name

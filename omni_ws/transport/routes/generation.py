@@ -48,8 +48,7 @@ from omni_ws.wire.streaming_body import (
     BodyItem,
     BodyReader,
     LoneObject,
-    NdjsonBody,
-    Parameters,
+    ObjectBody,
     RawAudioBody,
     body_reader,
     placed,
@@ -340,7 +339,7 @@ class StreamingBody:
         exchange.body_is_live(session_timeout_sec)
         self._max_chunk_bytes = max_chunk_bytes
         #: Chosen by ``parameters``.
-        self._reader: BodyReader = NdjsonBody(max_chunk_bytes=max_chunk_bytes)
+        self._reader: BodyReader = ObjectBody(max_chunk_bytes=max_chunk_bytes)
         self._items: Iterator[BodyItem] = iter(())
         #: Bytes read and not parsed yet.
         self._unread = b""
@@ -358,13 +357,13 @@ class StreamingBody:
         self._reader = await self._chosen_reader()
         if isinstance(self._reader, RawAudioBody):
             first = await self._next()
-            assert not isinstance(first, Parameters), "raw audio has its parameters in the query"
+            assert not isinstance(first, dict), "raw audio has its parameters in the query"
             self._first = first
             fields = query_parameters(self._exchange.request.query.items())
             return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
         item = await self._next()
-        if isinstance(item, Parameters):
-            return item.fields
+        if isinstance(item, dict):
+            return item
         self._first = item
         return {}
 
@@ -377,7 +376,7 @@ class StreamingBody:
             kind = media_type(AudioFormat(ENCODINGS[head]))
             return RawAudioBody(media_type=kind, max_chunk_bytes=self._max_chunk_bytes)
         if head == b"{" and not self._exchange.request.content_type.startswith("audio/"):
-            return NdjsonBody(max_chunk_bytes=self._max_chunk_bytes)
+            return ObjectBody(max_chunk_bytes=self._max_chunk_bytes)
         if head and not content_type.strip():
             message = "a streamed body without a Content-Type must be a known audio file or lines of JSON"
             raise UnsupportedFormat(message, param="Content-Type")
