@@ -429,8 +429,8 @@ EngineOutput: TypeAlias = (
 class EngineState(StrEnum):
     """Whether an engine can take requests.
 
-    The server refuses them as temporarily overloaded in STARTING, and as failed, fatally for the session, in UNHEALTHY.
-    An engine that restarts its processes returns from UNHEALTHY to OK by itself.
+    In STARTING the server refuses requests with EngineOverloaded, in UNHEALTHY with an EngineFailed that ends the
+    session. An engine that restarts its processes returns from UNHEALTHY to OK by itself.
     """
 
     STARTING = "starting"
