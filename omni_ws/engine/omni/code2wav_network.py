@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.step_graphs import StepGraphs
+from omni_ws.engine.omni.transformer import rotated
 
 #: In place of the number of frames, for a step that begins its streams with one frame each.
 _BEGIN: Final = 0
@@ -323,12 +324,12 @@ class _Block:
             functional.linear(x, *part).unflatten(-1, (-1, self._shape.head_dim)).transpose(1, 2)
             for part in (self._q, self._k, self._v)
         )
-        keys = torch.cat((self._keys[rows], _rotated(key, cosine, sine)), 2)
+        keys = torch.cat((self._keys[rows], rotated(key, cosine, sine)), 2)
         values = torch.cat((self._values[rows], value), 2)
         self._keys[rows] = keys[:, :, -self._past :]
         self._values[rows] = values[:, :, -self._past :]
         attended = functional.scaled_dot_product_attention(
-            _rotated(query, cosine, sine),
+            rotated(query, cosine, sine),
             keys,
             values,
             attn_mask=mask,
@@ -343,11 +344,6 @@ def _linear(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
-
-
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
 
 
 #: The tensors of a module or checkpoint, by their names.

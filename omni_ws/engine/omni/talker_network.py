@@ -19,7 +19,7 @@ from torch.nn import functional
 from omni_ws.engine.omni.checkpoint import TensorSource
 from omni_ws.engine.omni.prompt_reading import NONE, PromptReader, TalkerRows
 from omni_ws.engine.omni.step_model import TalkerSettings
-from omni_ws.engine.omni.transformer import BlockShape, SlotCache, SlotPiece, SlotRow, Transformer
+from omni_ws.engine.omni.transformer import BlockShape, SlotCache, Transformer
 
 #: The Thinker's embeddings, which stay on the CPU: the Talker looks up single rows of them.
 EMBEDDINGS: Final = "thinker.model.embed_tokens.weight"
@@ -121,8 +121,8 @@ class TalkerNetwork(ABC):
     def prefill(self, slot: int, start: int, rows: TalkerRows) -> None:
         """Compute keys and values of rows of a prompt, which follow the ``start`` positions that the slot has."""
         positions = torch.tensor(rows.positions, device=self.space.device)[:, None]
-        kept = SlotPiece(self._cache, slot, start, len(rows))
-        self._transformer(self._prompt_inputs(rows)[None], self._transformer.rotations(positions), kept)
+        put, mask = self._cache.piece(slot, start, len(rows))
+        self._transformer(self._prompt_inputs(rows)[None], self._transformer.rotations(positions), put, mask)
 
     def step(self, inputs: StepInputs, batch: int, window: int) -> torch.Tensor:
         """Return a frame of each of the first ``batch`` slots, (batch, codebooks).
@@ -133,8 +133,8 @@ class TalkerNetwork(ABC):
         active = inputs.active[:batch].bool()
         positions = inputs.positions[:batch].expand(3, -1)[..., None]
         x = self._answer_inputs(inputs.rows[:batch], self._feedback[:batch])
-        kept = SlotRow(self._cache, lengths, window)
-        state = self._transformer(x[:, None], self._transformer.rotations(positions), kept)[:, 0]
+        put, mask = self._cache.row(lengths, window)
+        state = self._transformer(x[:, None], self._transformer.rotations(positions), put, mask)[:, 0]
         first = self._sampling.draw(functional.linear(state, self._head).float(), frames, active)
         codes, feedback = self._frame(state, first, frames)
         self._feedback[:batch] = torch.where(active[:, None], feedback, self._feedback[:batch])

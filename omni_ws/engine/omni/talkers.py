@@ -14,7 +14,7 @@ from omni_ws.engine.omni.checkpoint import TensorSource, default_speaker
 from omni_ws.engine.omni.prompt_reading import TalkerRows, TurnTokens, UserTurnsReader, WholePromptReader
 from omni_ws.engine.omni.step_model import TalkerSettings
 from omni_ws.engine.omni.talker_network import SamplingState, SlotSpace, TalkerNetwork
-from omni_ws.engine.omni.transformer import BlockShape, Transformer
+from omni_ws.engine.omni.transformer import BlockShape, Put, Transformer
 
 #: The number of special ids at the end of the vocabulary, which are no codes; of these only the end code is drawn.
 _SPECIAL_CODES: Final = 1024
@@ -135,8 +135,8 @@ class CodePredictor:
         for number, (embedding, head) in enumerate(zip(self._embeddings, self._heads, strict=True)):
             done = number + 1 if number else 0
             rotations = self._rotations[0][:, done : number + 2], self._rotations[1][:, done : number + 2]
-            kept = _FrameCache(self._keys, self._values, done, number + 2, None if number else self._first_mask)
-            states = self._transformer(rows, rotations, kept)
+            mask = None if number else self._first_mask
+            states = self._transformer(rows, rotations, self._put(done, number + 2), mask)
             logits = functional.linear(states[:, -1], head).float()
             code = sampling.draw_residual(logits, frames, number + 1)
             codes.append(code)
@@ -145,21 +145,16 @@ class CodePredictor:
             rows = embedded[:, None]
         return torch.stack(codes, dim=1), total
 
+    def _put(self, start: int, end: int) -> Put:
+        """Return the access to the positions up to ``end`` of the frame, of which those from ``start`` on are new."""
 
-class _FrameCache:
-    """KeyValues of positions ``start`` to ``end`` of the current frame, in the cache ``keys`` and ``values``."""
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            batch = len(keys)
+            self._keys[layer, :batch, :, start:end] = keys
+            self._values[layer, :batch, :, start:end] = values
+            return self._keys[layer, :batch, :, :end], self._values[layer, :batch, :, :end]
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, start: int, end: int, mask: torch.Tensor | None
-    ) -> None:
-        self._keys, self._values, self._start, self._end = keys, values, start, end
-        self.mask = mask
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = len(keys)
-        self._keys[layer, :batch, :, self._start : self._end] = keys
-        self._values[layer, :batch, :, self._start : self._end] = values
-        return self._keys[layer, :batch, :, : self._end], self._values[layer, :batch, :, : self._end]
+        return put
 
 
 class Qwen25Talker(TalkerNetwork):

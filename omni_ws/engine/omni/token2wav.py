@@ -309,7 +309,7 @@ class _Answer:
 
     @property
     def waiting(self) -> int:
-        """The number of codes that no window has made final yet."""
+        """The number of codes that are neither final nor in a window that is being solved."""
         return self._received - (self.solving.window.end if self.solving else self._next_window().begin)
 
     @property

@@ -5,9 +5,9 @@ Shapes: B sessions, n new positions of each, W positions that they attend to, H 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -15,16 +15,9 @@ from torch.nn import functional
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import TensorSource
 
-
-class KeyValues(Protocol):
-    """The KV cache of one forward pass, and its attention mask."""
-
-    #: True where a query may attend, (B or 1, n, W); None where every query may attend to all.
-    mask: torch.Tensor | None
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values (B, kv_heads, n, head_dim); return all to attend to, (B, kv_heads, W, head_dim)."""
-        ...
+#: Puts a layer's new keys and values (B, kv_heads, n, head_dim) into a KV cache; returns all keys and values to attend
+#: to, (B, kv_heads, W, head_dim).
+Put: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Transformer:
@@ -48,13 +41,23 @@ class Transformer:
         angles = torch.cat((angles, angles), dim=-1)[:, :, None]
         return angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
-    def __call__(self, x: torch.Tensor, rotations: tuple[torch.Tensor, torch.Tensor], kept: KeyValues) -> torch.Tensor:
-        """Return the normalised hidden states (B, n, H) of the inputs ``x`` (B, n, H)."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotations: tuple[torch.Tensor, torch.Tensor],
+        put: Put,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the normalised hidden states (B, n, H) of the inputs ``x`` (B, n, H).
+
+        ``put`` is the access to the KV cache. ``mask`` (B or 1, n, W) is True where a query may attend to a position;
+        None means everywhere.
+        """
         eps, size = self.shape.norm_eps, self.shape.hidden_size
-        mask = self._grouped(kept.mask)
+        added = self._grouped(mask)
         for number, layer in enumerate(self._layers):
             x = x + self._attend(
-                number, layer, functional.rms_norm(x, (size,), layer.attention_norm, eps), rotations, kept, mask
+                number, layer, functional.rms_norm(x, (size,), layer.attention_norm, eps), rotations, put, added
             )
             x = x + layer.mlp(functional.rms_norm(x, (size,), layer.mlp_norm, eps))
         return functional.rms_norm(x, (size,), self._norm, eps)
@@ -74,7 +77,7 @@ class Transformer:
         layer: _Layer,
         x: torch.Tensor,
         rotations: tuple[torch.Tensor, torch.Tensor],
-        kept: KeyValues,
+        put: Put,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         shape, (batch, new, _) = self.shape, x.shape
@@ -83,8 +86,8 @@ class Transformer:
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = functional.rms_norm(queries, (shape.head_dim,), layer.query_norm, shape.norm_eps)
             keys = functional.rms_norm(keys, (shape.head_dim,), layer.key_norm, shape.norm_eps)
-        queries, keys = _rotated(queries, rotations), _rotated(keys, rotations)
-        every_key, every_value = kept.put(number, keys.transpose(1, 2), values.transpose(1, 2))
+        queries, keys = rotated(queries, *rotations), rotated(keys, *rotations)
+        every_key, every_value = put(number, keys.transpose(1, 2), values.transpose(1, 2))
         # Grouped-query attention: the heads of a group become further queries of one head, so keys are not repeated.
         queries = queries.transpose(1, 2).reshape(batch, shape.kv_heads, -1, shape.head_dim)
         mixed = functional.scaled_dot_product_attention(queries, every_key, every_value, attn_mask=mask)
@@ -106,8 +109,8 @@ class _Layer:
     mlp: GatedMlp | Experts
 
 
-def _rotated(x: torch.Tensor, rotations: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    cosine, sine = rotations
+def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Apply the rotary embedding to ``x`` (…, head_dim)."""
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
@@ -319,8 +322,8 @@ def _most_gathered(device: str, dtype: torch.dtype) -> int:
 class SlotCache:
     """The KV cache of all sessions of a Talker, in slots of one size. The caller keeps the length of each slot.
 
-    ``keys`` and ``values`` are (layers, slots, kv_heads, longest, head_dim). SlotPiece and SlotRow are the KeyValues of
-    a forward pass.
+    ``keys`` and ``values`` are (layers, slots, kv_heads, longest, head_dim). ``piece`` and ``row`` return the ``put``
+    and the ``mask`` of a pass, see Transformer.
     """
 
     def __init__(self, shape: BlockShape, slots: int, longest: int, device: str, dtype: torch.dtype) -> None:
@@ -329,37 +332,30 @@ class SlotCache:
         self.keys = torch.zeros(size, device=device, dtype=dtype)
         self.values = torch.zeros(size, device=device, dtype=dtype)
 
+    def piece(self, slot: int, start: int, count: int) -> tuple[Put, torch.Tensor]:
+        """Access for a pass over ``count`` positions of one slot, which follow its first ``start`` positions."""
+        here, new, end = slice(slot, slot + 1), slice(start, start + count), start + count
 
-class SlotPiece:
-    """KeyValues of a pass over ``count`` positions of one slot, which follow its first ``start`` positions."""
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.keys[layer, here, :, new] = keys
+            self.values[layer, here, :, new] = values
+            return self.keys[layer, here, :, :end], self.values[layer, here, :, :end]
 
-    def __init__(self, cache: SlotCache, slot: int, start: int, count: int) -> None:
-        self._cache, self._slot, self._start, self._end = cache, slot, start, start + count
-        ones = torch.ones(count, start + count, dtype=torch.bool, device=cache.keys.device)
-        self.mask: torch.Tensor | None = ones.tril(start)[None]
+        ones = torch.ones(count, end, dtype=torch.bool, device=self.keys.device)
+        return put, ones.tril(start)[None]
 
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        here, end = slice(self._slot, self._slot + 1), self._end
-        self._cache.keys[layer, here, :, self._start : end] = keys
-        self._cache.values[layer, here, :, self._start : end] = values
-        return self._cache.keys[layer, here, :, :end], self._cache.values[layer, here, :, :end]
+    def row(self, lengths: torch.Tensor, window: int) -> tuple[Put, torch.Tensor]:
+        """Access for a pass over one position of each of the first slots, which follows their ``lengths`` (B,).
 
+        All attend to at most the first ``window`` positions; ``window`` must be larger than the lengths. The position
+        that is written for an inactive slot is overwritten by the next pass.
+        """
+        slots = torch.arange(len(lengths), device=lengths.device)
 
-class SlotRow:
-    """KeyValues of a pass over one position of each of the first slots, which follows the ``lengths`` (B,) they have.
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            every_key, every_value = self.keys[layer], self.values[layer]
+            every_key[slots, :, lengths] = keys[:, :, 0]
+            every_value[slots, :, lengths] = values[:, :, 0]
+            return every_key[: len(slots), :, :window], every_value[: len(slots), :, :window]
 
-    All attend to at most the first ``window`` positions; ``window`` must be larger than the lengths. The position that
-    is written for an inactive slot is overwritten by the next pass.
-    """
-
-    def __init__(self, cache: SlotCache, lengths: torch.Tensor, window: int) -> None:
-        self._cache, self._lengths, self._window = cache, lengths, window
-        self._rows = torch.arange(len(lengths), device=lengths.device)
-        self.mask: torch.Tensor | None = (torch.arange(window, device=lengths.device) <= lengths[:, None])[:, None]
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        every_key, every_value = self._cache.keys[layer], self._cache.values[layer]
-        every_key[self._rows, :, self._lengths] = keys[:, :, 0]
-        every_value[self._rows, :, self._lengths] = values[:, :, 0]
-        batch = len(self._rows)
-        return every_key[:batch, :, : self._window], every_value[:batch, :, : self._window]
+        return put, (torch.arange(window, device=lengths.device) <= lengths[:, None])[:, None]
