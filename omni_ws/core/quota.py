@@ -55,6 +55,10 @@ class ByteBudget:
         """Return ``size`` reserved bytes."""
         self.used -= size
 
+    def charge_decoded(self, size: int) -> None:
+        """Count ``size`` bytes of decoded media more, or fewer if negative. Called under the lock of ``MediaRoom``."""
+        self.decoded += size
+
     def over_half(self, more: int = 0) -> bool:
         """Whether more than half of the server's capacity is used, or would be with ``more``: the rest is for input."""
         return self.used + self.decoded + more > self.capacity // 2

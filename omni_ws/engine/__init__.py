@@ -1,6 +1,6 @@
-"""Engines and what they share.
+"""Engines, and the modules that they share.
 
-``base`` is the contract of an engine. ``channel`` connects its stages, ``decoding`` converts its input, ``clauses``
-splits its text for synthesis. The engines in ``asr``, ``llm`` and ``tts`` do one task each, ``composed`` makes one
-engine of them; ``remote`` and ``vllm`` are complete.
+``base`` is the contract between server and engines. ``channel`` connects the stages of an engine, ``decoding`` decodes
+its input, ``clauses`` splits its text for synthesis. The engines in ``asr``, ``llm`` and ``tts`` do one task each, and
+``composed`` combines them into one; ``remote`` and ``vllm`` are complete engines.
 """

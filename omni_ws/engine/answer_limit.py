@@ -1,4 +1,4 @@
-"""Limits on answers: ``max_tokens`` and ``stop`` where words count as tokens, and the length of what is spoken."""
+"""Limits on answers: ``max_tokens`` and ``stop`` of engines without tokens, and the length of spoken answers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.clauses import CooperativePieces
 
 _WORDS: Final = re.compile(r"\S+")
-#: The limit on white space held back after the last word, in characters; the rest is dropped.
+#: The limit on white space held back after the last word, in characters; further white space is dropped.
 MAX_HELD_SPACE: Final = 4096
-#: Where a sentence ends: behind marks, closing quotes and white space, at a line's end, or at a mark of East Asia.
+#: The end of a sentence: marks, closing quotes and white space; or line breaks; or East Asian marks.
 _SENTENCE_END: Final = re.compile(r"[.!?…]+[\"'”’)\]]*\s+|\n+|[。！？]+[」』”’）]*")
 _CLAUSE_END: Final = re.compile(r"[,;:—–]\s+|[，、；：]")
-#: Characters of scripts without spaces: each is about a token. English has about so many characters in one.
+#: Characters of scripts without spaces, each of which is about a token. In English a token has about 4 characters.
 _WIDE: Final = "\u1100-\u11ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 _CHARACTERS_PER_TOKEN: Final = 4
-#: A word, or such a character, with the white space before it.
+#: A word, or a character of these scripts, with the white space before it.
 _UNIT: Final = re.compile(rf"\s*(?:[{_WIDE}]|[^\s{_WIDE}]+)|\s+")
 
 
@@ -43,7 +43,7 @@ class WordCounter:
 
 
 class AnswerText:
-    """The text of an answer: passes on what ``max_tokens`` and ``stop`` of ``sampling`` allow, and counts its words."""
+    """Cuts the text of an answer with an AnswerLimit, and counts the words that it passes on."""
 
     def __init__(self, sampling: Mapping[str, Any]) -> None:
         self._limit = AnswerLimit(sampling)
@@ -51,7 +51,7 @@ class AnswerText:
 
     @property
     def words(self) -> int:
-        """The words passed on so far."""
+        """The number of words passed on so far."""
         return self._counter.words
 
     @property
@@ -60,7 +60,7 @@ class AnswerText:
         return self._limit.reached
 
     async def add(self, text: str) -> AsyncGenerator[str, None]:
-        """Yield what may be sent now that ``text`` follows."""
+        """Add ``text`` to the answer, and yield the text that may be sent now."""
         async for piece in CooperativePieces(text):
             if passed := self._counted(self._limit.feed(piece)):
                 yield passed
@@ -68,7 +68,7 @@ class AnswerText:
                 return
 
     def finish(self) -> str:
-        """End the answer; returns the text that was held back."""
+        """End the answer, and return the text that was held back."""
         return self._counted(self._limit.finish())
 
     def _counted(self, passed: str) -> str:
@@ -79,11 +79,11 @@ class AnswerText:
 class AnswerLimit:
     """Cuts an answer, which is fed in pieces, at ``max_tokens`` or at a stop string.
 
-    ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even when they span pieces: text that
-    may be the beginning of one is held back until the next piece decides. White space after the last word allowed is
-    held back too, because it is only part of the answer if that ends there by itself.
+    ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even across pieces: text that may be the
+    beginning of a stop string is held back until the next piece. White space after the last word allowed is held back
+    too, because it belongs to the answer only if no further word follows.
 
-    ``sampling`` are the parameters of the request, of which ``max_tokens`` and ``stop`` are used.
+    ``sampling`` are the sampling parameters of the request; only ``max_tokens`` and ``stop`` have an effect.
     """
 
     def __init__(self, sampling: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class AnswerLimit:
             return ""
         text = self._held + text
         self._held = ""
-        # The stop string that is completed first wins, so that the result does not depend on the pieces.
+        # The stop string that ends first wins, so that the result does not depend on the pieces.
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             passed = self._within_length(text[: min(found)[1]])
@@ -116,7 +116,7 @@ class AnswerLimit:
         return self._within_length(text)
 
     def finish(self) -> str:
-        """End the answer; returns the text that was held back."""
+        """End the answer, and return the text that was held back."""
         if self.reached is not None:
             return ""
         held, self._held = self._held, ""
@@ -145,9 +145,9 @@ class AnswerLimit:
 class SpokenLimit:
     """Cuts an answer that is read aloud, and arrives in pieces, at the end of a sentence within about ``tokens``.
 
-    Tokens are estimated: each word is at least one. Text of the second half of the limit is passed on in whole
-    sentences: which one is the last is known only at its end. So much is written ahead of the voice by then that nobody
-    waits for it.
+    Tokens are estimated, at least one for each word. The second half of the limit is passed on in whole sentences,
+    because only the end of a sentence shows whether it fits. That causes no wait: by then the text is far ahead of the
+    voice.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -158,16 +158,16 @@ class SpokenLimit:
         self._held = ""
 
     def passes(self, text: str) -> bool:
-        """Whether this piece is passed on as it comes: then it only has to be counted."""
+        """Whether this piece may be passed on unchanged, and needs only ``count``, which is cheaper than ``feed``."""
         return self.tokens + len(text) < self._most // 2 and not self._held
 
     def count(self, text: str) -> None:
-        """Count a piece that is passed on as it came."""
+        """Count a piece that is passed on unchanged."""
         for unit in _UNIT.finditer(text):
             self.tokens += _tokens(unit[0])
 
     def feed(self, text: str) -> str:
-        """Count a piece; return what may be said now."""
+        """Count a piece, and return the text that may be spoken now."""
         passed: list[str] = []
         for unit in _UNIT.finditer(text):
             if self.reached:
@@ -187,11 +187,11 @@ class SpokenLimit:
         return "".join(passed)
 
     def finish(self, *, cut: bool) -> str:
-        """End the answer; returns what is left to be said: all of it, unless the answer was ``cut`` off."""
+        """End the answer, and return the text held back; if the answer is ``cut`` off, up to its last sentence end."""
         held, self._held = self._held, ""
         if not cut:
             return held
-        # A sentence that is longer than half an answer is cut at a clause, or a word.
+        # A sentence that is longer than half of the limit is cut at the end of a clause, or at the last word.
         ends = (_last_end(kind, f"{held} ") for kind in (_SENTENCE_END, _CLAUSE_END))
         return held[: next(filter(None, ends), len(held))].rstrip()
 
@@ -202,7 +202,7 @@ def _tokens(unit: str) -> int:
 
 
 def _last_end(kind: re.Pattern[str], text: str) -> int:
-    """Where the last match of ``kind`` ends; 0 for none."""
+    """Return the end of the last match of ``kind``; 0 if there is none."""
     return max((found.end() for found in kind.finditer(text)), default=0)
 
 

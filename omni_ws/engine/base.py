@@ -1,8 +1,8 @@
 """The contract between the server and its engines.
 
-An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
-and what it may rely on, ``EngineCapabilities`` what it can declare. The server refuses requests for anything
-undeclared, so an engine need not check for it. The core of an engine is an async generator::
+An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes its methods and what both sides
+may rely on, ``EngineCapabilities`` what an engine can declare. The server refuses requests for anything that is not
+declared, so an engine need not check for it. The core of an engine is an async generator::
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         with request.media_room.share() as share:
@@ -16,7 +16,7 @@ undeclared, so an engine need not check for it. The core of an engine is an asyn
             yield TextOutput("an answer")           # waits while the client does not read
             yield Finished(FinishReason.STOP, Usage())
 
-An engine may also have token sessions (``HasTokens``), and models that can be traced (``TraceableEngine``).
+An engine may also implement ``HasTokens``, for token sessions, and ``TraceableEngine``, for traces of its models.
 """
 
 from __future__ import annotations
@@ -59,48 +59,45 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do.
-
-    Requests for anything not declared here are refused by name before they reach the engine.
-    """
+    """What an engine can do. The server refuses requests for anything else before they reach the engine."""
 
     input_modalities: frozenset[Modality]
     output_modalities: frozenset[OutputModality]
     tasks: frozenset[Task]
-    #: Whether input that arrives after the start is used (``InputMode.EXTEND``).
+    #: Whether the engine uses input that arrives after the start of a request (``InputMode.EXTEND``).
     extend: bool
     #: The names of the engine's stages, in order; empty for a single stage named like the engine.
     stages: tuple[str, ...] = ()
     #: The names of the voices, the default first; empty if the engine does not speak.
     voices: tuple[str, ...] = ()
-    #: Further names of voices.
+    #: Further names of voices, with the name in ``voices`` that each stands for.
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     #: Whether the speed of speech can be set.
     speed: bool = False
     #: The sampling parameters that affect the answer.
     sampling: frozenset[str] = frozenset()
-    #: ``max_tokens`` of an answer where the client names none; None for no limit.
+    #: The default of ``max_tokens``, the limit on an answer; None for no limit.
     max_tokens: int | None = None
-    #: The sampling parameters that are accepted without effect, because the engine is deterministic.
+    #: The sampling parameters that the engine accepts but ignores, because it is deterministic.
     sampling_no_ops: frozenset[str] = frozenset()
     #: The ``stage.parameter`` names that ``stage_params`` and ``stage_sampling`` may set.
     stage_params: frozenset[str] = frozenset()
     stage_sampling: frozenset[str] = frozenset()
-    tools: bool = False  #: Function calling.
-    logprobs: bool = False  #: Log-probabilities of the tokens of text.
-    #: Answers constrained to JSON, see StructuredOutput.
+    tools: bool = False  #: Whether the engine can call functions.
+    logprobs: bool = False  #: Whether it reports log-probabilities of text tokens.
+    #: Whether answers can be constrained to JSON, see StructuredOutput.
     structured_output: bool = False
-    #: Several answers to one request (OpenAI's ``n``).
+    #: Whether a request can have several answers (OpenAI's ``n``).
     choices: bool = False
     #: Whether ``AnswerOptions.priority`` affects scheduling.
     priority: bool = False
-    #: Prompts that bypass the chat template.
+    #: Whether prompts can bypass the chat template.
     raw_prompts: bool = False
-    #: Raw prompts given as token IDs.
+    #: Whether raw prompts can be token IDs.
     token_prompts: bool = False
-    #: Answers that begin with the raw prompt.
+    #: Whether answers can begin with the raw prompt.
     echo: bool = False
-    #: The roles that the input's message may have, see ``AnswerOptions.input_role``.
+    #: The roles that the message of the input may have, see ``AnswerOptions.input_role``.
     input_roles: frozenset[str] = frozenset({"user"})
     #: Why the engine accepts raw prompts only (its model lacks a chat template); empty if it accepts chats.
     chat_refusal: str = ""
@@ -110,29 +107,30 @@ class EngineCapabilities:
     template_arguments: bool = False
     #: The names of ``AnswerOptions.media_limits`` that have an effect.
     media_limits: frozenset[str] = frozenset()
-    upstream: frozenset[str] = frozenset()  #: The same of ``AnswerOptions.upstream``.
+    #: The names of ``AnswerOptions.upstream`` that have an effect.
+    upstream: frozenset[str] = frozenset()
     #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
     languages: frozenset[str] = frozenset()
-    #: The languages (RFC 5646) of voices that read one alone and want its numbers, dates and signs in words.
+    #: The language (RFC 5646) of each voice that reads only one language, and needs numbers, dates and signs in words.
     voice_languages: Mapping[str, str] = field(default_factory=dict)
-    #: Whether transcripts can be in English, whatever is spoken; see ``AnswerOptions.translate``.
+    #: Whether speech in any language can be transcribed in English, see ``AnswerOptions.translate``.
     translates: bool = False
     #: Whether transcripts contain the times of words.
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
-    #: The modalities of ``picture`` that they may contain.
+    #: The modalities that messages of the history may contain as ``picture``.
     pictures_in_history: frozenset[Modality] = frozenset()
-    #: Whether an answer to speech follows its transcripts: one without any is an answer to speech without words.
+    #: Whether transcripts of speech come before the answer: if none came, the speech had no words.
     transcribes_first: bool = False
-    #: Whether the engine goes on writing speech down where the answer is cut off, see ``GenerationRequest.cut``.
+    #: Whether the engine still transcribes the input to its end after the answer was cut off, see ``Cut``.
     hears_on: bool = False
-    #: The answer of a text model to speech without words, which a composition keeps from it; empty for none.
+    #: The answer to speech without words, which a composed engine gives in place of this text model; empty for none.
     nothing_heard: str = ""
 
     @property
     def transcripts(self) -> bool:
-        """Whether speech input is transcribed. The transcript is then complete: without one, nothing was said."""
+        """Whether the engine transcribes speech input, completely: without a transcript, nothing was said."""
         return OutputModality.TRANSCRIPT in self.output_modalities
 
 
@@ -147,85 +145,86 @@ class StructuredOutput:
 class AnswerOptions:
     """Options that few requests use and few engines support; see the capabilities of the same names."""
 
-    #: How many of the most probable tokens to report besides each sampled one; None reports no log-probabilities.
+    #: How many of the most probable tokens to report for each sampled token; None for no log-probabilities.
     logprobs: int | None = None
     structure: StructuredOutput | None = None
     #: The number of answers.
     choices: int = 1
     #: Requests with a lower number are scheduled first.
     priority: int = 0
-    #: Whether the input is the whole prompt, to which no chat template applies.
+    #: Whether the input is the whole prompt, without a chat template.
     raw_prompt: bool = False
     #: Whether the text of the raw prompt is a JSON array of token IDs.
     token_prompt: bool = False
     #: Whether the answer begins with the raw prompt, including its log-probabilities if requested.
     echo: bool = False
-    #: Whether the answer consists of the raw prompt alone.
+    #: Whether the answer consists of the raw prompt only.
     only_echo: bool = False
-    #: The role of the input's message: ``user``, ``system``, or ``assistant``, which the answer then continues.
+    #: The role of the input's message: ``user``, ``system`` or ``assistant``; an ``assistant`` message is continued.
     input_role: str = "user"
     #: Whether the answer may contain more than one tool call.
     parallel_tool_calls: bool = True
-    #: Whether text that the voice cannot read is passed over, as in an answer that is written too, and not refused.
+    #: Whether the voice skips text that it cannot read; otherwise the request is refused.
     skip_unreadable: bool = False
-    #: Whether a text to read aloud is in its spoken form already: its numbers are in words.
+    #: Whether a text to read aloud is in its spoken form already, with numbers in words.
     spoken_form: bool = False
-    #: Whether the transcript is to be in English, whatever is spoken.
+    #: Whether the transcript is in English, whatever language is spoken.
     translate: bool = False
     #: Arguments of the model's chat template, such as ``enable_thinking``.
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether to report what the model thinks, see ThoughtOutput.
+    #: Whether to report the model's reasoning, see ThoughtOutput.
     thought: bool = False
-    #: Whether nothing of the answer is read before its end.
+    #: Whether the client reads the answer only once it is complete.
     read_whole: bool = False
-    #: Whether an ASR tells at a pause what it would settle on, see TranscriptGuess.
+    #: Whether an ASR yields a TranscriptGuess at each pause.
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
-    upstream: Mapping[str, str] = field(default_factory=dict)  #: Of ``wire.openai_fields.UPSTREAM_FIELDS``.
+    #: Fields for the server behind a remote engine, by the names in ``wire.openai_fields.UPSTREAM_FIELDS``.
+    upstream: Mapping[str, str] = field(default_factory=dict)
 
 
 class InputSource(Protocol):
     """The chunks of one request, in order, up to the end of its input. It can be iterated once.
 
-    Each chunk taken allows the client to send more, so an engine takes a chunk when it can process it.
+    Taking a chunk allows the client to send more, so an engine takes a chunk only when it can process it.
     """
 
     def __aiter__(self) -> AsyncIterator[InputChunk]: ...
 
 
 class OutputSink(Protocol):
-    """Takes outputs of one answer at once: from a callback or any task, and without a switch to the task that iterates.
+    """Sends outputs of one answer directly, from a callback or any task, without the generator of the engine.
 
     For engines that produce many small outputs; see ``GenerationRequest.sink``.
     """
 
     def offer(self, output: EngineOutput) -> bool:
-        """Send ``output``, which follows everything that was offered or yielded before, and return True.
+        """Send ``output`` behind everything that was offered or yielded before; returns whether that was possible.
 
-        Returns False where it cannot be sent at once: the client does not read, an output that was yielded is still
-        being sent, the audio is encoded in a thread or not due yet, or it is a Finished. The output must be yielded
-        then, before the next one is offered.
+        Returns False if the output cannot be sent at once: the client does not read, an output that was yielded is
+        still being sent, the audio is encoded in a thread or not due yet, or the output is a Finished. The engine must
+        then yield it, before it offers the next one.
         """
         ...
 
 
 class _NoSink:
-    """Takes nothing: every output is yielded."""
+    """Refuses all outputs, so that the engine yields them."""
 
     def offer(self, output: EngineOutput) -> bool:
         return False
 
 
-#: For requests whose outputs must all pass through the iterator, such as those of an engine that wraps another.
+#: The sink of a request whose outputs must all be yielded, for instance to an engine that wraps this one.
 NO_SINK: Final[OutputSink] = _NoSink()
 
 
 class UsageMeter:
-    """Reports the usage of a request that is cut off before its Finished.
+    """Reports the usage of a request that is aborted before its Finished.
 
-    An engine that counts tokens replaces ``read`` by a function that returns the usage so far, or None while there is
-    none. The function is called on the event loop, possibly after the request was aborted.
+    An engine that counts tokens sets ``read`` to a function that returns the usage so far, or None while there is none.
+    The server calls it on the event loop, possibly after the abort.
     """
 
     __slots__ = ("read",)
@@ -235,10 +234,10 @@ class UsageMeter:
 
 
 class Cut:
-    """Tells an engine that nobody wants the answer to a request any more, while what was said in it still counts.
+    """Cuts off the answer to a request whose input still counts, because the user speaks on.
 
-    The speaker has gone on. An engine with ``EngineCapabilities.hears_on`` ends the answer at once, writes down the
-    input to its end, and yields transcripts alone from then on, and a Finished. Others need not know of it.
+    An engine with ``EngineCapabilities.hears_on`` then ends the answer at once, transcribes the input to its end, and
+    yields only transcripts and a Finished. Other engines ignore it.
     """
 
     __slots__ = ("_callbacks", "made")
@@ -256,7 +255,7 @@ class Cut:
 
     @contextmanager
     def watched(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call ``callback`` when the answer is cut off within the block, or at once if it was before."""
+        """Call ``callback`` when the answer is cut off within the block, or at once if it was cut off before."""
         self._callbacks.append(callback)
         try:
             if self.made:
@@ -270,9 +269,9 @@ class Cut:
 class GenerationRequest:
     """One request, as the engine gets it.
 
-    ``input`` yields the input buffered at the start and, under ``InputMode.EXTEND``, all later chunks as they arrive;
-    it ends with the input. Text in it is valid UTF-8 with whole characters in each chunk. ``input_audio`` is the format
-    of audio chunks whose own ``format`` is None. ``engine.decoding.decode_input`` decodes it all.
+    ``input`` yields the input that is there at the start and, under ``InputMode.EXTEND``, all later chunks as they
+    arrive. Text is valid UTF-8, with whole characters in each chunk. ``input_audio`` is the format of audio chunks
+    whose own ``format`` is None. ``engine.decoding.decode_input`` decodes input of all modalities.
     """
 
     request_id: str
@@ -282,18 +281,18 @@ class GenerationRequest:
     input_audio: AudioFormat
     #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
-    #: Whether the text of the answer is to be told in any case: a history has it, whatever the client gets.
+    #: Whether the engine must yield the text of the answer even if TEXT is not in ``modalities``, for the history.
     remembered: bool = False
-    #: The language that is spoken (primary subtag of RFC 5646), one of the capabilities; None if the client named none.
+    #: The spoken language (primary subtag of RFC 5646), one of the capabilities' ``languages``; None if not given.
     language: str | None = None
     voice: str | None = None
-    #: How fast the voice speaks, as a factor of its own speed.
+    #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
     instructions: str = ""
     history: tuple[Message, ...] = ()
-    #: The sampling parameters that the client set, by their names in ``session_config``; defaults are the engine's.
+    #: The sampling parameters that the client set, by their names in ``session_config``; the engine has the defaults.
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    #: Sampling parameters of single stages, and further parameters, by the names of the stages.
+    #: Sampling parameters and further parameters of single stages, by the names of the stages.
     stage_sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stage_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: In OpenAI's form: ``{"type": "function", "function": {…}}``.
@@ -302,33 +301,34 @@ class GenerationRequest:
     options: AnswerOptions = AnswerOptions()
     #: The name of the client's API key. Caches must not be shared between owners, lest timing reveal their prompts.
     owner: str | None = None
-    #: Whether its whole input is known, and has no audio in it.
+    #: Whether the input is complete and contains no audio.
     without_audio: bool = False
-    near: bool = False  #: Whether the client is on this machine, and may hear what is for the operator.
-    conversation: str | None = None  #: The id of the session; None for a request by itself, as over HTTP.
+    #: Whether the client is on this machine, and may see error details that are for the operator.
+    near: bool = False
+    conversation: str | None = None  #: The id of the session; None for a single request, such as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
-    #: Says when the answer is wanted no more.
+    #: Tells when the answer is no longer wanted.
     cut: Cut = field(default_factory=Cut)
-    #: Takes outputs without waiting. Its use is optional.
+    #: Sends outputs directly. Its use is optional.
     sink: OutputSink = NO_SINK
-    #: The budget in which decoded input is reserved.
+    #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
-    #: Where audio is decoded: the place of its session in the threads of all.
+    #: The session's share of the ListeningThreads, which decode audio.
     lane: Lane = field(default_factory=Lane)
-    #: Tells the client of something in its input that the request goes on without. Called on the event loop.
+    #: Reports a part of the input that was dropped to the client; the request goes on. Called on the event loop.
     warn: Callable[[OmniError], None] = lambda error: None
 
     @property
     def tells_text(self) -> bool:
-        """Whether the text of the answer is wanted."""
+        """Whether the engine must yield the text of the answer."""
         return self.remembered or OutputModality.TEXT in self.modalities
 
 
 class TextOutput(Struct, frozen=True):
     """A piece of the answer's text, which extends the pieces before it.
 
-    ``logprobs`` are those of the tokens in ``text``; ``choice`` is the index of the answer, if there are several.
-    A ``refusal`` says that the model does not answer; it is said and remembered like any text.
+    ``logprobs`` has an item for each token in ``text``; ``choice`` is the index of the answer, if there are several.
+    With ``refusal``, the model says that it does not answer; this is spoken and kept in the history like other text.
     """
 
     text: str
@@ -345,7 +345,7 @@ class ToolCallOutput(Struct, frozen=True):
 
 
 class ThoughtOutput(Struct, frozen=True):
-    """A piece of what the model thinks before it answers: neither text of the answer nor spoken."""
+    """A piece of the model's reasoning, which is neither text of the answer nor spoken."""
 
     text: str
     choice: int = 0
@@ -354,23 +354,23 @@ class ThoughtOutput(Struct, frozen=True):
 class TranscriptOutput(Struct, frozen=True):
     """Recognised speech of the input; ``start_ms`` is its position in the input audio, in milliseconds.
 
-    An interim transcript is a preliminary form of the next segment, and replaced by the next transcript. The others are
-    settled: each is a segment, and together they form the transcript.
+    An interim transcript is a preliminary form of the next segment; the next TranscriptOutput replaces it. The others
+    are final: each is a segment, and together they form the transcript.
     """
 
     text: str
     interim: bool = False
     start_ms: int | None = None
     words: tuple[Word, ...] = ()
-    #: Of a settled one, where the recogniser says it.
+    #: How the speech was recognised, such as its language; set on final transcripts if the recogniser reports it.
     hearing: Hearing | None = None
 
 
 class TranscriptGuess(Struct, frozen=True):
-    """What the next settled transcript will be if the speaker, who pauses, says nothing more.
+    """The next final transcript, provided that the speaker, who pauses, says nothing more.
 
-    An empty ``text`` takes the guess back: the speaker goes on. Guesses are for engines that wrap an ASR, and sent only
-    if ``AnswerOptions.transcript_guesses`` asks for them; an ASR need not make any.
+    An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for engines that wrap an ASR, and
+    are yielded only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
     """
 
     text: str
@@ -379,9 +379,8 @@ class TranscriptGuess(Struct, frozen=True):
 class AudioOutput(Struct, frozen=True):
     """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
-    The times of ``words`` count from the start of the answer's audio, not of this piece. A voice that tells none may
-    tell which clause the piece belongs to: the one that ends at the index ``text_end`` of the text that is read, and
-    begins where the clause before ends.
+    The times of ``words`` count from the start of the answer's audio, not of this piece. A voice without word times may
+    instead set ``text_end``, the end of the clause that the piece belongs to, as an index in the text that is read.
     """
 
     samples: Samples | Pcm16
@@ -391,9 +390,9 @@ class AudioOutput(Struct, frozen=True):
 
 
 class PartFailed(Struct, frozen=True):
-    """A part of a composed engine has failed on this request, which goes on without it.
+    """A part of an engine has failed; the request goes on without it.
 
-    ``param`` of the error is the part: ``asr``, ``llm`` or ``tts``.
+    The ``param`` of the error names the part: ``asr``, ``llm`` or ``tts``.
     """
 
     error: OmniError
@@ -403,9 +402,9 @@ class PartFailed(Struct, frozen=True):
 class Finished:
     """The last output of an answer; the server closes the generator after it.
 
-    ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. CANCELLED and ERROR are
-    for the server to report. ``foreign_reasons`` are names of reasons that FinishReason lacks, in the same order; the
-    reason is STOP there. ``warnings`` is what was done otherwise than asked.
+    ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. Only the server reports
+    CANCELLED and ERROR. ``foreign_reasons`` has, in the same order, the names of reasons that FinishReason lacks, such
+    as another server's "content_filter"; the reason itself is STOP. ``warnings`` are deviations from the request.
     """
 
     reason: FinishReason
@@ -430,8 +429,8 @@ EngineOutput: TypeAlias = (
 class EngineState(StrEnum):
     """Whether an engine can take requests.
 
-    The server refuses them as temporarily overloaded in STARTING, and as failed, fatally for the session, in UNHEALTHY.
-    An engine that restarts its processes returns from UNHEALTHY to OK by itself.
+    In STARTING the server refuses requests with EngineOverloaded, in UNHEALTHY with an EngineFailed that ends the
+    session. An engine that restarts its processes returns from UNHEALTHY to OK by itself.
     """
 
     STARTING = "starting"
@@ -445,17 +444,17 @@ class Engine(Protocol):
 
     **Threads.** All methods are called on the event loop that also serves the connections, which an engine must not
     block for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
-    ``engine.threads`` runs calls in threads in such a way that a cancellation waits for them.
+    ``engine.threads`` has functions that run a call in a thread, and wait for its end on cancellation.
 
     **Backpressure.** Outputs are pulled: the server does not resume the generator while the client's outbox is full. An
     engine may work ahead meanwhile, within a bound (see ``Channel``). Input is pulled too, see InputSource.
 
-    **Hand-over.** Each output that is yielded costs a pass through the generator and, where it comes from another task,
-    a switch of tasks. An engine may offer it to ``request.sink`` first, which usually takes it at once.
+    **Sink.** Each output that is yielded costs a pass through the generator, and a task switch if it comes from another
+    task. An engine may offer it to ``request.sink`` first, which usually accepts it.
 
     **Cancellation.** The server aborts a request by closing the generator or cancelling the task that iterates it, at
     any time, also while it waits for input. The engine then stops the work and releases what the request holds before
-    the generator ends, in a ``finally`` block. The server waits for that, so it has to be quick, and does not cancel a
+    the generator ends, in a ``finally`` block. The server waits for that, so it must be quick, and does not cancel a
     second time.
 
     **Errors.** A request fails by raising an OmniError: InvalidValue for parameters, UnsupportedFormat for input that
@@ -485,11 +484,11 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> tuple[str, ...]:
-        """Return lines for the operator, printed after ``start``: what the engine found, and what is missing."""
+        """Return lines to print for the operator after ``start``: what the engine found, and what is missing."""
         ...
 
     async def start(self) -> None:
-        """Load models and warm up; returns when requests can be served. Raises EngineFailed when that is impossible."""
+        """Load models and warm up; returns once requests can be served. Raises EngineFailed."""
         ...
 
     async def stop(self) -> None:
@@ -499,7 +498,7 @@ class Engine(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         """Answer a request: an async generator that yields outputs in order and ends with one Finished.
 
-        It may yield before the input has ended. Outputs of a modality that was not requested are ignored.
+        It may yield before the input has ended. The server ignores outputs of a modality that was not requested.
         """
         ...
 
@@ -525,8 +524,8 @@ class TokenSampling:
 class TokenGeneration:
     """One call to continue a token list.
 
-    ``tokens`` is the whole list. It belongs to the session, which appends decoded tokens to it, so an engine copies
-    what it keeps. With ``max_tokens`` 0 the list is computed without decoding. The ranges select the positions whose
+    ``tokens`` is the whole list. It belongs to the session, which appends decoded tokens to it; an engine must copy
+    what it keeps. With ``max_tokens`` 0 the list is processed but not continued. The ranges select the positions whose
     log-probabilities and readouts are reported.
     """
 
@@ -545,10 +544,11 @@ class TokenGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
-    """A decoded token, or one of the list that a range selects.
+    """A decoded token, or a token of the list that a range selects.
 
-    ``readout`` has layers × concepts numbers, layer by layer; it is empty unless selected. ``logprobs`` are the most
-    probable tokens at this position, in descending order, ``logprob`` is that of the token itself.
+    ``readout`` has layers × concepts numbers, layer by layer; it is empty unless a range selects it. ``logprobs`` are
+    (token, log-probability) of the most probable tokens at this position, in descending order; ``logprob`` is the
+    log-probability of the token itself.
     """
 
     id: int
@@ -564,7 +564,7 @@ class TokenStop(Enum):
 
     EOS = "eos"
     LENGTH = "length"
-    #: The session was closed; reported by the server, not by engines.
+    #: The session was closed. Only the server reports this, no engine.
     CANCELLED = "cancelled"
 
 
@@ -589,11 +589,11 @@ class ReadoutManifest:
 
 
 class TokenEngine(Protocol):
-    """The interface of ``HasTokens.tokens``; usable once the engine has started."""
+    """An engine's interface for token sessions (``HasTokens.tokens``), usable once the engine has started."""
 
     @property
     def max_model_len(self) -> int:
-        """The longest list that the model processes, in tokens."""
+        """The limit on the length of a token list, decoded tokens included."""
         ...
 
     @property
@@ -608,23 +608,23 @@ class TokenEngine(Protocol):
 
     @property
     def readout_manifest(self) -> ReadoutManifest:
-        """What readouts contain."""
+        """The contents of a readout."""
         ...
 
     async def check_images(self, images: Sequence[TokenImage]) -> None:
-        """Check images.
+        """Check that images can be used.
 
-        Raises InvalidValue for one that cannot be decoded, or has another number of features than the model computes
-        for it.
+        Raises InvalidValue for an image that cannot be decoded, or whose number of features differs from what the model
+        computes.
         """
         ...
 
     def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
         """Continue a token list: an async generator that ends with one TokensFinished.
 
-        It yields the selected tokens of the list, in order, then each decoded token; one with a readout after its own
-        position has been computed. Closing the generator aborts the call. Raises as ``Engine.generate`` does, and
-        ContextLengthExceeded before the first output.
+        It yields the selected tokens of the list, in order, then each decoded token. A decoded token with a readout is
+        yielded only after the model has processed it. Closing the generator aborts the call. Raises as
+        ``Engine.generate``, and ContextLengthExceeded before the first output.
         """
         ...
 
@@ -634,13 +634,13 @@ class HasTokens(Protocol):
 
     @property
     def tokens(self) -> TokenEngine:
-        """Its interface for token sessions."""
+        """The interface for token sessions."""
         ...
 
 
 @runtime_checkable
 class TraceableEngine(Protocol):
-    """An engine that can record the operations of its models with torch's profiler, in all its processes."""
+    """An engine that can trace the operations of its models with torch's profiler, in all its processes."""
 
     @property
     def can_trace(self) -> bool:
@@ -648,18 +648,18 @@ class TraceableEngine(Protocol):
         ...
 
     async def start_trace(self, template: Path) -> None:
-        """Start recording. ``template`` is the beginning of the paths of the files to write."""
+        """Start a trace; the paths of its files will begin with ``template``."""
         ...
 
     async def stop_trace(self) -> tuple[Path, ...]:
-        """Stop recording and return the files."""
+        """Stop the trace and return its files."""
         ...
 
 
 def incident(failure: str, exception: BaseException, *, request_id: str | None = None) -> EngineFailed:
-    """Log ``exception`` under a new ID, and return the error that the client gets.
+    """Log ``exception`` under a new error ID, and return the error for the client.
 
-    That has the ID, and ``failure`` as its message; the text of ``exception`` might reveal internals.
+    The error has this ID, and ``failure`` as its message, since the text of ``exception`` might reveal internals.
     """
     error_id = f"err_{uuid.uuid4().hex}"
     logger.error("%s (%s)", failure, error_id, exc_info=exception)

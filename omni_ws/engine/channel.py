@@ -24,15 +24,15 @@ class ChannelClosed(Exception):
 class Channel(Generic[T]):
     """A queue with backpressure for one reader and any number of writers, all on the same event loop.
 
-    Its capacity is in bytes, characters or milliseconds, not in items.
+    ``capacity`` is in bytes, characters or milliseconds rather than items; ``cost`` measures an item in that unit.
 
-    ``cost`` measures an item in the unit of ``capacity``. ``put`` waits while the channel is full; an item that costs
-    more than the capacity is accepted once the channel is empty. Writers that wait get their turns in the order in
-    which they came. ``put_nowait`` is for writers that cannot wait, such as socket callbacks: it always accepts, and
-    the writer pauses its own source while ``full``, or waits for ``room``.
+    ``put`` waits while the channel is full; an item that costs more than the capacity is accepted once the channel is
+    empty. Waiting writers take turns in the order of their calls. ``put_nowait`` is for writers that cannot wait, such
+    as socket callbacks: it always accepts the item, and the writer pauses its own source while the channel is ``full``,
+    or waits for ``room``.
 
-    The reader iterates over the channel. ``on_take`` is called with the cost of each item taken, and of all items
-    discarded: the owner accounts for input by it.
+    The reader iterates over the channel. ``on_take`` is called with the cost of each item taken, and with the cost of
+    all items discarded, so that the owner can account for them.
 
     A writer ends the channel with ``close`` or ``fail``, the reader with ``discard``. Cancelling a task that waits in
     ``put`` or in the iteration leaves the channel as it was.
@@ -47,15 +47,16 @@ class Channel(Generic[T]):
         self._on_take = on_take
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
-        self._closed = False
+        #: Whether further items are refused.
+        self.closed = False
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        #: Held by the writer whose turn it is, while it waits.
+        #: Held by the waiting writer whose turn it is.
         self._turn = asyncio.Lock()
 
     @property
     def full(self) -> bool:
-        """Whether the queued items cost the capacity or more."""
+        """Whether the cost of the queued items reaches the capacity."""
         return self.queued >= self.capacity
 
     @property
@@ -64,40 +65,35 @@ class Channel(Generic[T]):
         return len(self._items)
 
     @property
-    def closed(self) -> bool:
-        """Whether further items are refused."""
-        return self._closed
-
-    @property
     def awaited(self) -> bool:
-        """Whether the reader waits for an item: the channel is empty, and the reader is done with all that it took."""
+        """Whether the reader waits for an item: the channel is empty, and all items taken are processed."""
         return self._reader is not None and not self._reader.done()
 
     def put_nowait(self, item: T) -> None:
         """Queue ``item`` even if the channel is full. Raises ChannelClosed."""
-        if self._closed:
+        if self.closed:
             raise ChannelClosed
         self._items.append(item)
         self.queued += self._cost(item)
         self._wake(self._reader)
 
     async def put(self, item: T) -> None:
-        """Queue ``item`` once there is room for it. Raises ChannelClosed, also when the channel is closed meanwhile."""
+        """Queue ``item`` once there is room for it. Raises ChannelClosed, even if the channel is closed meanwhile."""
         if self._items or self._turn.locked():
             async with self._turn:
-                while self._items and self.queued + self._cost(item) > self.capacity and not self._closed:
+                while self._items and self.queued + self._cost(item) > self.capacity and not self.closed:
                     await self._item_taken()
                 self.put_nowait(item)
         else:
             self.put_nowait(item)
 
     async def room(self) -> None:
-        """Wait while the channel is full. Raises ChannelClosed, also when the channel is closed meanwhile."""
+        """Wait while the channel is full. Raises ChannelClosed, even if the channel is closed meanwhile."""
         if self.full:
             async with self._turn:
-                while self.full and not self._closed:
+                while self.full and not self.closed:
                     await self._item_taken()
-        if self._closed:
+        if self.closed:
             raise ChannelClosed
 
     async def _item_taken(self) -> None:
@@ -106,21 +102,18 @@ class Channel(Generic[T]):
         await self._writer
 
     def close(self) -> None:
-        """End the channel: the reader gets the queued items, then the end of the iteration. Idempotent."""
-        self._closed = True
+        """End the channel: the iteration ends after the queued items. Idempotent."""
+        self.closed = True
         self._wake(self._reader)
         self._wake(self._writer)
 
     def fail(self, error: BaseException) -> None:
-        """End the channel with an error: the reader gets the queued items, then ``error`` is raised."""
+        """End the channel: the iteration raises ``error`` after the queued items."""
         self._error = error
         self.close()
 
     def discard(self) -> None:
-        """End the channel from the reader's side.
-
-        Queued items are dropped and counted as taken; further ones are refused.
-        """
+        """End the channel from the reader's side: queued items count as taken, further items are refused."""
         self._items.clear()
         queued, self.queued = self.queued, 0
         if queued and self._on_take is not None:
@@ -139,14 +132,14 @@ class Channel(Generic[T]):
         self._wake(self._writer)
         return item
 
-    # The channel is its own iterator: the event loop would close an abandoned async generator in a task without owner.
+    # The channel is its own iterator. The event loop would close an abandoned async generator in a task without owner.
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
         while (item := self.take_nowait()) is None:
-            if self._closed:
+            if self.closed:
                 if self._error is not None:
                     raise self._error
                 raise StopAsyncIteration
@@ -162,7 +155,7 @@ class Channel(Generic[T]):
 
 # Stages connected by channels.
 
-#: The limit on outputs that wait for the client: bytes of samples plus an overhead for each output.
+#: The limit on outputs that wait for the client, in bytes of samples plus an overhead for each output.
 OUTPUT_BYTES = 256 * 1024
 _OUTPUT_OVERHEAD_BYTES = 128
 
@@ -175,10 +168,10 @@ class Stage(Protocol[T_contra]):
     async def run(self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Process ``source`` to its end.
 
-        Items for the next stage are put into ``sink`` (None for the last stage), outputs for the client into
-        ``outputs``; both apply backpressure. A stage may return before the end of ``source``: the stages before it are
-        cancelled then, except for one that has closed its ``sink`` itself and works on for the client. Cancellation
-        releases everything that the stage holds.
+        The stage puts items for the next stage into ``sink`` (None for the last stage), and outputs for the client into
+        ``outputs``; both apply backpressure. When a stage returns before the end of ``source``, the stages before it
+        are cancelled, except for a stage that has closed its ``sink`` itself and still produces outputs. On
+        cancellation a stage releases everything that it holds.
         """
         ...
 
@@ -202,10 +195,10 @@ async def pipeline(
 ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
     """Run ``stages`` over ``source`` and yield the iterator over their outputs.
 
-    ``links`` has a channel for each pair of adjacent stages. Outputs that ``sink`` takes at once do not pass through
-    the iterator; after one that it refuses they do, until the iterator has caught up. Iterating raises the first error
-    of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and waits until they have
-    released their resources. Once ``cut`` is made, the first stage works on alone: its channel to the next one is
+    ``links`` has the channel between each pair of adjacent stages. An output goes to ``sink`` first; if that refuses
+    it, this output and those behind it are yielded, until the consumer has processed all of them. Iterating raises the
+    first error of a stage, after the outputs before it. Leaving the block cancels all stages, and waits until they have
+    released their resources. Once ``cut`` is made, only the first stage works on: its channel to the next stage is
     closed, and the others are cancelled.
     """
     if len(links) != len(stages) - 1:
@@ -216,7 +209,7 @@ async def pipeline(
     cancelled: set[asyncio.Task[None]] = set()
 
     def cancel(some: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel each task once: a second cancellation would interrupt its cleanup and leave the model running."""
+        """Cancel each task once; a second cancellation would interrupt its cleanup, and the model would go on."""
         for task in some:
             if task not in cancelled:
                 cancelled.add(task)
@@ -226,7 +219,7 @@ async def pipeline(
         """Cancel the stages whose output nobody reads now that the stage at ``index`` has ended."""
         for before in reversed(range(index)):
             if channels[before].closed:
-                return  # it has ended, or works on for the client and still reads from those before it
+                return  # this stage has ended, or works on for the client and still reads its source
             cancel(tasks[before : before + 1])
 
     sources = [source, *(aiter(channel) for channel in channels)]
@@ -236,7 +229,7 @@ async def pipeline(
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
     running = set(tasks)
 
-    def note_end(task: asyncio.Task[None]) -> None:  # with the last stage end the outputs
+    def note_end(task: asyncio.Task[None]) -> None:  # the outputs end with the last stage
         running.discard(task)
         if not running:
             outputs.close()
@@ -289,10 +282,10 @@ async def _run(
 
 
 class Outputs(Channel[EngineOutput]):
-    """The channel of the outputs, which hands them to a sink while its reader waits.
+    """The channel of a pipeline's outputs, which offers them to a sink first.
 
-    As long as the reader is busy with an output, nothing is offered, so nothing overtakes. It is an OutputSink itself,
-    for stages that run an engine.
+    While the reader is busy with an output, no other is offered, so that outputs stay in order. Outputs is an
+    OutputSink itself, for stages that run an engine.
     """
 
     def __init__(self, sink: OutputSink) -> None:
@@ -315,7 +308,7 @@ def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[
 
 
 class _ProfiledChannel(Channel[Any]):
-    """Reports each item put and taken to the profiler. Only used while that records."""
+    """Reports each item put and taken to the profiler. Only used while the profiler records."""
 
     def __init__(self, link: StageLink, before: str, after: str) -> None:
         super().__init__(link.capacity, cost=link.cost)
@@ -352,6 +345,6 @@ class _ProfiledSource(AsyncIterator[Any]):
 
 
 def output_cost(output: EngineOutput) -> float:
-    """Return what an output costs in terms of OUTPUT_BYTES."""
+    """Return the bytes of an output that count towards OUTPUT_BYTES."""
     size = output.samples.nbytes if isinstance(output, AudioOutput) else 0
     return size + _OUTPUT_OVERHEAD_BYTES

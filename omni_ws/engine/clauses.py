@@ -1,4 +1,4 @@
-"""Long texts cut into pieces, and text that arrives in pieces cut into clauses."""
+"""Cuts long texts into pieces, and text that arrives in pieces into clauses."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
 
-# Pieces: work on one does not block the event loop.
+# Pieces, so short that work on one of them does not block the event loop.
 
-#: The length of a piece; to cut it into clauses, or to look for stop strings, takes a few milliseconds at most.
+#: The length of a piece, in characters. Cutting it into clauses or searching it for stop strings takes a few
+#: milliseconds at most.
 PIECE_CHARACTERS: Final = 4096
 
 
 def pieces_of(text: str, length: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Yield ``text`` in pieces of ``length``, in characters; nothing for an empty text."""
+    """Yield ``text`` in pieces of ``length`` characters; none for an empty text."""
     for start in range(0, len(text), length):
         yield text[start : start + length]
 
 
 class CooperativePieces:
-    """Iterates over the pieces of a text, and lets other tasks run before each but the first."""
+    """Iterates over the pieces of a text, and lets other tasks run between them."""
 
-    # Not a generator: the event loop would close an abandoned one in a task without owner.
+    # Not an async generator: the event loop would close an abandoned one in a task without owner.
 
     def __init__(self, text: str) -> None:
         self._pieces = pieces_of(text)
@@ -47,12 +48,13 @@ class CooperativePieces:
         return piece
 
 
-# Clauses: they are synthesised while the rest of the text is still being generated.
+# Clauses, which are synthesised while the rest of the text is still being generated.
 
-#: How long, in seconds, text that looks like a complete sentence waits for more.
+#: How long, in seconds, to wait for more text after what looks like a complete sentence.
 SENTENCE_GRACE = 0.15
 
-#: How long, in seconds, the beginning of a text that is being written waits for more before its words are spoken.
+#: How long, in seconds, to wait for more at the beginning of a text that a client is writing, before the words that
+#: have arrived are spoken.
 BEGIN_AFTER: Final = 0.4
 
 #: From this length on, in characters, a clause may also end at a comma, colon, semicolon or dash.
@@ -68,13 +70,13 @@ _ABBREVIATIONS: Final = frozenset(
         *("st", "mt", "jr", "sr", "ph.d", "inc", "ltd", "co", "corp", "dept", "vs", "etc", "approx"),
     )
 )
-#: Abbreviations only before a number: "No. 5" has one, "No. I did not." is two sentences.
+#: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
 _BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
 _INITIALS: Final = re.compile(r"(?:[a-z]\.)+[a-z]")
 _NUMBERING: Final = re.compile(r"\d{1,3}")
 
-#: Where a clause may end. The marks of the first two groups have to be followed by closing quotes or brackets, if
-#: any, and white space; those of the others need no white space.
+#: The marks at which a clause may end. White space has to follow the marks of the first two groups, after closing
+#: quotes or brackets, if any; the marks of the other two groups need no white space.
 _MARK: Final = re.compile(
     r"(?P<sentence>[.!?…])|(?P<clause>[,;:—–])|(?P<sentence_end>[。！？\n])|(?P<clause_end>[，、；：])"
 )
@@ -88,37 +90,37 @@ _SENTENCE_ENDS: Final = ("。", "！", "？")
 
 
 class TextClause(NamedTuple):
-    """A clause, stripped; and where it ends in the text that is split, without the white space that follows."""
+    """A clause without white space around it, and the index in the whole text at which it ends."""
 
     text: str
     end: int
 
 
 class ClauseSplitter:
-    """Splits text into clauses, at positions that further text cannot change.
+    """Splits text that arrives in pieces into clauses, at positions that further text cannot change.
 
-    When no more text arrives for a while, ``looks_complete`` says whether to speak what there is, and ``rest`` returns
-    it.
+    When no more text arrives for a while, ``looks_complete`` tells whether the text in progress looks like a whole
+    sentence, and ``rest`` returns it as a clause.
 
-    To start speech early, the first clause may have limits of its own, in characters: from ``first_comma_after`` on it
-    may end at a comma, and without one it ends before the word that would exceed ``first_longest``.
+    To start speech early, the first clause may have its own limits, in characters: from ``first_comma_after`` on it may
+    end at a comma, and it ends before the word that would exceed ``first_longest``.
 
     The clauses do not depend on how the text is cut into pieces. Time is linear in the length of the text; memory is
     limited to the clause in progress.
     """
 
     def __init__(self, *, first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE) -> None:
-        #: The clause in progress; at most one character longer than a clause may be.
+        #: The clause in progress; its length may exceed the limit by one character.
         self._waiting = ""
-        #: The length of the text so far.
+        #: The length of the whole text so far.
         self._fed = 0
         self._comma_after = first_comma_after
         self._longest = first_longest
         #: The position up to which ``_waiting`` has been examined.
         self._read = 0
-        #: A run of marks that may continue at ``_read``: its start and its kind.
+        #: The start and the kind of a run of marks that may continue at ``_read``.
         self._marks: tuple[int, str] | None = None
-        #: The end of the clause unless a number follows; only white space has arrived after it.
+        #: The end of the clause, provided that no number follows; only white space has arrived after it so far.
         self._end_unless_number: int | None = None
 
     def feed(self, text: str) -> list[TextClause]:
@@ -138,7 +140,7 @@ class ClauseSplitter:
 
     @property
     def looks_complete(self) -> bool:
-        """Whether the text in progress looks like a whole sentence that is not yet followed by another word."""
+        """Whether the text in progress looks like a whole sentence, which no further word follows yet."""
         text = self._waiting.rstrip()
         if text.endswith(_SENTENCE_ENDS):
             return True
@@ -147,7 +149,7 @@ class ClauseSplitter:
         return end < len(text) and not _is_abbreviation(_word_before(text, end))
 
     def rest(self) -> TextClause:
-        """Remove and return the text in progress, which is a clause of its own, and may be empty."""
+        """Remove the text in progress and return it as a clause, which may be empty."""
         rest = self._clause(self._waiting, self._fed - len(self._waiting))
         self._begin("")
         if rest.text:
@@ -155,7 +157,7 @@ class ClauseSplitter:
         return rest
 
     def words(self) -> TextClause:
-        """Remove and return the words in progress without the last, which may go on; there may be none."""
+        """Remove and return the text in progress without its last word, which may be incomplete; it may be empty."""
         end = last_border(self._waiting)
         words = self._clause(self._waiting[:end], self._fed - len(self._waiting))
         if words.text:
@@ -188,7 +190,7 @@ class ClauseSplitter:
                 self._end_unless_number = end
             self._read = _end_of(_SPACE, self._waiting, self._read)
             if self._read < len(self._waiting) and self._waiting[self._read].isdigit():
-                # It was an abbreviation. The white space before the number may contain a newline, which ends a clause.
+                # An abbreviation. The white space before the number may contain a line break, which ends a clause.
                 self._read, self._end_unless_number = end, None
             elif self._read < len(self._waiting) or self._read > self._longest:
                 return end
@@ -200,7 +202,7 @@ class ClauseSplitter:
         return space if space > 0 else self._longest
 
     def _may_end(self, marks: int, kind: str) -> bool:
-        """Whether marks at ``marks`` end a clause, and do not belong to an abbreviation or a list number."""
+        """Whether the marks at ``marks`` end a clause rather than an abbreviation or the number of a list item."""
         if kind.startswith("clause"):
             return marks >= self._comma_after
         if _NUMBERING.fullmatch(self._waiting, 0, marks):
@@ -208,7 +210,7 @@ class ClauseSplitter:
         return not _is_abbreviation(_word_before(self._waiting, marks))
 
     def _next_ending(self) -> tuple[int, int, str] | None:
-        """Return the start, the end (after closing quotes) and the kind of the next run of marks, or None."""
+        """Return start, end (after closing quotes) and kind of the next run of marks; None if it may continue."""
         text = self._waiting
         while True:
             if self._marks is None:
@@ -238,7 +240,7 @@ def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys
 
 
 def is_being_written(source: InputSource) -> bool:
-    """Whether this input is a client's, and has not ended: speech begins early, which cuts what is read more often."""
+    """Whether a client is still writing this input: speech then begins early, with shorter clauses."""
     own = own_part(source)
     return isinstance(own, Channel) and not own.closed
 
@@ -252,16 +254,16 @@ async def clauses_as_they_come(
 ) -> AsyncGenerator[TextClause, None]:
     """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
 
-    Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. So are, before
-    the first clause, the words that arrived, after ``begin_after_sec``. A caller that stops early has to close the
-    generator.
+    Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. Before the first
+    clause, whole words are yielded when no more text arrives for ``begin_after_sec`` seconds; None disables that. A
+    caller that stops early has to close the generator.
     """
     begun = begin_after_sec is None
 
-    def patience() -> float | None:
+    def longest_wait() -> float | None:
         return grace_sec if splitter.looks_complete else None if begun else begin_after_sec
 
-    async with aclosing(with_pauses(source, patience)) as pieces:
+    async with aclosing(with_pauses(source, longest_wait)) as pieces:
         async for text in pieces:
             if text is None:
                 clause = splitter.rest() if splitter.looks_complete else splitter.words()
@@ -278,21 +280,21 @@ async def clauses_as_they_come(
 
 
 def first_clause_of(source: InputSource) -> tuple[int, float | None]:
-    """Where a comma may end the first clause of text from this input, and when its words do; None for never."""
+    """Return the ``first_comma_after`` of a ClauseSplitter and the ``begin_after_sec`` for text from this input."""
     return (0, BEGIN_AFTER) if is_being_written(source) else (COMMA_AFTER, None)
 
 
 async def with_pauses(
-    source: AsyncIterator[str], patience: Callable[[], float | None]
+    source: AsyncIterator[str], longest_wait: Callable[[], float | None]
 ) -> AsyncGenerator[str | None, None]:
-    """Yield the pieces of a text, and None, once until the next, where none arrives within ``patience``, in seconds."""
+    """Yield the pieces of a text, and a single None for each wait that exceeds ``longest_wait()`` seconds."""
     reading: asyncio.Task[str | None] | None = None
     paused = False
     try:
         while True:
             if reading is None:
                 reading = asyncio.create_task(_next(source), name="reading text")
-            await asyncio.wait([reading], timeout=None if paused else patience())
+            await asyncio.wait([reading], timeout=None if paused else longest_wait())
             paused = not reading.done()
             if paused:
                 yield None
@@ -312,7 +314,7 @@ async def _next(source: AsyncIterator[str]) -> str | None:
 
 
 def last_border(text: str) -> int:
-    """Where the last word of ``text`` that cannot go on ends, before white space; 0 where there is none."""
+    """Return the end of the last word of ``text`` that white space follows; 0 if there is none."""
     last = 0
     for found in _BORDER.finditer(text):
         last = found.start()

@@ -1,4 +1,4 @@
-"""Input that continues what was said before, and the turns of a history."""
+"""Input that continues an earlier, unanswered message, and the turns of a history."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from omni_ws.engine.base import InputSource
 
 
 class EarlierParts(Protocol):
-    """What was said before in the same message: in turns that nobody heard an answer to."""
+    """The earlier parts of a message: turns of the user whose answers were cut off before anybody heard them."""
 
     @property
     def known(self) -> bool:
-        """Whether ``chunks`` returns without waiting: all of it has been written down."""
+        """Whether ``chunks`` returns without waiting: the speech of all earlier parts is transcribed."""
         ...
 
     async def chunks(self) -> tuple[InputChunk, ...]:
-        """Wait until it is known, and return it in order: text, or audio whose words nobody knows."""
+        """Wait for the transcripts, and return the parts in order: text, or audio if it has no transcript."""
         ...
 
 
 class ContinuedInput:
-    """The input of a request that continues a message whose earlier parts were cut off.
+    """The input of a request that continues a message: an InputSource of ``earlier`` parts and the request's ``own``.
 
-    An InputSource: it has the chunks of ``earlier`` first, then those of ``own``. Texts that touch are joined by a
-    blank.
-
-    An engine that can do something with its own input before the earlier parts are known takes the two by themselves.
+    A blank separates the texts of the two. An engine that can process ``own`` before the earlier parts are known reads
+    the two attributes instead.
     """
 
     def __init__(self, earlier: EarlierParts, own: InputSource) -> None:
@@ -43,7 +41,7 @@ class ContinuedInput:
 
 
 def own_part(source: InputSource) -> InputSource:
-    """Return the input of a request without earlier parts: for engines that are no models, and know no conversation."""
+    """Return the input of a request without earlier parts, for engines that do not know the conversation."""
     return source.own if isinstance(source, ContinuedInput) else source
 
 
@@ -52,7 +50,7 @@ class _Continued(AsyncIterator[InputChunk]):
         self._earlier: EarlierParts | None = earlier
         self._own = own
         self._before: list[InputChunk] = []
-        #: The last chunk, while all of them were earlier ones.
+        #: The last chunk of the earlier parts, until the first of the own ones.
         self._last: InputChunk | None = None
 
     async def __anext__(self) -> InputChunk:
@@ -68,7 +66,7 @@ class _Continued(AsyncIterator[InputChunk]):
 
 
 def apart(before: InputChunk, chunk: InputChunk) -> InputChunk:
-    """Return ``chunk`` with a blank in front of it, where it is text that would touch the text before it."""
+    """Return ``chunk``, with a blank in front of its text if that would touch the text in ``before``."""
     texts = before.modality is Modality.TEXT and chunk.modality is Modality.TEXT and chunk.tool_call_id is None
     if not texts or not chunk.payload or before.payload[-1:].isspace() or chunk.payload[:1].isspace():
         return chunk
@@ -79,10 +77,10 @@ def apart(before: InputChunk, chunk: InputChunk) -> InputChunk:
 
 
 def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """Return the turns, of which an engine may leave out the oldest; together they are the history.
+    """Cut a history into turns; an engine may drop the oldest turns to fit its context.
 
-    A turn begins with a user message and includes the answer, its tool calls, and their results, which cannot be left
-    out one without the other.
+    A turn begins with a user message. It includes the answer with its tool calls and their results, which must not be
+    separated.
     """
     turns: list[list[Message]] = []
     for message in history:
@@ -93,12 +91,12 @@ def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 def earlier_speech(history: Sequence[Message]) -> list[Speech]:
-    """Return the speech in it whose words nobody knows, the newest first."""
+    """Return the speech in ``history`` that has no transcript, newest first."""
     return [part.speech for message in reversed(history) for part in reversed(message.parts) if part.speech is not None]
 
 
 def unanswered(history: Sequence[Message]) -> str:
-    """Return what the user said last where nothing was answered: who goes on after that continues it."""
+    """Return the text of the user messages at the end of ``history``, to which there is no answer."""
     texts: list[str] = []
     for message in reversed(history):
         if message.role != "user":

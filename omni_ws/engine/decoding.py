@@ -1,12 +1,12 @@
 """Decodes the input of a request: chunks to samples, text and pixels. Shared by all engines.
 
-A *part* is a run of chunks of one modality and format; the decoded pieces of a part have the same number.
+A *part* is a run of chunks of one modality and format; its decoded pieces have the same part number.
 
-Decoding runs in threads. A *hop* is one call in a thread; all chunks that wait when it starts are decoded in it, so
-that a stream of 20 ms frames under load does not cost a hop for each frame. Hops run in the ListeningThreads, which all
-sessions share fairly, and have a slice of audio at most; those that need a slot, for images and video, run in the
-``executor`` of the engine. What takes less time than a thread takes to wake (``InputDecoder.decodes_at_once``) is
-decoded on the event loop.
+Decoding runs in threads. A *hop* is one call in a thread. It decodes all chunks that wait when it starts, so that a
+stream of 20 ms frames under load does not cost a hop for each frame. Hops run in the ListeningThreads, which all
+sessions share fairly, and decode at most a slice of audio. Hops for images and video take a decoding slot and run in
+the ``executor`` of the engine. Input that is decoded in less time than a thread takes to wake is decoded on the event
+loop (``InputDecoder.decodes_at_once``).
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | Vid
 
 
 def reserved_size(part: DecodedPart) -> int:
-    """Return the bytes by which a part counts in the media room.
+    """Return the bytes that are reserved in the media room for a part.
 
-    Text counts as 0: it is no larger than its bytes, which are accounted for as input.
+    That is 0 for text: it is no larger than its chunks, which count as input.
     """
     return 0 if isinstance(part, (TextPart, ToolResultPart)) else size_of(part)
 
@@ -108,7 +108,7 @@ def size_of(part: DecodedPart) -> int:
 
 
 def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
-    """Merge adjacent pieces of the same part, and drop empty ones, except for tool results."""
+    """Merge adjacent pieces of the same part, and drop empty pieces, except for tool results."""
     joined: list[DecodedPart] = []
     for (number, _), group in groupby(parts, key=lambda part: (part.part, type(part))):
         members = list(group)
@@ -137,7 +137,7 @@ def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
 
 # Decoding in threads, and on the event loop.
 
-#: The threads that an engine decodes input in.
+#: The number of threads in an engine's ``executor`` for decoding.
 DECODING_THREADS: Final = 4
 #: The sample rate of speech for most models, in Hz.
 DEFAULT_SAMPLE_RATE: Final = 16_000
@@ -145,15 +145,15 @@ DEFAULT_SAMPLE_RATE: Final = 16_000
 #: The limit on input that was read from the source but not decoded, in bytes.
 WAITING_BYTES = 256 * 1024
 
-#: A hop ends when it has decoded this many bytes: that bounds its duration, and the memory that a long file or a
-#: decompression bomb takes.
+#: A hop ends when it has decoded this many bytes: that bounds its duration, and the memory for a long file or a
+#: decompression bomb.
 HOP_BYTES = 4 * 1024 * 1024
 
-#: Of decoded audio, float32.
+#: The size of a decoded sample, float32.
 BYTES_PER_SAMPLE: Final = 4
 
-#: How many times its estimated duration earlier speech may have: the nominal rate of compressed audio is 64 kbit/s, and
-#: Opus at 12 kbit/s lasts five times as long.
+#: The limit on the duration of earlier speech, as a factor of the estimate. The estimate assumes 64 kbit/s for
+#: compressed audio; Opus at 12 kbit/s lasts five times as long.
 MAX_DURATION_FACTOR = 6
 
 #: The estimated memory of a chunk besides its payload.
@@ -178,20 +178,20 @@ async def decode_input(
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
-    ``lane`` is the place of the session in the ListeningThreads; without one, the request has its own.
-    ``audio`` is the format of chunks that do not name one. Audio is decoded to mono at ``sample_rate`` Hz; images and
-    video are scaled to ``limits``. ``warn`` is told what was left out; ``check`` raises for chunks that are refused;
-    ``on_end`` is told when the source has been read to its end. Close the generator when stopping early.
+    ``audio`` is the format of chunks without one of their own. Audio is decoded to mono at ``sample_rate`` Hz; images
+    and video are scaled to ``limits``. ``lane`` is the session's; without one, the request has its own. ``warn`` is
+    called for input that was dropped; ``check`` raises for chunks that are refused; ``on_end`` is called when the
+    source has been read to its end. A caller that stops early has to close the generator.
 
-    Memory is reserved in ``share`` before it is allocated. A part remains reserved until the next one is requested; a
-    consumer that keeps it longer reserves it anew.
+    Memory is reserved in ``share`` before it is allocated. The memory of a part stays reserved until the next part is
+    requested; a consumer that keeps a part longer reserves memory for it itself.
 
     Raises UnsupportedFormat for input that cannot be decoded; InvalidValue; PayloadTooLarge or EngineOverloaded when
-    memory runs out. The error follows everything decoded before it, and its ``sequence_id`` is that of the chunk.
+    memory runs out. The error comes after all parts decoded before it, with the ``sequence_id`` of its chunk.
     Exceptions of ``source`` are passed on.
     """
     decoder = InputDecoder(audio, sample_rate, limits, share)
-    threads = _Threads(lane or Lane(), executor, sample_rate)
+    hops = _Hops(decoder, share, lane=lane or Lane(), executor=executor, sample_rate=sample_rate)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
     reader = asyncio.create_task(_read(source, waiting, check, on_end), name="input reader")
     try:
@@ -199,12 +199,11 @@ async def decode_input(
             batch = [chunk]
             while (following := waiting.take_nowait()) is not None:
                 batch.append(following)
-            where = None if decoder.decodes_at_once(batch) else threads
-            async for part in _hops(decoder, decoder.decode(batch), where, share):
+            at_once = decoder.decodes_at_once(batch)
+            async for part in hops.run(decoder.decode(batch), at_once=at_once):
                 yield part
             decoder.tell(warn)
-        where = None if decoder.decodes_at_once() else threads
-        async for part in _hops(decoder, decoder.finish(), where, share):
+        async for part in hops.run(decoder.finish(), at_once=decoder.decodes_at_once()):
             yield part
         decoder.tell(warn)
     finally:
@@ -212,7 +211,7 @@ async def decode_input(
         waiting.discard()
         await asyncio.gather(reader, return_exceptions=True)
         decoder.close()
-        share.give(decoder.yielded_bytes)
+        hops.close()
 
 
 def decode_request(
@@ -224,9 +223,9 @@ def decode_request(
     sample_rate: int = DEFAULT_SAMPLE_RATE,
     on_end: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[DecodedPart, None]:
-    """Yield the parts of a request for a task that takes only some modalities, as ``decode_input`` does.
+    """Yield the decoded parts of a request, as ``decode_input``.
 
-    ``executor`` is for images and video. Other input is not decoded, and raises UnsupportedModality.
+    ``executor`` is for images and video. Raises UnsupportedModality for a part whose modality is not in ``takes``.
     """
 
     def check(chunk: InputChunk) -> None:
@@ -250,7 +249,7 @@ def decode_request(
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """An InputSource for input that is complete."""
+    """An InputSource of chunks that are all there."""
 
     chunks: Sequence[InputChunk]
 
@@ -264,8 +263,8 @@ async def decode_speech(
 ) -> Samples | None:
     """Decode speech of an earlier request to mono at ``sample_rate`` Hz.
 
-    Returns None when it turns out many times longer than estimated, as silence compressed to almost nothing may be. The
-    samples remain reserved in ``share``.
+    Returns None for speech that exceeds its estimated duration by MAX_DURATION_FACTOR, such as silence that is
+    compressed to almost nothing. The samples stay reserved in ``share``.
     """
     most = max(1.0, speech.audio_ms / 1000 * MAX_DURATION_FACTOR) * sample_rate
     blocks: list[Samples] = []
@@ -290,53 +289,64 @@ async def decode_speech(
         return np.concatenate(blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Threads:
-    """Where the hops of one input run."""
+class _Hops:
+    """Runs the decoding of one input, hop by hop, and returns the memory of the parts that were yielded."""
 
-    lane: Lane
-    executor: Executor
-    sample_rate: int
+    def __init__(
+        self, decoder: InputDecoder, share: MediaShare, *, lane: Lane, executor: Executor, sample_rate: int
+    ) -> None:
+        self._decoder = decoder
+        self._share = share
+        self._lane = lane
+        self._executor = executor
+        self._sample_rate = sample_rate
+        #: The bytes reserved for the part yielded last.
+        self._yielded_bytes = 0
 
-    async def hop(self, parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, slot_bytes: int | None) -> _Hop:
-        audio_bytes = int(SLICE_SEC * self.sample_rate) * BYTES_PER_SAMPLE
+    async def run(
+        self, parts: Generator[DecodedPart | SlotRequest], *, at_once: bool
+    ) -> AsyncGenerator[DecodedPart, None]:
+        """Run ``parts`` in threads, or on the event loop with ``at_once``, and yield the decoded parts."""
+        hop = _Hop()
+        while hop.more:
+            try:
+                with events.span("decode", "preprocess_start", "preprocess_end"):
+                    if at_once:
+                        hop = _one_hop(parts, self._share, False)
+                    else:
+                        hop = await self._in_thread(parts, hop.slot_bytes)
+            except OmniError as error:
+                parts.close()  # it is suspended in a request for a slot, which is refused
+                hop = _Hop(more=False, error=error)
+            first = True
+            while hop.parts:
+                if not first:
+                    await asyncio.sleep(0)  # let other tasks run between the pieces of a long text
+                first = False
+                given = reserved_size(hop.parts[0])
+                yield hop.parts.popleft()
+                # The previous part is free only now that the consumer has asked for the next one.
+                self.close()
+                self._yielded_bytes = given
+            if hop.error is not None:
+                if hop.error.sequence_id is None:
+                    hop.error.about(sequence_id=self._decoder.last_sequence_id)
+                raise hop.error
+
+    def close(self) -> None:
+        """Return the memory of the part yielded last. Idempotent."""
+        self._share.give(self._yielded_bytes)
+        self._yielded_bytes = 0
+
+    async def _in_thread(self, parts: Iterator[DecodedPart | SlotRequest], slot_bytes: int | None) -> _Hop:
+        """Run one hop in a thread; with ``slot_bytes``, in a decoding slot, see SlotRequest."""
+        audio_bytes = int(SLICE_SEC * self._sample_rate) * BYTES_PER_SAMPLE
         if slot_bytes is not None:
-            async with share.slot(slot_bytes):
-                return await run_in_thread(self.executor, _one_hop, parts, share, True, audio_bytes)
-        hop = await run_in_thread(self.lane, _one_hop, parts, share, False, audio_bytes)
-        self.lane.charge(hop.audio_bytes / (BYTES_PER_SAMPLE * self.sample_rate))
+            async with self._share.slot(slot_bytes):
+                return await run_in_thread(self._executor, _one_hop, parts, self._share, True, audio_bytes)
+        hop = await run_in_thread(self._lane, _one_hop, parts, self._share, False, audio_bytes)
+        self._lane.charge(hop.audio_bytes / (BYTES_PER_SAMPLE * self._sample_rate))
         return hop
-
-
-async def _hops(
-    decoder: InputDecoder, parts: Generator[DecodedPart | SlotRequest], threads: _Threads | None, share: MediaShare
-) -> AsyncGenerator[DecodedPart, None]:
-    """Run ``parts`` in ``threads``, hop by hop, or at once without them. Yield what they decode."""
-    hop = _Hop()
-    while hop.more:
-        try:
-            with events.span("decode", "preprocess_start", "preprocess_end"):
-                if threads is None:
-                    hop = _one_hop(parts, share, False)
-                else:
-                    hop = await threads.hop(parts, share, hop.slot_bytes)
-        except OmniError as error:
-            parts.close()  # it is suspended in a request for a slot, which is refused
-            hop = _Hop(more=False, error=error)
-        first = True
-        while hop.parts:
-            if not first:
-                await asyncio.sleep(0)  # let other tasks run between the pieces of a long text
-            first = False
-            given = reserved_size(hop.parts[0])
-            yield hop.parts.popleft()
-            # The previous part is free only now that the consumer has asked for the next one.
-            share.give(decoder.yielded_bytes)
-            decoder.yielded_bytes = given
-        if hop.error is not None:
-            if hop.error.sequence_id is None:
-                hop.error.sequence_id = decoder.last_sequence_id
-            raise hop.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,18 +355,18 @@ class _Hop:
 
     parts: deque[DecodedPart] = field(default_factory=deque)
     more: bool = True
-    #: The bytes to reserve for the next hop, when that needs a decoding slot; see SlotRequest.
+    #: The bytes to reserve for the next hop if that needs a decoding slot, else None; see SlotRequest.
     slot_bytes: int | None = None
-    #: How much of it is audio.
+    #: The bytes of the decoded audio.
     audio_bytes: int = 0
-    #: The error that ended decoding, after ``parts``.
+    #: The error that ended decoding behind ``parts``.
     error: OmniError | None = None
 
 
 def _one_hop(
     parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, has_slot: bool, most_audio: int = HOP_BYTES
 ) -> _Hop:
-    """Decode parts of about HOP_BYTES, or of audio ``most_audio``; without a slot, stop at the first that needs one."""
+    """Decode parts up to about HOP_BYTES, or ``most_audio`` bytes of audio; stop at a SlotRequest without a slot."""
     decoded: list[DecodedPart] = []
     size, audio_bytes, more = 0, 0, False
     slot_bytes: int | None = None
@@ -401,8 +411,8 @@ async def _read(
 
 # The decoder of one input, with one decoder for each part of it.
 
-#: The most that is decoded without a thread: some 50 µs for resampled telephone audio, less for others. Waking a thread
-#: takes 70 µs of CPU time, 50 of them the event loop's.
+#: The limit on input that is decoded on the event loop. It takes up to 50 µs, with resampled telephone audio; to wake a
+#: thread takes 70 µs of CPU time, 50 µs of them on the event loop.
 AT_ONCE_BYTES: Final = 4096
 #: How much audio is decoded at a time, in bytes of input.
 AUDIO_PIECE_BYTES: Final = 64 * 1024
@@ -412,7 +422,7 @@ MAX_SELECTED_FROM: Final = 16 * MAX_FRAMES
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """Yielded before a part that needs a decoding slot, in which ``size`` bytes are to be reserved."""
+    """Yielded before a part that needs a decoding slot, with ``size`` bytes to reserve together with the slot."""
 
     size: int
 
@@ -420,8 +430,8 @@ class SlotRequest:
 class InputDecoder:
     """Decodes chunks in order. For use by one thread at a time.
 
-    Its generators yield a SlotRequest before each image and each piece of video: the caller resumes them once it has a
-    slot, or closes them. Memory is reserved in ``room``.
+    The generators yield a SlotRequest before each image and each piece of video. The caller gets a slot and resumes
+    them, or closes them. Memory is reserved in ``room``.
     """
 
     def __init__(self, audio: AudioFormat, sample_rate: int, limits: MediaLimits, room: Room) -> None:
@@ -433,9 +443,7 @@ class InputDecoder:
         self._kind: tuple[Modality, object] | None = None
         #: The number of the chunk to which an error belongs.
         self.last_sequence_id: int | None = None
-        #: The bytes reserved for the part yielded last; maintained by the caller.
-        self.yielded_bytes = 0
-        #: What was left out, and has not been told.
+        #: Errors about bytes that were dropped, until ``tell`` reports them.
         self._left_out: list[OmniError] = []
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
@@ -453,15 +461,15 @@ class InputDecoder:
         yield from self._close_part()
 
     def tell(self, warn: Callable[[OmniError], None]) -> None:
-        """Call ``warn`` with what was left out of the input so far, once."""
+        """Call ``warn`` with an error for each run of bytes that was dropped since the last call."""
         left_out, self._left_out = self._left_out, []
         for error in left_out:
             warn(error)
 
     def decodes_at_once(self, chunks: Sequence[InputChunk] = ()) -> bool:
-        """Whether ``chunks``, or ``finish``, take less time than it takes to wake a thread for them.
+        """Whether decoding ``chunks``, or ``finish``, takes less time than to wake a thread.
 
-        They do if they are up to AT_ONCE_BYTES of text, and of raw audio that continues the current part: the first of
+        That is so for up to AT_ONCE_BYTES of text, and of raw audio that continues the current part: the first chunk of
         a part may load the resampler.
         """
         if self._video is not None or (self._audio is not None and not self._audio.source.is_raw):
@@ -562,7 +570,7 @@ class InputDecoder:
                 yield VideoPart((self._fitted(frame),), self._part)
 
     def _fitted_image(self, data: bytes, size: int) -> Pixels:
-        """Decode and scale an image. Of the ``size`` bytes reserved, those of the result remain so."""
+        """Decode and scale an image. Of the ``size`` bytes reserved, the size of the result stays reserved."""
         try:
             pixels = decode_image(data)
         except BaseException:
@@ -583,21 +591,20 @@ class InputDecoder:
         return fitted
 
     def _samples(self, decoder: AudioDecoder, data: bytes | None, *, begins_chunk: bool = False) -> Iterator[AudioPart]:
-        """Yield decoded audio; ``data`` None ends it."""
+        """Yield the decoded audio of ``data``, or with None the audio that the decoder still holds."""
         with reserved(self._room, _unpacking_bytes(decoder, len(data or b""))):
             pieces = decoder.last_pieces() if data is None else decoder.pieces(data, begins_chunk=begins_chunk)
             for samples in pieces:
                 self._room.take(samples.nbytes)
                 yield AudioPart(samples, self._part)
         if (stray := decoder.take_stray()) is not None:
-            stray.sequence_id = self.last_sequence_id
-            self._left_out.append(stray)
+            self._left_out.append(stray.about(sequence_id=self.last_sequence_id))
 
 
 def _unpacking_bytes(decoder: AudioDecoder, size: int) -> int:
-    """Return the memory for decoding ``size`` bytes before the samples are reserved one by one.
+    """Return the memory that decoding ``size`` bytes takes besides the samples that are returned.
 
-    That is float32 at the source's rate, mixed down, and resampled, with the lowest possible source rate.
+    That is float32 at the source's rate, mixed down, and resampled from the lowest possible source rate.
     """
     encoding = decoder.source.encoding
     if decoder.unpacks or (encoding not in SAMPLE_BYTES and encoding is not AudioEncoding.WAV):

@@ -63,7 +63,7 @@ CAPABILITIES: Final = EngineCapabilities(
 
 
 class _ModelFree:
-    """The parts of the contract that need no model."""
+    """The parts of an Engine that both engines share."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -135,17 +135,17 @@ class EchoEngine(_ModelFree):
 
 
 class _Emission:
-    """Offers the outputs of one answer to its sink, each at its time, and fails where that is configured.
+    """Offers the outputs of one answer to its sink with the configured delays, and fails if that is configured.
 
-    Delays are callbacks of a timer, which offer the next output themselves: the fake engine stands for those that are
-    called when their model, in another process, has an output. A task wakes only for what the sink refuses.
+    During delays, the callback of a timer offers the next output, as in an engine that is called back when its model
+    in another process has an output. A task wakes only for outputs that the sink refuses.
     """
 
     def __init__(self, sink: OutputSink, settings: EchoSettings, *, fail_after: int | None) -> None:
         self._sink = sink
         self._fail_after = fail_after
         self._emitted = 0
-        #: Before the next output, and before all later ones.
+        #: The delay before the next output, and before all later ones.
         self._delay_sec = settings.first_chunk_delay_ms / 1000
         self._interval_sec = settings.chunk_interval_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
@@ -169,12 +169,12 @@ class _Emission:
         return None
 
     def fail_as_configured(self) -> None:
-        """Raise EngineFailed once as many outputs were emitted as ``fail_after`` says."""
+        """Raise EngineFailed once ``fail_after`` outputs were emitted."""
         if self._emitted == self._fail_after:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
 
     async def _offer_in_time(self, outputs: Iterator[EngineOutput]) -> EngineOutput | None:
-        """Do what ``offer_all`` does, while there is a delay before each output."""
+        """Do the same as ``offer_all``, while there is a delay before each output."""
         done: asyncio.Future[EngineOutput | None] = asyncio.get_running_loop().create_future()
         self._wait(outputs, done)
         try:
@@ -222,7 +222,7 @@ class _Echo:
         self._source: AudioFormat | None = None
         #: The number of the last chunk of audio.
         self._last_id: int | None = None
-        #: Whether it takes little time, and no thread.
+        #: Whether the audio is raw, so that it is decoded on the event loop.
         self._is_raw = False
         #: The rate of the first audio: an answer has a single rate.
         self._sample_rate: int | None = None
@@ -274,7 +274,7 @@ class _Echo:
             yield from self._pieces(self.limit.feed(text))
 
     def _whole(self, text: str) -> Iterator[TextOutput]:
-        """Yield ``text`` as one output, but for what a stop string may hold back."""
+        """Yield ``text`` as one output, without the end that may be the beginning of a stop string."""
         if self._writes and (passed := self.limit.feed(text)):
             self._words_out.feed(passed)
             yield TextOutput(passed)
@@ -285,7 +285,7 @@ class _Echo:
 
     def _counts(self) -> str:
         """Return a sentence with the number of images and video chunks."""
-        # Nothing is decoded, so a chunk counts as a frame, and other limits of videos have no effect.
+        # Video is not decoded, so a chunk counts as a frame, and other limits on videos have no effect.
         most = int(self._request.options.media_limits.get("video_max_frames", self._seen[Modality.VIDEO]))
         images, video = self._seen[Modality.IMAGE], min(most, self._seen[Modality.VIDEO])
         counts = [
@@ -333,7 +333,7 @@ class _Echo:
         self._decoder = _Unchanged(rate) if source == unchanged else AudioDecoder(source, sample_rate=rate)
 
     async def _flush_audio(self) -> AsyncGenerator[Iterable[AudioOutput], None]:
-        """End a part of audio: yield what its decoder still held."""
+        """End a part of audio, and yield the samples that its decoder still holds."""
         decoder = self._decoder
         if decoder is None:
             return
@@ -350,8 +350,7 @@ class _Echo:
     def _tell_stray(self, decoder: AudioDecoder, sequence_id: int | None) -> None:
         self._last_id = sequence_id
         if (stray := decoder.take_stray()) is not None:
-            stray.sequence_id = sequence_id
-            self._request.warn(stray)
+            self._request.warn(stray.about(sequence_id=sequence_id))
 
     def _outputs(self, samples: Samples | Pcm16, sample_rate: int) -> list[AudioOutput]:
         duration = len(samples) * 1000 / sample_rate
@@ -366,7 +365,7 @@ class _Echo:
 
 
 class _Unchanged:
-    """In place of an AudioDecoder for 16-bit samples at the rate of the answer."""
+    """In place of an AudioDecoder, for 16-bit samples that need no conversion."""
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
@@ -402,8 +401,9 @@ def _cut(chunk: InputChunk) -> Iterator[InputChunk]:
 class ScriptedEngine(_ModelFree):
     """Plays the same outputs for every request, once its input has ended.
 
-    ``script`` may contain exceptions, which are raised, and callables, whose result is awaited if it is awaitable:
-    tests synchronise by them. Without a Finished the answer ends with ``stop``. ``requests`` records the requests.
+    ``script`` may also contain exceptions, which are raised, and callables, by which tests synchronise: they are
+    called, and their result is awaited if it is awaitable. Without a Finished the answer ends with ``stop``.
+    ``requests`` records the requests.
     """
 
     def __init__(self, script: Iterable[EngineOutput | Exception | Callable[[], object]]) -> None:

@@ -12,12 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class FirstToStart:
-    """One of several engines for the same work: the best that starts on this machine.
+    """An engine that stands for the first of several ``engines`` that starts on this machine.
 
-    ``engines`` are by the names that people know them by, the best first; the last must start.
-
-    Once started, it is the engine that started in everything but its identity. ``why`` then says why it is not the
-    best, None if it is.
+    ``engines`` maps names for the operator to engines, the best first. ``why`` tells, once started, why it is not the
+    best engine; None if it is.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
@@ -43,7 +41,7 @@ class FirstToStart:
         return (*self.engine.describe(), *filter(None, [self.why]))
 
     async def start(self) -> None:
-        """Start the best that can be. Idempotent. Raises what the last one raises."""
+        """Start the first engine that starts. Idempotent. Raises the error of the last engine if none does."""
         if self.state is not EngineState.STARTING:
             return
         best, last = next(iter(self._engines)), next(reversed(self._engines))

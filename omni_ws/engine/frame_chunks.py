@@ -1,4 +1,4 @@
-"""Codec frames in chunks: how many are decoded at a time, and when they are sent."""
+"""Decides how many codec frames a vocoder decodes at a time (ChunkPace), and sends the audio (FrameChunks)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CODE2WAV_PARAMETERS: Final = frozenset({"first_frames", "largest_frames"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """The limits of a pace, in codec frames.
+    """The limits of a ChunkPace.
 
-    ``first`` is the size of the first chunk of an answer, which is larger where decoding is slower than playback;
-    ``largest`` limits all chunks.
+    ``first`` is the size of the first chunk of an answer, in codec frames; the chunk is larger if decoding is slower
+    than playback. ``largest`` limits all chunks.
     """
 
     first: int = 1
     largest: int = 24
     #: The factor by which a chunk may exceed the one before.
     growth: float = 2.0
-    #: The lead to keep, in milliseconds: what the player should have left when a chunk arrives, to absorb jitter.
+    #: How much audio the player should have left when a chunk arrives, in milliseconds, to absorb jitter.
     margin_ms: float = 40.0
 
     def __post_init__(self) -> None:
@@ -60,7 +60,10 @@ class ChunkPolicy:
 
 
 def whole_numbers(stage: str, names: Set[str], parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:
-    """Return what ``stage_params`` set for ``stage``: numbers from 1 to 1000 by ``names``. Raises InvalidValue."""
+    """Return the ``stage_params`` for ``stage``: whole numbers from 1 to 1000 by name.
+
+    Raises InvalidValue for other values, and for a name that is not in ``names``.
+    """
     values = dict((parameters or {}).get(stage, {}))
     for name, value in values.items():
         where = f"stage_params.{stage}.{name}"
@@ -72,10 +75,7 @@ def whole_numbers(stage: str, names: Set[str], parameters: Mapping[str, Mapping[
 
 
 class ChunkPlan(NamedTuple):
-    """A decision: decode ``frames`` now, or wait if that is 0.
-
-    A wait ends with the next frames, or after ``wait_ms`` (None: not before).
-    """
+    """A decision of ChunkPace: decode ``frames`` now; 0 means to wait for more frames, at most ``wait_ms`` if set."""
 
     frames: int
     wait_ms: float | None = None
@@ -86,13 +86,13 @@ _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """The pace of one answer: how many codec frames to decode at a time, which trades latency for throughput.
+    """Decides how many codec frames of one answer to decode at a time, which trades latency for throughput.
 
     A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either
     side (``vllm.snac_decoder``). Decoding then costs ``frames + context``: single frames cost several times the work of
-    long chunks, but long chunks arrive late. The pace starts with a small chunk, for low latency to first audio, and
-    lets chunks grow while the player has enough audio left to bridge the wait. It measures the interval between frames
-    and the decoding time, and models a player that starts with the first chunk and plays without pause.
+    long chunks, but long chunks arrive late. The first chunk is small, for low latency to first audio; chunks grow
+    while the player has enough audio left to bridge the wait. ChunkPace measures the interval between frames and the
+    decoding time, and models a player that starts with the first chunk and plays without pause.
 
     Pure: the time is an argument, ``now_ms``, by any monotonic clock.
 
@@ -125,9 +125,9 @@ class ChunkPace:
             self._last_arrival_ms = now_ms
 
     def emitted(self, frames: int, decode_ms: float, now_ms: float, *, audio_ms: float | None = None) -> None:
-        """Note that a chunk was sent, whose decoding took ``decode_ms``.
+        """Note that a chunk of ``frames`` frames was sent, whose decoding took ``decode_ms``.
 
-        ``audio_ms`` is the duration of its sound, if that is not the duration of the frames.
+        ``audio_ms`` is the duration of its audio, if it differs from the duration of the frames.
         """
         per_frame = decode_ms / (frames + self._context)
         if not self._decode_ms_per_frame:
@@ -147,10 +147,10 @@ class ChunkPace:
 
         Before the first chunk: wait until it has its size.
 
-        After it: a chunk grows to ``growth`` times its predecessor, as long as the Talker delivers the frames, and the
-        decoder decodes them, before the player's audio is down to the margin. When waiting is not possible, decode as
-        many of the ready frames as can arrive before the margin or, failing that, before the underrun. When even that
-        is too late, a large chunk helps the player recover: decode what is ready, up to the size of the grown chunk.
+        After it: wait for a chunk of up to ``growth`` times its predecessor, if it can be received and decoded before
+        the player's audio is down to the margin. Otherwise decode as many of the ready frames as can be decoded before
+        the margin or, failing that, before the underrun. When even that is too late, a large chunk helps the player
+        recover: decode the ready frames, up to the size of the grown chunk.
         """
         if self._began_ms is None:
             return ChunkPlan(min(ready, self._first) if ready >= self._first or complete else 0)
@@ -174,7 +174,7 @@ class ChunkPace:
     def _first_chunk(self) -> int:
         """Return the size of the first chunk.
 
-        It has to last until a second chunk can be decoded, of a size that takes less time to decode than to play.
+        It has to last until a second chunk is decoded whose size takes less time to decode than to play.
         """
         lasting = 1
         while lasting < self._policy.largest and self._decode_ms(lasting) > lasting * self._frame_ms:
@@ -185,7 +185,7 @@ class ChunkPace:
     def _largest_in_time(self, least: int, most: int, ready: int, now_ms: float, left_ms: float) -> int:
         """Return the largest chunk of ``least`` to ``most`` frames that can be decoded within ``left_ms``; 0 if none.
 
-        For frames that have not arrived the time of their expected arrival is added.
+        The time includes the wait for frames beyond those that are ``ready``.
         """
         since = 0.0 if self._last_arrival_ms is None else now_ms - self._last_arrival_ms
         for frames in range(most, least - 1, -1):
@@ -202,7 +202,7 @@ class ChunkPace:
 
 
 class HasCodes(Protocol):
-    """An item with the codes of some codec frames, whose first axis is frames."""
+    """An item of codec frames; the first axis of ``codes`` is frames."""
 
     @property
     def codes(self) -> Any: ...
@@ -212,15 +212,15 @@ Item = TypeVar("Item", bound=HasCodes)
 
 
 def frames_link(frame_ms: float, capacity_ms: float = 5_000) -> StageLink:
-    """Return the link between Talker and vocoder. Its capacity is in milliseconds of audio."""
+    """Return the link between Talker and vocoder, whose capacity is in milliseconds of audio."""
     return StageLink(capacity_ms, lambda item: len(item.codes) * frame_ms)
 
 
 class FrameChunks(Generic[Item]):
-    """What stages that decode codec frames share: the inbox, the pace, and sending.
+    """The common part of stages that decode codec frames: an inbox, the pace, and sending of audio.
 
-    ``most_held`` limits the frames held here; further ones wait in the link, whose backpressure pauses the Talker.
-    ``sample_rate`` is in Hz; ``clock`` is a monotonic clock in seconds.
+    ``most_held`` limits the frames in the inbox and in decoding; further frames wait in the link, whose backpressure
+    pauses the Talker. ``sample_rate`` is in Hz; ``clock`` is a monotonic clock in seconds.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class FrameChunks(Generic[Item]):
     ) -> None:
         #: The duration of the audio sent, in milliseconds.
         self.audio_ms = 0.0
-        #: Items that have come and were not taken.
+        #: Items that have arrived; the stage removes them.
         self.inbox: deque[Item] = deque()
         #: Whether the source has ended.
         self.ended = False
@@ -286,9 +286,9 @@ class FrameChunks(Generic[Item]):
         *,
         text_end: int | None = None,
     ) -> None:
-        """Wait for the samples that the next ``frames`` frames settle, and put them into ``outputs``.
+        """Await ``decoding``, the samples of the next ``frames`` frames, and put them into ``outputs``.
 
-        ``text_end`` is where their clause ends, see AudioOutput.
+        ``text_end`` is the end of their clause, see AudioOutput.
         """
         began_ms = self._now_ms()
         with events.span(self._stage, "code2wav_decode_start", "code2wav_decode_end", frames=frames):

@@ -25,11 +25,11 @@ _DEFAULT_BYTES: Final = 1 << 30
 
 
 class MediaRoom:
-    """Limits the memory of decoded media, and how many are decoded at the same time, over all requests of a server.
+    """Limits the memory of decoded media, and the number of concurrent decodings, over all requests of a server.
 
-    A request reserves memory in ``budget`` through its share. Decoding an image or video takes a slot and waits for its
-    memory; text and audio reserve without waiting. ``take`` and ``give`` may be called in any thread, the rest on the
-    event loop.
+    A request reserves memory in ``budget`` through its MediaShare. Decoding an image or video waits for a slot and for
+    memory; decoding text and audio reserves memory without waiting. ``take`` and ``give`` may be called in any thread,
+    other methods only on the event loop.
     """
 
     def __init__(self, budget: ByteBudget | None = None, *, slots: int = DECODING_SLOTS) -> None:
@@ -50,12 +50,12 @@ class MediaRoom:
                 raise EngineOverloaded(
                     "the server's memory for decoded media is full; retry later", retry_after_ms=_RETRY_MS
                 )
-            self.budget.decoded += size
+            self.budget.charge_decoded(size)
 
     def give(self, size: int) -> None:
         """Return ``size`` reserved bytes."""
         with self._lock:
-            self.budget.decoded -= size
+            self.budget.charge_decoded(-size)
         if self._waiting and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._admit)
 
@@ -63,8 +63,8 @@ class MediaRoom:
     async def slot(self, share: MediaShare, size: int) -> AsyncIterator[None]:
         """Hold a decoding slot for the block; ``size`` bytes are reserved in ``share``, also after it.
 
-        Waits its turn for slot and memory. Raises EngineOverloaded after ``MAX_WAIT_SEC``, or at once when no memory
-        held by others could make room, and PayloadTooLarge as ``share`` does.
+        Waits for slot and memory, in turn. Raises EngineOverloaded after ``MAX_WAIT_SEC``, or at once if no other
+        request holds decoded media that it could release; and PayloadTooLarge as ``MediaShare.take``.
         """
         await self._enter(share, size)
         try:
@@ -94,12 +94,12 @@ class MediaRoom:
             raise
 
     def _admit(self) -> None:
-        """Grant slots to waiting requests, the longest wait first, while there are slots and memory."""
+        """Grant slots to waiting requests, in order of arrival, while there are slots and memory."""
         blocked = False
         for one in tuple(self._waiting):
             if not self._free_slots:
                 return
-            # A waiter that needs no memory overtakes those that do: they may be waiting for the memory that it holds.
+            # A request that needs no memory overtakes the others, which may be waiting for the memory that it holds.
             if blocked and one.size:
                 continue
             if self._try_admit(one):
@@ -115,7 +115,7 @@ class MediaRoom:
             one.share.take(one.size)
         except EngineOverloaded as error:
             if self.budget.decoded > one.share.size:
-                return False  # other requests hold memory that they will return
+                return False  # other requests hold memory that they will release
             one.admitted.set_exception(error)
         except PayloadTooLarge as error:
             one.admitted.set_exception(error)
@@ -127,7 +127,7 @@ class MediaRoom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A request for a slot. ``admitted`` is resolved when it is granted, or failed when it is refused."""
+    """A request that waits for a slot; ``admitted`` has a result when it is granted, an exception when refused."""
 
     share: MediaShare
     size: int
@@ -135,7 +135,7 @@ class _Waiting:
 
 
 class MediaShare:
-    """The decoded media of one request: a Room whose reservations end with its ``with`` block."""
+    """The Room of one request's decoded media; its reservations end with its ``with`` block."""
 
     def __init__(self, room: MediaRoom) -> None:
         self.size = 0
@@ -150,7 +150,8 @@ class MediaShare:
     def take(self, size: int) -> None:
         """Reserve ``size`` bytes, in any thread.
 
-        Raises PayloadTooLarge for more than the server's budget in this request alone, else EngineOverloaded.
+        Raises PayloadTooLarge if this request alone would exceed the server's budget, EngineOverloaded if all requests
+        together would.
         """
         with self._lock:
             if self.size + size > self._room.budget.capacity:
@@ -170,10 +171,7 @@ class MediaShare:
                 self.size -= size
 
     def close(self) -> None:
-        """Return everything reserved; later calls have no effect, such as those of a thread that is still decoding.
-
-        Idempotent.
-        """
+        """Return everything reserved; later calls (a thread may still decode) have no effect. Idempotent."""
         with self._lock:
             size, self.size, self._closed = self.size, 0, True
         self._room.give(size)

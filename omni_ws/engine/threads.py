@@ -29,7 +29,7 @@ _processes = 1
 
 
 def share_cores(processes: int) -> None:
-    """From now on count only this process's share of the cores: ``processes`` of them do the same work."""
+    """Make ``cores`` return the share of one of ``processes`` processes that do the same work."""
     global _processes
     _processes = processes
 
@@ -45,7 +45,7 @@ def cores() -> int:
 
 
 def _quota(memberships: Path, cgroups: Path) -> float:
-    """Return the cores whose time the control groups of this process leave it, of either version; infinite if all."""
+    """Return the CPU quota of this process's control groups (version 1 or 2), in cores; infinite without a quota."""
     try:
         lines = memberships.read_text("utf-8").splitlines()
     except OSError:  # no Linux
@@ -59,10 +59,10 @@ def _quota(memberships: Path, cgroups: Path) -> float:
             root, read = cgroups / "cpu", _quota_of_version_1
         else:
             continue
-        # A group above limits its members, too. A container may see the path that the group has outside of it.
+        # The quota of a parent group counts too. In a container the path may be the one outside of it, and not exist.
         inside = PurePosixPath(path.lstrip("/"))
         for group in (inside, *inside.parents):
-            with suppress(OSError, ValueError, ZeroDivisionError):  # no such group, or none that has a quota
+            with suppress(OSError, ValueError, ZeroDivisionError):  # no such group, or no quota
                 quotas.append(read(root / group))
     return min(quotas)
 
@@ -77,24 +77,24 @@ def _quota_of_version_1(group: Path) -> float:
     return float("inf") if quota < 0 else quota / int((group / "cpu.cfs_period_us").read_text("utf-8"))
 
 
-# Blocking calls run in threads: each kind of work in its own, and so that a cancellation leaves none running. The event
-# loop's default executor is left to look-ups of names and to what begins and ends with the server.
+# Blocking calls run in threads, each kind of work in its own pool. The event loop's default executor is only for name
+# look-ups and for work at the start and the end of the server.
 
 
 class Work(enum.Enum):
-    """The kinds of short work that are done off the event loop, and how many threads each has.
+    """The kinds of short work that run off the event loop; the value is the number of threads of a kind.
 
-    None waits for another: a body of 20 MB must not delay the next 20 ms of a call, nor a slow disk either of them.
-    (What decodes audio and detects speech is in ListeningThreads.)
+    Kinds do not wait for one another: a body of 20 MB must not delay the next 20 ms of a call, and a slow disk must
+    delay neither. (Decoding of audio and speech detection run in ListeningThreads.)
     """
 
-    #: JSON of large bodies, and of what is made of them: holds the GIL, so that more threads would gain nothing.
+    #: Parsing and writing JSON of large bodies. It holds the GIL, so more threads would gain nothing.
     BODIES = 2
-    #: The audio of calls, a packet at a time.
+    #: Encoding the audio of calls, a packet at a time.
     CALLS = 1
-    #: The audio of other answers, where it is compressed or long.
+    #: Encoding the audio of other answers, if it is compressed or long.
     ENCODING = 4
-    #: Files that a request names, and pages of metrics.
+    #: Reading files that a request names, and writing pages of metrics.
     FILES = 3
 
 
@@ -151,20 +151,20 @@ async def _wait_until_done(work: asyncio.Future[T]) -> None:
 
 # The threads in which a server decodes audio and detects speech.
 
-#: Decoded audio of a slice. Detecting speech in it takes some 5 ms, decoding it less.
+#: The decoded audio of a slice. Speech detection in it takes about 5 ms, decoding less.
 SLICE_SEC: Final = 1.0
-#: What each slice counts at least: a thread was woken for it.
+#: The minimum that a slice counts as, since a thread is woken for it.
 LEAST_SEC: Final = 0.03
-#: What is done together has no more: the pieces of eight sessions in which nobody speaks.
+#: The limit on slices that are passed to ``run`` together: about the slices of eight sessions without speech.
 MOST_TOGETHER_SEC: Final = 3.0
 MAX_THREADS: Final = 4
 
-#: Does pieces of work that follow one another. Must not raise.
+#: Does several pieces of work in a row. Must not raise.
 Run: TypeAlias = Callable[[list[Any]], None]
 
 
 class _Slice(NamedTuple):
-    """Work that waits. Ordered by where it ends on the queue's clock, then by arrival."""
+    """A slice that waits. Ordered by its end on the queue's clock, then by arrival."""
 
     ends: float
     number: int
@@ -181,12 +181,11 @@ class _Slice(NamedTuple):
 class ListeningThreads:
     """Decodes audio and detects speech, with threads that all sessions share fairly. Thread-safe.
 
-    Work is done in slices of about ``SLICE_SEC`` of decoded audio, and each session, by its Lane, gets the same share
-    of decoded seconds. It is a fair queue (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that counts
-    these seconds: a slice begins where the last one of its lane ended, or now if that is past, and the slice that would
-    end first is done first. So a session that asks for little is served at once, whatever others have sent, and waits
-    for nothing but the slices that are being done; one that asks for more than its share is late by its own backlog and
-    by no other's.
+    Work is done in slices of about ``SLICE_SEC`` of decoded audio. Each session has a Lane, and all lanes get the same
+    share of decoded seconds, by fair queueing (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that
+    counts these seconds: a slice begins where the last slice of its lane ends, or now if that is past, and the slice
+    with the earliest end is done first. So a session with little audio waits only for the slices that are in progress,
+    however much others have sent; a session with more than its share is delayed by its own backlog only.
 
     Threads start when they are first needed.
     """
@@ -194,31 +193,30 @@ class ListeningThreads:
     def __init__(self, threads: int | None = None) -> None:
         self._most = threads
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._waiting: list[_Slice] = []
         self._number = 0
-        #: Threads that work, or are about to.
+        #: The number of threads that work, or are about to.
         self._active = 0
-        #: The queue's clock: where the last slice begins that was taken.
+        #: The queue's clock: the begin of the slice taken last.
         self.now = 0.0
 
     def put(self, lane: Lane, seconds: float, run: Run, work: Any, *, at_most: int = 1, wake: bool = True) -> None:
-        """Have ``run`` called in a thread with ``work`` of ``lane``, which is about so many seconds of audio.
+        """Queue ``work`` of about ``seconds`` seconds of audio; a thread will call ``run`` with it.
 
-        ``run`` gets up to ``at_most`` pieces of work at once that are next and have the same ``run``. Without ``wake``
-        no thread begins before the next call of ``wake``.
+        ``run`` gets a list of up to ``at_most`` pieces of work, of consecutive slices with the same ``run``. With
+        ``wake`` False no thread starts before the next call of ``wake``.
         """
-        with self._lock:
-            begins = max(self.now, lane.served)
-            lane.served = ends = begins + max(LEAST_SEC, seconds)
+        with self.lock:
+            begins, ends = lane.book(seconds)
             self._number += 1
             heapq.heappush(self._waiting, _Slice(ends, self._number, begins, run, work, at_most))
         if wake:
             self.wake()
 
     def wake(self) -> None:
-        """Let one more thread begin, where there is one and it has something to do."""
-        with self._lock:
+        """Start work on one more thread, if work waits and a thread is free."""
+        with self.lock:
             if self._executor is None:
                 self._most = self._most or min(MAX_THREADS, cores())
                 self._executor = ThreadPoolExecutor(self._most, thread_name_prefix="listening")
@@ -228,11 +226,6 @@ class ListeningThreads:
             self._active += 1
         self._executor.submit(self._work)
 
-    def charge(self, lane: Lane, seconds: float) -> None:
-        """A slice of ``lane`` had so many more seconds than were told before; fewer, if negative."""
-        with self._lock:
-            lane.served += seconds
-
     def _work(self) -> None:
         while taken := self._take():
             try:
@@ -241,8 +234,8 @@ class ListeningThreads:
                 log.exception("listening failed")
 
     def _take(self) -> list[_Slice]:
-        """The slices to be done next, together. None: the thread is no longer active."""
-        with self._lock:
+        """Remove and return the slices to do next, together; an empty list ends the thread's work."""
+        with self.lock:
             if not self._waiting:
                 self._active -= 1
                 return []
@@ -257,20 +250,26 @@ class ListeningThreads:
             return taken
 
 
-#: Those of this process. A worker process has its share of the cores.
+#: The threads of this process. A worker process has its share of the cores.
 _ALL: Final = ListeningThreads()
 
 
 class Lane(Executor):
-    """The place of one session in the threads: an executor whose calls are slices of about ``SLICE_SEC``."""
+    """One session's share of the threads: an executor whose calls count as slices of ``SLICE_SEC``."""
 
     def __init__(self, threads: ListeningThreads = _ALL) -> None:
         self.threads = threads
-        #: Where its last slice ends on the clock of the threads.
-        self.served = 0.0
+        #: The end of the last slice on the clock of the threads.
+        self._booked = 0.0
+
+    def book(self, seconds: float) -> tuple[float, float]:
+        """Return begin and end of another slice of about ``seconds``. Called by the threads, under their lock."""
+        begins = max(self.threads.now, self._booked)
+        self._booked = begins + max(LEAST_SEC, seconds)
+        return begins, self._booked
 
     def submit(self, call: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Run a call in a thread. ``charge`` says afterwards how much audio it was."""
+        """Run a call in a thread. Afterwards the caller passes the amount of audio to ``charge``."""
         done: Future[T] = Future()
 
         def work() -> None:
@@ -287,8 +286,9 @@ class Lane(Executor):
         return done
 
     def charge(self, seconds: float) -> None:
-        """A call of ``submit`` has decoded ``seconds`` of audio."""
-        self.threads.charge(self, max(LEAST_SEC, seconds) - SLICE_SEC)
+        """Count a call of ``submit`` as the ``seconds`` of audio that it has decoded, instead of ``SLICE_SEC``."""
+        with self.threads.lock:
+            self._booked += max(LEAST_SEC, seconds) - SLICE_SEC
 
 
 def _run_all(calls: Sequence[Callable[[], None]]) -> None:
@@ -299,7 +299,7 @@ def _run_all(calls: Sequence[Callable[[], None]]) -> None:
 async def decoded_in_slices(
     lane: Lane, pieces: Iterator[Samples], sample_rate: int
 ) -> AsyncGenerator[list[Samples], None]:
-    """Yield what a decoder yields, slice by slice. It goes on with the next slice only when that is asked for."""
+    """Yield the ``pieces`` of a decoder in lists of about a slice. Each slice is decoded when it is requested."""
     more = True
     while more:
         taken, more = await run_in_thread(lane, _one_slice, pieces, int(SLICE_SEC * sample_rate))

@@ -12,7 +12,7 @@ from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, Vocod
 
 
 class TimedModel:
-    """In the place of a process; ``step_ms`` is how long a step takes. Entering it starts its work."""
+    """In place of a TalkerHost or VocoderHost; ``step_ms`` is how long a step takes. Entering it starts its work."""
 
     def __init__(self, loaded: LoadedModel, *, step_ms: float) -> None:
         self.model = loaded.model
@@ -34,7 +34,7 @@ class TimedModel:
     def ms_per_frame(self) -> float:
         return 0.0
 
-    async def __aenter__(self) -> TimedModel:
+    async def __aenter__(self) -> Any:
         self._working = asyncio.create_task(self._work())
         return self
 
@@ -67,7 +67,7 @@ class TimedModel:
 
 
 class _TimedSession:
-    """A TalkerSession and a VocoderSession."""
+    """In place of a TalkerSession or VocoderSession."""
 
     def __init__(self, owner: TimedModel, number: int) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint: its tensors by name, and the speakers of Qwen2.5-Omni."""
+"""Reads checkpoints: tensors by name, and the speakers of Qwen2.5-Omni."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDEX: Final = "model.safetensors.index.json"
 
 
 class TensorSource(Protocol):
-    """Where the weights of a model come from: a checkpoint, or made ones of the same shapes."""
+    """The source of a model's weights: a checkpoint, or random tensors of the same shapes (benchmarks)."""
 
     def __contains__(self, name: object) -> bool: ...
 
@@ -31,8 +31,8 @@ class TensorSource(Protocol):
 class CheckpointTensors:
     """The tensors of the safetensors files in ``folder``; with an index, of all files that it names.
 
-    The files are mapped, so that only what is asked for is read. Raises ConfigurationError for a folder without such
-    files and for damaged ones.
+    The files are mapped into memory, so only the tensors that are used are read. Raises ConfigurationError for a folder
+    without such files, and for damaged files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,18 +63,20 @@ class CheckpointTensors:
     def tensor(self, name: str) -> torch.Tensor:
         """Return the tensor mapped from its file: pages are read as they are used.
 
-        Raises ConfigurationError if there is none, and for values of a byte, which are of use only with the scales of
-        their quantisation.
+        Raises ConfigurationError if there is none, and for quantised tensors (of one byte a value), since their scales
+        are not applied.
         """
-        tensor = self._file(name).get_tensor(name)
+        if name not in self._files:
+            raise ConfigurationError([f"{self._folder}: the checkpoint has no tensor {name}"])
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
         if tensor.dtype.itemsize == 1:
             raise ConfigurationError([f"{self._folder}: {name} is quantised ({tensor.dtype}), which is not supported"])
         return tensor
 
     def bytes_of(self, prefix: str, value_bytes: int | None = None) -> int:
-        """Return the size of all tensors whose names begin with ``prefix``; nothing but the files' headers is read.
+        """Return the bytes of all tensors whose names begin with ``prefix``; reads only the headers of the files.
 
-        ``value_bytes`` is what a value takes once loaded, by default as much as in the file.
+        ``value_bytes`` is the size of a value in memory, by default the same as in the file.
         """
         total = 0
         for name in self.names(prefix):
@@ -83,15 +85,9 @@ class CheckpointTensors:
             total += prod(part.get_shape()) * bits // 8
         return total
 
-    def _file(self, name: str) -> Any:
-        try:
-            return self._files[name]
-        except KeyError:
-            raise ConfigurationError([f"{self._folder}: the checkpoint has no tensor {name}"]) from None
-
 
 def _bits(dtype: str) -> int:
-    """Return the size of a value, which safetensors' names of types contain: BF16, F8_E4M3, I64 …, and BOOL."""
+    """Return the bits of a value, by safetensors' name of its type, such as BF16, F8_E4M3, I64 or BOOL."""
     found = re.search(r"\d+", dtype)
     return int(found[0]) if found else 8
 
@@ -102,9 +98,10 @@ _DEFAULT_SPEAKER: Final = "Chelsie"
 
 @dataclass(frozen=True, slots=True)
 class OmniSpeaker:
-    """A voice: ``bos_token`` (of the Thinker's vocabulary) begins the Talker's answer, the rest is for the vocoder.
+    """A voice: ``bos_token``, of the Thinker's vocabulary, begins the Talker's answer; the rest is for the vocoder.
 
-    ``condition`` (1, n) float32 is the speaker's embedding, ``reference_mel`` (1, frames, bins) float32 some speech.
+    ``condition`` (1, n) float32 is the embedding of the speaker, ``reference_mel`` (1, frames, bins) float32 is some of
+    the speaker's speech.
     """
 
     bos_token: int
@@ -113,10 +110,10 @@ class OmniSpeaker:
 
 
 def load_speakers(folder: Path) -> dict[str, OmniSpeaker]:
-    """Return the speakers by name. Raises ConfigurationError where there are none, or anything but tensors is there."""
+    """Return the speakers by name. Raises ConfigurationError for a file that cannot be read, or has no speakers."""
     path = folder / SPEAKERS_FILE
     try:
-        # Only tensors and plain values: a pickle could run anything.
+        # ``weights_only``: an unrestricted pickle could run any code.
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere in torch's unpickler
         raise ConfigurationError([f"{path}: cannot be read: {error}"]) from error
@@ -126,7 +123,7 @@ def load_speakers(folder: Path) -> dict[str, OmniSpeaker]:
 
 
 def default_speaker(names: Iterable[str]) -> str:
-    """Return the voice of answers for which none is asked: that of the model's authors, or else the first."""
+    """Return the default voice: the one of the model's authors, or else the first."""
     known = [*names]
     return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in known else known[0]
 

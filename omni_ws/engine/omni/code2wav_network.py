@@ -1,7 +1,7 @@
-"""The network of Qwen3's Code2Wav over many streams of codec frames, exact however they are cut.
+"""The network of Qwen3's Code2Wav over many streams of codec frames. The result does not depend on how they are cut.
 
-Each stream is a slot, in which convolutions and transformer keep what they need of the past between calls. ``rows``
-(batch,) int64 are the slots of a batch's streams; the last slot is scratch, for rows that only fill a batch.
+Each stream has a slot, in which convolutions and transformer keep their past inputs, keys and values between calls.
+``rows`` (batch,) int64 are the slots of the streams in a batch; the last slot is scratch, for rows of padding.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from torch.nn import functional
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.step_graphs import StepGraphs
+from omni_ws.engine.omni.transformer import rotated
 
-#: Stands for the frames of a step that begins its streams, with one frame each.
+#: In place of the number of frames, for a step that begins its streams with one frame each.
 _BEGIN: Final = 0
 
 
 class Code2WavGraphs:
-    """Calls ``network`` with arrays, for up to so many streams as ``pieces`` has for each number of frames.
+    """Runs ``network`` on arrays: on a GPU from CUDA graphs, with batches padded to a captured size.
 
-    On a GPU a batch is filled up to a size that was captured, with rows of the scratch slot; on a CPU it runs as it is.
+    The padding are rows of the scratch slot. ``pieces`` has the limit on streams in a batch for each number of frames.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Code2WavGraphs:
         self._rows = torch.full((rows,), self._scratch, dtype=torch.int64, device=self._device)
         self._done = torch.zeros((rows,), dtype=torch.int64, device=self._device)
         self._graphs = StepGraphs(self._step, str(self._device))
-        #: What the graphs take on the device.
+        #: The bytes of the graphs on the device.
         self.nbytes = 0
 
     def __call__(
@@ -71,24 +72,24 @@ class Code2WavGraphs:
         self.nbytes = torch.cuda.memory_reserved(self._device) - before
 
     def _step(self, batch: int, frames: int) -> torch.Tensor:
-        """Decode what is in the buffers."""
+        """Decode the codes in the buffers."""
         codes = self._codes[:batch, :, : frames or 1]
         return self._network(codes, self._rows[:batch], self._done[:batch], first=frames == _BEGIN)
 
 
 def _filled(batch: int) -> int:
-    """Return the power of two to which a batch is filled."""
+    """Return the power of two to which a batch is padded."""
     return 1 << (batch - 1).bit_length()
 
 
 def _sizes(most: int) -> list[int]:
-    """Return the sizes to which batches of up to ``most`` are filled."""
+    """Return the sizes to which batches of up to ``most`` are padded."""
     return [1 << power for power in range(_filled(most).bit_length())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code2WavShape:
-    """What ``code2wav_config`` of a checkpoint says. The names are those of the file where they are not plainer."""
+    """The sizes of the network, from ``code2wav_config`` of a checkpoint."""
 
     codebooks: int
     codebook_size: int
@@ -133,7 +134,7 @@ class Code2WavShape:
 
     @property
     def samples_held(self) -> int:
-        """How many samples of the newest frame need the next frame; an answer ends without them."""
+        """The number of samples that the newest frame leaves open until the next one; an answer ends without them."""
         held = 0
         for rate in self.upsample_rates:
             held = (held + 1) * rate
@@ -143,8 +144,8 @@ class Code2WavShape:
 class Code2WavNetwork:
     """Embedding, transformer and convolutions.
 
-    ``weights`` are the tensors of the module ``code2wav``, float32, on the device of ``memory``, which holds what is
-    kept of each stream.
+    ``weights`` are the tensors of the module ``code2wav``, float32, on the device of ``memory``, which has the state of
+    each stream.
     """
 
     def __init__(self, shape: Code2WavShape, weights: Weights, memory: SlotMemory) -> None:
@@ -166,12 +167,12 @@ class Code2WavNetwork:
         self._leave = CausalConvolution(weights, f"decoder.{after + 1}", memory)
 
     def __call__(self, codes: Tensor, rows: Tensor, done: Tensor, *, first: bool) -> Tensor:
-        """Return the samples that the next frames settle, (batch, n * samples_per_frame); ``first``: less samples_held.
+        """Return the samples that become final with the next frames, (batch, n * samples_per_frame).
 
         ``codes`` (batch, codebooks, n) int64; ``rows`` (batch,) int64 are the slots of the streams, ``done`` (batch,)
-        int64 the frames before these; ``first`` says that there are none in any of them.
+        int64 the numbers of earlier frames. With ``first``, all streams begin: the samples are ``samples_held`` fewer.
         """
-        # PyTorch's default on a GPU, convolutions in TF32, is off by a thousandth of the peak.
+        # With TF32, PyTorch's default for convolutions on a GPU, the error is a thousandth of the peak.
         precise = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
         with torch.inference_mode(), precise:
             x = functional.embedding(codes + self._offsets, self._embedding).mean(1)
@@ -185,7 +186,7 @@ class Code2WavNetwork:
 
 
 class _SnakeBeta:
-    """The activation x + sin²(a x) / b, with a and b by channel."""
+    """The activation x + sin²(a x) / b, with a and b for each channel."""
 
     def __init__(self, weights: Weights, name: str) -> None:
         self._a = weights[f"{name}.alpha"].exp()[:, None]
@@ -257,8 +258,8 @@ class WindowShape:
 class WindowTransformer:
     """The sliding-window transformer: its blocks and the final norm.
 
-    The keys and values of the last ``window - 1`` positions are kept for each slot, as they are after rotation. All
-    shapes depend on the batch and on the number of new positions alone.
+    Each slot has a KV cache of the last ``window - 1`` positions, after the rotary embedding. All shapes depend on the
+    batch size and the number of new positions only.
     """
 
     def __init__(self, shape: WindowShape, weights: Weights, name: str, memory: SlotMemory) -> None:
@@ -270,7 +271,6 @@ class WindowTransformer:
         self._norm = weights[f"{name}.norm.weight"]
         even = torch.arange(0, shape.head_dim, 2, dtype=torch.float, device=memory.device)
         self._frequencies = 1.0 / (shape.rope_theta ** (even / shape.head_dim))
-        self._memory = memory
 
     def __call__(self, x: Tensor, rows: Tensor, done: Tensor) -> Tensor:
         """Return the outputs for the next positions of the streams, (batch, n, size) -> (batch, n, size).
@@ -296,7 +296,7 @@ class WindowTransformer:
 
 
 class _Block:
-    """One layer: attention and gated network, each scaled by channel before it is added."""
+    """One layer: attention and gated MLP, each with a scale for each channel before the residual sum."""
 
     def __init__(self, shape: WindowShape, weights: Weights, name: str, memory: SlotMemory, past: int) -> None:
         self._shape = shape
@@ -324,12 +324,12 @@ class _Block:
             functional.linear(x, *part).unflatten(-1, (-1, self._shape.head_dim)).transpose(1, 2)
             for part in (self._q, self._k, self._v)
         )
-        keys = torch.cat((self._keys[rows], _rotated(key, cosine, sine)), 2)
+        keys = torch.cat((self._keys[rows], rotated(key, cosine, sine)), 2)
         values = torch.cat((self._values[rows], value), 2)
         self._keys[rows] = keys[:, :, -self._past :]
         self._values[rows] = values[:, :, -self._past :]
         attended = functional.scaled_dot_product_attention(
-            _rotated(query, cosine, sine),
+            rotated(query, cosine, sine),
             keys,
             values,
             attn_mask=mask,
@@ -346,17 +346,12 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
-
-
 #: The tensors of a module or checkpoint, by their names.
 Weights = Mapping[str, Tensor]
 
 
 class SlotMemory:
-    """Owns the tensors that hold something for each slot: ``slots`` and one for scratch."""
+    """Owns the tensors with the state of each slot: ``slots`` of them, and one for scratch."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.slots = slots
@@ -370,7 +365,7 @@ class SlotMemory:
         return made
 
     def clear(self, slot: int) -> None:
-        """Set all that is held for ``slot`` to zero."""
+        """Set the state of ``slot`` to zero."""
         for tensor in self._tensors:
             tensor[slot].zero_()
 
@@ -381,7 +376,7 @@ class SlotMemory:
 
 
 class CausalConvolution:
-    """A convolution with stride 1 that sees only the past, which is zero before the start of a stream."""
+    """A causal convolution with stride 1; the input before the start of a stream is zero."""
 
     def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, dilation: int = 1, groups: int = 1) -> None:
         self._weight, self._bias = weights[f"{name}.conv.weight"], weights[f"{name}.conv.bias"]
@@ -390,7 +385,7 @@ class CausalConvolution:
         self._past = memory.tensor(self._weight.shape[1] * groups, self._reach)
 
     def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return what follows from the next inputs, (batch, channels, n) -> (batch, channels out, n)."""
+        """Return the outputs for the next inputs, (batch, channels, n) -> (batch, channels out, n)."""
         if self._reach:
             x = torch.cat((self._past[rows], x), -1)
             self._past[rows] = x[..., -self._reach :]
@@ -398,11 +393,10 @@ class CausalConvolution:
 
 
 class TransposedConvolution:
-    """An upsampling convolution that cuts ``kernel - stride`` samples off both ends of a stream.
+    """A transposed convolution for upsampling that cuts ``kernel - stride`` samples off both ends of a stream.
 
-    What it makes of an input therefore needs the next input too. The first call of a stream returns that much less;
-    what the end of the stream lacks, the whole one lacks as well. Raises ConfigurationError where the kernel is neither
-    the stride nor twice the stride.
+    The last outputs of an input therefore depend on the next input: they are returned with it, and never at the end of
+    a stream, where they are cut off. Raises ConfigurationError unless the kernel is once or twice the stride.
     """
 
     def __init__(self, weights: Weights, name: str, memory: SlotMemory, *, stride: int) -> None:
@@ -415,7 +409,7 @@ class TransposedConvolution:
         self._past = memory.tensor(self._weight.shape[0], 1) if self._cut else None
 
     def __call__(self, x: Tensor, rows: Tensor, *, first: bool) -> Tensor:
-        """Return what follows from the next inputs; ``first`` says that they begin their streams.
+        """Return the outputs for the next inputs; ``first`` says that they begin their streams.
 
         (batch, channels, n) -> (batch, channels out, n * stride), or (n - 1) * stride at the start of a stream.
         """

@@ -1,4 +1,7 @@
-"""Picks out of a Thinker's prompt, as it arrives, what a Talker reads of it, and says what ends it."""
+"""Converts a Thinker's prompt, as it arrives, to the rows that a Talker reads: TalkerRows.
+
+WholePromptReader does so for Qwen2.5-Omni, UserTurnsReader for Qwen3-Omni.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,18 @@ from numpy.typing import NDArray
 
 from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
 
-#: For a row without a token, or without a code.
+#: In place of the token of a row without a token, and of the code of a row without a code.
 NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TalkerRows:
-    """Rows of a Talker's prompt (n in all).
+    """Rows of a Talker's prompt.
 
-    Each is made of what it has: the embedding of its token (``tokens``), a state of the Thinker (``states`` marks the
-    rows, ``hidden`` holds one after the other), the embedding of a code (``codes``). ``positions`` (3, n).
+    The network's input for a row is made of up to three parts: the embedding of a token, a hidden state of the Thinker,
+    and the embedding of a codec code. ``tokens`` (n,) and ``codes`` (n,) are NONE where a row lacks the part;
+    ``states`` (n,) marks the rows with a hidden state, and ``hidden`` (k, hidden size) has these states in order.
+    ``positions`` (3, n) are M-RoPE positions.
     """
 
     tokens: NDArray[np.int64]
@@ -35,7 +40,7 @@ class TalkerRows:
         return len(self.tokens)
 
     def split(self, count: int) -> tuple[TalkerRows, TalkerRows]:
-        """Return the first ``count`` rows and the others."""
+        """Return the first ``count`` rows, and the others."""
         hidden = int(self.states[:count].sum())
         return (
             TalkerRows(
@@ -56,7 +61,7 @@ class TalkerRows:
 
 
 class RowQueue:
-    """Rows that wait, in order."""
+    """TalkerRows that wait to be computed; its length is the number of rows."""
 
     def __init__(self) -> None:
         self._pieces: deque[TalkerRows] = deque()
@@ -71,7 +76,7 @@ class RowQueue:
             self._count += len(rows)
 
     def take(self, most: int) -> TalkerRows:
-        """Remove and return the first ``most`` rows, or all; there must be one."""
+        """Remove and return up to ``most`` rows. The queue must not be empty."""
         taken, count = [], 0
         while self._pieces and count < most:
             first = self._pieces.popleft()
@@ -91,21 +96,22 @@ class RowQueue:
 
 
 class PromptReader(Protocol):
-    """Reads one prompt. It must not be used after RefusedInput."""
+    """Converts one prompt. It must not be used after RefusedInput."""
 
     def read(self, item: PromptRows) -> TalkerRows:
-        """Return what the Talker reads of the next tokens. Raises RefusedInput."""
+        """Return the rows for the next tokens of the prompt. Raises RefusedInput."""
         ...
 
     def end(self) -> tuple[TalkerRows, int]:
-        """Return the rows that follow the prompt, and the position of the answer's first row. Raises RefusedInput."""
+        """Return the rows behind the prompt, and the position of the first row of the answer. Raises RefusedInput."""
         ...
 
 
 class WholePromptReader:
-    """Qwen2.5: each token is a row, state plus embedding; what was heard or seen has no embedding.
+    """The PromptReader of Qwen2.5: each token is a row, made of its hidden state and its embedding.
 
-    ``media`` are the tokens of audio, image and video, ``last`` the token and the code of the row that ends the prompt.
+    The rows of audio, images and video, whose tokens are ``media``, have no embedding. ``last`` is the token and the
+    code of the row that ends the prompt.
     """
 
     def __init__(self, media: Sequence[int], last: tuple[int, int], hidden_size: int) -> None:
@@ -129,21 +135,22 @@ class WholePromptReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnTokens:
-    """The token ids by which Qwen3's Talker finds its way in a prompt, and those that end it."""
+    """The token ids that mark the turns in a prompt of Qwen3, and the tokens and codes that end it for the Talker."""
 
+    #: "<|im_start|>", which begins each turn; the role's token follows.
     turn: int
     user: int
     assistant: int
     media: tuple[int, ...]
     text_pad: int
     text_start: int
-    #: nothink, think_bos, think_eos.
+    #: The codes of nothink, think_bos and think_eos.
     style_codes: tuple[int, ...]
     pad_code: int
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TurnTokens:
-        """Read the whole configuration. Raises KeyError."""
+        """Read the ids from the whole config.json. Raises KeyError for a missing one."""
         thinker, talker = config["thinker_config"], config["talker_config"]
         return cls(
             turn=config["im_start_token_id"],
@@ -158,24 +165,29 @@ class TurnTokens:
 
 
 class UserTurnsReader:
-    """Qwen3: only the user's turns are rows: embeddings of text, states of what was heard or seen.
+    """The PromptReader of Qwen3, which converts the user's turns only.
 
-    Their positions are moved so that the other turns take no room. After them come the three tokens that begin the
-    assistant's turn, and rows that name the ``speaker``'s code.
+    A row is the embedding of a text token, or the hidden state of a token of audio, image or video. Positions are
+    shifted so that the other turns leave no gaps. Behind the user's turns come the three tokens that begin the
+    assistant's turn, and rows with codes, among them the code of the ``speaker``.
     """
 
-    #: The tokens "<|im_start|>", "assistant" and the line's end.
+    #: The number of tokens that begin the assistant's turn: "<|im_start|>", "assistant" and a line break.
     _HEADER: Final = 3
 
     def __init__(self, ids: TurnTokens, speaker: int, hidden_size: int) -> None:
         self._ids = ids
         self._hidden_size = hidden_size
         self._speaker = speaker
-        #: A turn's first token, held until the next one says whose turn it is.
+        #: The first token of a turn, held until the next token tells whose turn it is.
         self._held: PromptRows | None = None
+        #: Whether the current turn is the user's.
         self._reads = False
+        #: What is added to the positions of the current turn.
         self._shift = 0
+        #: The position that follows all rows so far.
         self._position = 0
+        #: The first tokens of the assistant's turn, while that is the last turn so far.
         self._header: list[int] | None = None
 
     def read(self, item: PromptRows) -> TalkerRows:
@@ -185,13 +197,13 @@ class UserTurnsReader:
         starts = np.flatnonzero(tokens == self._ids.turn).tolist()
         if starts and starts[-1] == count - 1:
             count = starts.pop()
-            item, self._held = _cut(item, count)
+            item, self._held = item.split(count)
         picked, shifts = np.zeros(count, np.bool_), np.zeros(count, np.int64)
         for start, end in pairwise([0, *starts, count]):
             if start == end:
                 continue
             if tokens[start] == self._ids.turn:
-                # Of the tokens before the cut: a turn may be its first token alone, where another begins behind it.
+                # The role may be in ``self._held``, so it is looked up in ``tokens``, which are not cut.
                 self._begin_turn(tokens[start + 1], int(item.positions[0, start]))
             if self._header is not None:
                 self._header += item.tokens[start:end][: self._HEADER - len(self._header)].tolist()
@@ -226,7 +238,7 @@ class UserTurnsReader:
 
 
 def plain_rows(tokens: list[int], codes: list[int], position: int, hidden_size: int) -> TalkerRows:
-    """Return rows without states, from ``position`` on."""
+    """Return rows without hidden states, at consecutive positions from ``position`` on."""
     count = len(tokens)
     positions = np.broadcast_to(np.arange(position, position + count), (3, count))
     states, hidden = np.zeros(count, np.bool_), np.zeros((0, hidden_size), np.float32)
@@ -239,12 +251,4 @@ def _joined(first: PromptRows, second: PromptRows) -> PromptRows:
         np.concatenate((first.positions, second.positions), axis=1),
         np.concatenate((first.states, second.states)),
         np.concatenate((first.hidden, second.hidden)),
-    )
-
-
-def _cut(item: PromptRows, count: int) -> tuple[PromptRows, PromptRows]:
-    hidden = int(item.states[:count].sum())
-    return (
-        PromptRows(item.tokens[:count], item.positions[:, :count], item.states[:count], item.hidden[:hidden]),
-        PromptRows(item.tokens[count:], item.positions[:, count:], item.states[count:], item.hidden[hidden:]),
     )

@@ -1,14 +1,13 @@
 """Qwen3Code2Wav: the vocoder of Qwen3-Omni as a StepModel.
 
-Codec frames are decoded as they come, and what they settle is sent at once: ``n`` frames settle all samples but the
-last 555 (in the shape of Qwen3-Omni), whatever the sizes in which they came.
+Codec frames are decoded as they arrive. All samples that later frames cannot change are sent at once: those of ``n``
+frames but the last 555 (with the sizes of Qwen3-Omni), however the frames are divided among inputs.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,53 +18,85 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.code2wav_network import Code2WavGraphs, Code2WavNetwork, Code2WavShape, SlotMemory, Weights
 from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, StepResult, VocoderInput, VocoderOutput
 
-#: How many frames a step decodes of a session, the largest that fits first: each size is a shape of its own on a GPU.
+#: The numbers of frames that a step may decode of a session, a fixed set because of CUDA graphs. The largest that fits
+#: is taken.
 PIECES: Final = (32, 16, 8, 4, 2, 1)
-#: The most frames that a step decodes for all sessions, lest those wait long whose pieces are not among them.
+#: The limit on frames that a step decodes for all sessions, so that sessions with other piece sizes wait less.
 STEP_FRAMES: Final = 128
-#: What a chunk costs besides its own frames, as frames.
+#: To decode a chunk costs as much as so many frames besides its own.
 CONTEXT_FRAMES: Final = 2
-#: Settings that vocoders may have.
+#: The settings that sessions of vocoders may have.
 _SETTINGS: Final = frozenset({"voice", "seed"})
-#: The limit on frames of a session that wait to be decoded: 82 s of sound.
+#: The limit on frames of a session that wait to be decoded: 82 s of audio.
 MOST_WAITING: Final = 1024
 
 
-@dataclass(slots=True)
-class _Pending:
-    """An input that is being decoded: its codes, how many frames of it are done, and their samples."""
-
-    codes: NDArray[np.int64]
-    done: int = 0
-    samples: list[NDArray[np.float32]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Stream:
-    slot: int
-    #: The number of frames decoded.
-    done: int = 0
-    waiting: int = 0
-    inputs: deque[_Pending] = field(default_factory=deque)
-    ended: bool = False
+    """The state of one session: its slot in the network, and its unfinished inputs."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        #: The number of frames decoded.
+        self.done = 0
+        #: The number of frames that wait to be decoded.
+        self.waiting = 0
+        #: Whether the last codes have come.
+        self.ended = False
+        #: The codes of the unfinished inputs.
+        self._inputs: deque[NDArray[np.int64]] = deque()
+        #: The frames of the oldest input that are decoded: their number, and their samples.
+        self._done_of_first = 0
+        self._samples: list[NDArray[np.float32]] = []
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether there are unfinished inputs."""
+        return bool(self._inputs)
+
+    def add(self, item: VocoderInput) -> None:
+        """Queue an input."""
+        self._inputs.append(np.asarray(item.codes, np.int64))
+        self.waiting += len(item.codes)
+        self.ended = item.last
 
     def piece(self) -> int:
-        """Return how many frames of the oldest input to decode next; 0 if none of it are left."""
-        left = len(self.inputs[0].codes) - self.inputs[0].done
+        """Return how many frames of the oldest input to decode next; 0 if all are decoded."""
+        left = len(self._inputs[0]) - self._done_of_first
         if not self.done:
-            # Beginning has shapes of its own: one size suffices.
+            # The start of a stream has its own graphs, for one size only.
             return min(left, 1)
         return next((size for size in PIECES if size <= left), 0)
+
+    def next_codes(self) -> NDArray[np.int64]:
+        """Return the codes (n, codebooks) of the next piece."""
+        return self._inputs[0][self._done_of_first : self._done_of_first + self.piece()]
+
+    def take(self, samples: NDArray[np.float32]) -> None:
+        """Take the samples of the next piece, which is decoded now."""
+        piece = self.piece()
+        self._samples.append(samples)
+        self._done_of_first += piece
+        self.done += piece
+        self.waiting -= piece
+
+    def finished_inputs(self) -> Iterator[VocoderOutput]:
+        """Remove the inputs whose frames are all decoded, and yield their outputs."""
+        while self._inputs and not self.piece():
+            samples = np.concatenate(self._samples) if self._samples else np.zeros(0, np.float32)
+            frames = len(self._inputs.popleft())
+            self._done_of_first, self._samples = 0, []
+            yield VocoderOutput(samples, frames)
 
 
 class Qwen3Code2Wav:
     """A StepModel: VocoderInput in, VocoderOutput out.
 
-    The voice is in the codes, and nothing is drawn: the settings ``voice`` and ``seed`` have no effect.
+    The settings ``voice`` and ``seed`` are accepted without effect: the codes determine the voice, and decoding is
+    deterministic.
 
-    A step decodes pieces of one size, of as many sessions as have one, up to ``batch`` and STEP_FRAMES; the session
-    that has waited longest decides. ``weights`` are the tensors of the module ``code2wav``; they are moved to
-    ``device`` in float32. Raises ConfigurationError for weights that do not fit.
+    A step decodes a piece of each of several sessions, up to ``batch`` and STEP_FRAMES. All pieces have the same size,
+    which the session that has waited longest decides. ``weights`` are the tensors of the module ``code2wav``; they are
+    moved to ``device`` in float32. Raises ConfigurationError for weights that do not fit.
     """
 
     def __init__(
@@ -89,12 +120,12 @@ class Qwen3Code2Wav:
         rows, needed = len(held["code_embedding.weight"]), shape.codebooks * shape.codebook_size
         if rows != needed:
             raise ConfigurationError([f"code2wav: {rows} embeddings of codes where the configuration has {needed}"])
-        #: How many pieces of so many frames a step may decode.
+        #: The limit on pieces of a step, by the size of the pieces.
         self._most = {piece: max(1, min(batch, slots, STEP_FRAMES // piece)) for piece in PIECES}
         self._run = Code2WavGraphs(network, self._memory, codebooks=shape.codebooks, pieces=self._most)
         self._free = list(range(slots))
         self._streams: dict[int, _Stream] = {}
-        #: The sessions that have inputs; the one that has waited longest is first.
+        #: The sessions with unfinished inputs; the one that has waited longest is first.
         self._queue: dict[int, _Stream] = {}
 
     @property
@@ -138,13 +169,11 @@ class Qwen3Code2Wav:
         except RefusedInput:
             self.close(session)
             raise
-        stream.inputs.append(_Pending(np.asarray(item.codes, np.int64)))
-        stream.waiting += len(item.codes)
-        stream.ended = item.last
+        stream.add(item)
         self._queue.setdefault(session, stream)
 
     def grant(self, session: int, frames: int) -> None:
-        """Do nothing: a vocoder makes nothing that it was not given codes for."""
+        """See StepModel. Does nothing: a vocoder needs no grants."""
 
     def close(self, session: int) -> None:
         """See StepModel."""
@@ -154,7 +183,7 @@ class Qwen3Code2Wav:
             self._free.append(stream.slot)
 
     def step(self) -> Sequence[StepResult]:
-        """See StepModel: decode one piece of each session of a batch."""
+        """See StepModel. Decodes one piece of each session of a batch."""
         results: list[StepResult] = []
         chosen = self._choose(results)
         if chosen:
@@ -183,7 +212,7 @@ class Qwen3Code2Wav:
         for session, stream in list(self._queue.items()):
             if not stream.piece():
                 self._settle(session, stream, results)
-            if not stream.inputs:
+            if not stream.has_inputs:
                 continue
             here = (stream.done == 0, stream.piece())
             kind = kind or here
@@ -195,24 +224,17 @@ class Qwen3Code2Wav:
 
     def _decode(self, chosen: list[tuple[int, _Stream]]) -> None:
         """Decode a piece of each of these sessions, and move them to the end of the queue."""
-        piece, first = chosen[0][1].piece(), chosen[0][1].done == 0
-        inputs = [stream.inputs[0] for _, stream in chosen]
-        codes = np.stack([pending.codes[pending.done : pending.done + piece] for pending in inputs])
+        first = chosen[0][1].done == 0
+        codes = np.stack([stream.next_codes() for _, stream in chosen])
         rows = np.array([stream.slot for _, stream in chosen])
         done = np.array([stream.done for _, stream in chosen])
         samples = self._run(codes.transpose(0, 2, 1), rows, done, first=first)
-        for (session, stream), pending, made in zip(chosen, inputs, samples, strict=True):
-            pending.samples.append(made)
-            pending.done += piece
-            stream.done += piece
-            stream.waiting -= piece
+        for (session, stream), made in zip(chosen, samples, strict=True):
+            stream.take(made)
             self._queue[session] = self._queue.pop(session)
 
     def _settle(self, session: int, stream: _Stream, results: list[StepResult]) -> None:
-        """Add results for the inputs that are complete."""
-        while stream.inputs and not stream.piece():
-            pending = stream.inputs.popleft()
-            samples = np.concatenate(pending.samples) if pending.samples else np.zeros(0, np.float32)
-            results.append(StepResult(session, VocoderOutput(samples, len(pending.codes))))
-        if not stream.inputs:
+        """Add results for the inputs whose frames are all decoded."""
+        results.extend(StepResult(session, output) for output in stream.finished_inputs())
+        if not stream.has_inputs:
             self._queue.pop(session, None)

@@ -1,6 +1,6 @@
 """SlotTalker: a Talker as StepModel, with its sessions in slots.
 
-``talker`` and ``vocoder`` are what the processes of an omni model load.
+``talker`` and ``vocoder`` are the factories for the two StepProcesses of an omni model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import CheckpointTensors, load_speakers
 from omni_ws.engine.omni.code2wav_network import Code2WavShape
-from omni_ws.engine.omni.prompt_reading import RowQueue, plain_rows
+from omni_ws.engine.omni.prompt_reading import RowQueue, TalkerRows, plain_rows
 from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Qwen3Code2Wav
-from omni_ws.engine.omni.step_graphs import CodesOnTheWay, StepBuffers, StepGraphs
+from omni_ws.engine.omni.step_graphs import StepBuffers, StepGraphs
 from omni_ws.engine.omni.step_model import (
     AnswerEnd,
     AnswerRows,
@@ -41,7 +41,7 @@ from omni_ws.engine.omni.talker_network import SlotSpace, TalkerNetwork
 from omni_ws.engine.omni.talkers import Qwen3Talker, Qwen25Talker
 from omni_ws.engine.omni.transformer import BlockShape
 
-#: Of both families, in Hz; no configuration has it.
+#: The sample rate of both families, in Hz, which no configuration file contains.
 SAMPLE_RATE: Final = 24_000
 
 
@@ -54,7 +54,8 @@ def talker(folder: str, slots: int, positions: int) -> LoadedModel:
 def vocoder(folder: str, slots: int) -> LoadedModel:
     """Load the vocoder. Raises ConfigurationError.
 
-    Its facts are ``sample_rate`` in Hz, ``frame_ms``, ``context_frames``, and ``block``, see VocoderStage.
+    Its facts are ``sample_rate``, ``frame_ms`` and ``context_frames``, see VocoderHost, and ``block``, see
+    VocoderStage.
     """
     path = Path(folder)
     config = orjson.loads((path / "config.json").read_bytes())
@@ -92,22 +93,11 @@ def _weights(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensors.tensor(name) for name in tensors.names(prefix)}
 
 
-_Load = Callable[[CheckpointTensors, Mapping[str, Any], SlotSpace, Path], TalkerNetwork]
-
-
-def _qwen3(source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, folder: Path) -> TalkerNetwork:
-    return Qwen3Talker(source, config, space)
-
-
-def _qwen25(source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, folder: Path) -> TalkerNetwork:
-    tokens = {name: speaker.bos_token for name, speaker in load_speakers(folder).items()}
-    return Qwen25Talker(source, config, space, tokens)
-
-
-#: By ``model_type``: how to load it, and where config.json has the sizes of the Talker's transformer.
-_FAMILIES: Final[Mapping[str, tuple[_Load, tuple[str, ...]]]] = {
-    "qwen3_omni_moe": (_qwen3, ("talker_config", "text_config")),
-    "qwen2_5_omni": (_qwen25, ("talker_config",)),
+_QWEN3: Final = "qwen3_omni_moe"
+#: The path of the configuration of the Talker's transformer in config.json, by ``model_type``.
+_TALKER_CONFIGS: Final[Mapping[str, tuple[str, ...]]] = {
+    _QWEN3: ("talker_config", "text_config"),
+    "qwen2_5_omni": ("talker_config",),
 }
 
 
@@ -121,35 +111,39 @@ def load_talker(
     piece: int = 256,
     read_late: bool | None = None,
 ) -> SlotTalker:
-    """Load the Talker of the checkpoint in ``folder``, and nothing else of it.
+    """Load the Talker of the checkpoint in ``folder``, and no other part of the model.
 
-    It has ``slots`` for sessions, each with ``longest`` positions for what the Talker reads of the prompt and for the
-    frames of the answer. ``device`` is by default a GPU if there is one, ``dtype`` "bfloat16" there and "float32" on a
-    CPU; ``piece`` and ``read_late`` are SlotTalker's. Raises ConfigurationError.
+    It has ``slots`` for sessions, each with ``longest`` positions for the rows of the prompt and the frames of the
+    answer. ``device`` is by default a GPU if there is one; ``dtype`` is by default "bfloat16" on a GPU and "float32" on
+    a CPU. For ``piece`` and ``read_late`` see SlotTalker. Raises ConfigurationError.
     """
     folder = Path(folder)
     config = _config(folder)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or ("float32" if torch.device(device).type == "cpu" else "bfloat16")
     space = SlotSpace(slots, longest, device, getattr(torch, dtype))
-    load, _ = _FAMILIES[config["model_type"]]
+    tensors = CheckpointTensors(folder)
+    network: TalkerNetwork
     try:
-        network = load(CheckpointTensors(folder), config, space, folder)
+        if config["model_type"] == _QWEN3:
+            network = Qwen3Talker(tensors, config, space)
+        else:
+            speakers = {name: speaker.bos_token for name, speaker in load_speakers(folder).items()}
+            network = Qwen25Talker(tensors, config, space, speakers)
     except KeyError as error:
         raise ConfigurationError([f"{folder / 'config.json'}: {error.args[0]} is missing"]) from error
     return SlotTalker(network, piece=piece, read_late=read_late)
 
 
 def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: int = 2) -> int:
-    """Return the bytes that ``load_talker`` will take for weights and slots; only the files' headers are read.
+    """Return the bytes that ``load_talker`` will take for weights and slots; reads only the headers of the files.
 
-    A value takes ``value_bytes``. What CUDA's context, its libraries and the graphs take comes on top.
-    Raises ConfigurationError.
+    A value takes ``value_bytes``. CUDA's context, libraries and graphs take further memory. Raises ConfigurationError.
     """
     folder = Path(folder)
     config = _config(folder)
     sizes: Mapping[str, Any] = config
-    _, path = _FAMILIES[config["model_type"]]
+    path = _TALKER_CONFIGS[config["model_type"]]
     try:
         for name in path:
             sizes = sizes[name]
@@ -157,7 +151,7 @@ def talker_memory(folder: str | Path, *, slots: int, longest: int, value_bytes: 
     except KeyError as error:
         raise ConfigurationError([f"{folder / 'config.json'}: {error.args[0]} is missing"]) from error
     position = BlockShape.of(sizes, ".".join(path)).positions_bytes(value_bytes)
-    # Of each code a slot notes whether its session has had it.
+    # A slot has a byte for each code, for the repetition penalty: whether its session has drawn the code.
     return CheckpointTensors(folder).bytes_of("talker.", value_bytes) + slots * (longest * position + vocabulary)
 
 
@@ -168,26 +162,27 @@ def _config(folder: Path) -> Mapping[str, Any]:
         kind = config.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigurationError([f"{path}: not readable: {error}"]) from error
-    if kind not in _FAMILIES:
-        raise ConfigurationError([f"{path}: model_type {kind!r} has no Talker here; known are {', '.join(_FAMILIES)}"])
+    if kind not in _TALKER_CONFIGS:
+        known = ", ".join(_TALKER_CONFIGS)
+        raise ConfigurationError([f"{path}: model_type {kind!r} has no Talker here; known are {known}"])
     if "talker_config" not in config:
         raise ConfigurationError([f"{path}: the model has no Talker"])
     result: Mapping[str, Any] = config
     return result
 
 
-#: A step is for one of so many slots, and for the largest number, those of the Talker.
+#: The batch sizes of steps below the number of slots, which is the largest batch size.
 _BATCHES: Final = (1, 2, 4, 8, 16, 32)
-#: The smallest window of positions that a step attends to; larger ones are twice, four times … as large.
+#: The smallest window of positions that a step attends to; further windows are 2, 4, 8 … times as large.
 _SMALLEST_WINDOW: Final = 256
 
 
 class SlotTalker:
-    """Serves as many sessions as there are slots, by steps that make one frame of all that can go on.
+    """A Talker as StepModel: each step makes one frame of every session that is ready for it.
 
-    A session takes the lowest free slot, so that a step is for the first slots only. ``piece`` limits the rows of a
-    prompt that one step computes, for one session. With ``read_late``, the default on a GPU, a step returns the frames
-    of the step before it, so that the device always has work; a session may then be a frame further than its end.
+    A session takes the lowest free slot, so that the batch of a step covers the first slots only. A step also computes
+    rows of one session's prompt, at most ``piece`` of them. With ``read_late``, the default on a GPU, a step returns
+    the frames of the step before, so that the device always has work; it may then have begun one frame too many.
     """
 
     def __init__(self, network: TalkerNetwork, *, piece: int = 256, read_late: bool | None = None) -> None:
@@ -199,7 +194,8 @@ class SlotTalker:
         self._answers: dict[int, TalkerAnswer] = {}
         self._buffers = StepBuffers(self._space, network.hidden_size, network.codebooks)
         self._graphs = StepGraphs(self._device_step, self._space.device)
-        self._begun: tuple[list[_Begun], CodesOnTheWay] | None = None
+        #: Reads the frames that the last step has begun.
+        self._unread: Callable[[], list[StepResult]] | None = None
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -220,14 +216,14 @@ class SlotTalker:
 
     @property
     def memory_bytes(self) -> int:
-        """What weights, slots and buffers take; on a GPU all that PyTorch has reserved there, graphs included."""
+        """The bytes of weights, slots and buffers; on a GPU all that PyTorch has reserved there, graphs included."""
         if torch.device(self._space.device).type == "cuda":
             return int(torch.cuda.memory_reserved(self._space.device))
         return self.network.memory_bytes
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def warm_up(self) -> None:
-        """Capture or run every shape of a step, and a piece of a prompt. There must be no session."""
+        """Capture or run every shape of a step, and a piece of a prompt. No session may be open."""
         assert not self._answers
         self._graphs.warm_up([(batch, window) for batch in self._batches() for window in self._windows()])
         count = min(self._piece, self._space.longest)
@@ -246,7 +242,7 @@ class SlotTalker:
         self._answers[session] = TalkerAnswer(session, slot, checked, self.network)
 
     def feed(self, session: int, item: TalkerItem) -> None:
-        """Take an item; unknown sessions are ignored, as is what comes after the answer's end. Raises RefusedInput."""
+        """Queue an item, which is ignored after the end of the answer or without a session. Raises RefusedInput."""
         answer = self._answers.get(session)
         if answer is None:
             return
@@ -258,40 +254,40 @@ class SlotTalker:
 
     def grant(self, session: int, frames: int) -> None:
         if answer := self._answers.get(session):
-            answer.granted += frames
+            answer.grant(frames)
 
     def close(self, session: int) -> None:
         answer = self._answers.pop(session, None)
         if answer is not None:
-            answer.over = True
+            answer.end()
             heapq.heappush(self._free, answer.slot)
 
     @property
     def busy(self) -> bool:
-        return self._begun is not None or any(
+        return self._unread is not None or any(
             answer.can_step or (not answer.over and (bool(answer.prompt) or answer.is_empty))
             for answer in self._answers.values()
         )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> Sequence[StepResult]:
-        """Compute a piece of one prompt, begin a frame of each session that can have one, return what is made."""
+        """Compute a piece of one prompt, begin a frame of each ready session, and return the frames that are done."""
         results = [
             self._ended_empty(answer) for answer in self._answers.values() if answer.is_empty and not answer.over
         ]
         self._compute_prompt()
         ready = [answer for answer in self._answers.values() if answer.can_step]
-        earlier, self._begun = self._begun, self._begin(ready) if ready else None
+        read, self._unread = self._unread, self._begin(ready) if ready else None
         if not self._read_late:
-            earlier, self._begun = self._begun, None
-        return results + (self._read(*earlier) if earlier else [])
+            read, self._unread = self._unread, None
+        return results + (read() if read else [])
 
     def _ended_empty(self, answer: TalkerAnswer) -> StepResult:
-        answer.over = True
+        answer.end()
         return StepResult(answer.session, Codes(np.zeros((0, self.codebooks), np.int64), CodesEnd.STOP))
 
-    def _begin(self, ready: list[TalkerAnswer]) -> tuple[list[_Begun], CodesOnTheWay]:
-        """Begin a frame of each session in ``ready``."""
+    def _begin(self, ready: list[TalkerAnswer]) -> Callable[[], list[StepResult]]:
+        """Begin a frame of each session in ``ready``; returns the function that reads these frames."""
         self._buffers.begin()
         for answer in self._answers.values():
             self._buffers.put_lengths(answer.slot, min(answer.length, self._space.longest - 1))
@@ -299,44 +295,44 @@ class SlotTalker:
         vectors = self.network.embedded(np.array([token for token, _ in rows]))
         for vector, (_, state) in zip(vectors, rows, strict=True):
             if state is not None:
-                vector += torch.tensor(state)  # A copy, as what came over a socket may be read-only.
+                vector += torch.tensor(state)  # copies: an unpickled array may be read-only
         self._buffers.put_rows([answer.slot for answer in ready], vectors)
         begun = []
         for answer in ready:
             self._buffers.put(answer.slot, answer.position, answer.frames)
-            answer.length += 1
-            answer.frames += 1
-            answer.granted -= 1
-            begun.append(_Begun(answer, answer.rows_used, answer.frames == answer.most_frames))
+            answer.begin_frame()
+            begun.append((answer, answer.rows_used, answer.frames == answer.most_frames))
         self._buffers.send()
         batch = self._fitting(self._batches(), max(answer.slot for answer in ready) + 1)
         window = self._fitting(self._windows(), max(answer.length for answer in ready))
-        return begun, self._buffers.fetch(self._graphs.run(batch, window))
+        return partial(self._read, begun, self._buffers.fetch(self._graphs.run(batch, window)))
 
     def _compute_prompt(self) -> None:
-        """Compute a piece of one session's prompt: of those that wait to speak first, else in turn."""
+        """Compute a piece of one session's prompt: first of sessions whose answer has begun, else in turn."""
         waiting = [answer for answer in self._answers.values() if answer.prompt and not answer.over]
         if not waiting:
             return
         answer = next((answer for answer in waiting if answer.answering), waiting[0])
-        rows = answer.prompt.take(self._piece)
-        self.network.prefill(answer.slot, answer.length, rows)
-        answer.length += len(rows)
+        start = answer.length
+        self.network.prefill(answer.slot, start, answer.take_prompt(self._piece))
         self._answers[answer.session] = self._answers.pop(answer.session)
 
-    def _read(self, begun: list[_Begun], frames: CodesOnTheWay) -> list[StepResult]:
-        """Return what the begun frames are; those of sessions that are over or closed do not count."""
-        codes = frames.wait().numpy()
+    def _read(self, begun: list[tuple[TalkerAnswer, int, bool]], wait: Callable[[], torch.Tensor]) -> list[StepResult]:
+        """Return the frames that ``wait`` returns, but for sessions that have ended or are closed.
+
+        ``begun`` has for each frame its answer, the rows that this had used, and whether it is the last frame allowed.
+        """
+        codes = wait().numpy()
         results = []
-        for frame in begun:
-            answer = frame.answer
+        for answer, rows_used, is_last in begun:
             if answer.over:
                 continue
-            made, end = codes[answer.slot : answer.slot + 1].copy(), CodesEnd.LENGTH if frame.last else None
+            made, end = codes[answer.slot : answer.slot + 1].copy(), CodesEnd.LENGTH if is_last else None
             if int(made[0, 0]) in self.network.end_codes:
                 made, end = made[:0], CodesEnd.STOP
-            answer.over = end is not None
-            results.append(StepResult(answer.session, Codes(made, end, frame.rows_used)))
+            if end is not None:
+                answer.end()
+            results.append(StepResult(answer.session, Codes(made, end, rows_used)))
         return results
 
     def _device_step(self, batch: int, window: int) -> torch.Tensor:
@@ -356,47 +352,34 @@ class SlotTalker:
         return next(size for size in sizes if size >= needed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A frame that a step was begun for; ``rows_used`` and ``last`` as they are with it."""
-
-    answer: TalkerAnswer
-    rows_used: int
-    last: bool
-
-
 class TalkerAnswer:
-    """One session, on the host: what it has read, what it has to speak, what it may make.
-
-    Raises RefusedInput from ``feed``; the session is over then.
-    """
+    """The state of one session on the host: rows that wait to be computed or spoken, and frames that may be made."""
 
     def __init__(self, session: int, slot: int, settings: TalkerSettings, network: TalkerNetwork) -> None:
         self.session = session
         self.slot = slot
-        self.granted = 0
-        #: Rows of the prompt that have not been computed, and the positions that the slot has.
+        #: Rows of the prompt that have not been computed.
         self.prompt = RowQueue()
+        #: The number of positions that are computed in the slot.
         self.length = 0
-        #: How many frames were begun, and how many the answer may have.
+        #: The number of frames begun, and the limit.
         self.frames = 0
         self.most_frames = settings.max_tokens
-        #: Whether a frame or an error ended the answer.
+        #: Whether the answer has ended, or was closed.
         self.over = False
+        self._granted = 0
         self._settings = settings
         self._network = network
         self._reader = network.reader(settings.voice)
-        #: Whether the prompt is complete, and the answer.
-        self._answering = self._answer_complete = False
+        #: Whether the prompt is complete.
+        self.answering = False
+        self._answer_complete = False
+        #: The M-RoPE position of the first frame.
         self._position = 0
+        #: Rows of the answer that have not been spoken: their tokens, and hidden states where the family has them.
         self._tokens: deque[int] = deque()
         self._states: deque[NDArray[np.float32]] = deque()
         self._rows_read = self._rows_taken = 0
-
-    @property
-    def answering(self) -> bool:
-        """Whether the prompt is complete."""
-        return self._answering
 
     @property
     def is_empty(self) -> bool:
@@ -405,33 +388,55 @@ class TalkerAnswer:
 
     @property
     def can_step(self) -> bool:
-        """Whether all is there for the next frame: the prompt, a row, and a grant."""
+        """Whether the next frame can be made: the prompt is computed, and there are a row and a grant."""
         return (
             not self.over
-            and self._answering
+            and self.answering
             and not self.prompt
-            and self.granted > 0
+            and self._granted > 0
             and self.frames < self.most_frames
             and (bool(self._tokens) or (self._answer_complete and not self.is_empty))
         )
 
     @property
     def position(self) -> int:
-        """The M-RoPE position of the next frame, the same on all three axes."""
+        """The M-RoPE position of the next frame, on all three axes."""
         return self._position + self.frames
 
     @property
     def rows_used(self) -> int:
+        """The number of the answer's rows that frames have been made of."""
         return min(self._rows_taken, self._rows_read)
 
+    def grant(self, frames: int) -> None:
+        """See StepModel."""
+        self._granted += frames
+
+    def end(self) -> None:
+        """End the answer: no frame follows."""
+        self.over = True
+
+    def take_prompt(self, most: int) -> TalkerRows:
+        """Remove and return up to ``most`` rows of the prompt, which are computed now."""
+        rows = self.prompt.take(most)
+        self.length += len(rows)
+        return rows
+
+    def begin_frame(self) -> None:
+        """Count a frame that is begun, against the grants too."""
+        self.length += 1
+        self.frames += 1
+        self._granted -= 1
+
     def feed(self, item: TalkerItem) -> None:
+        """Check and queue an item. Raises RefusedInput; the session must be closed then."""
         match item:
             case _ if self.over:
                 pass
             case PromptRows():
                 self._read_prompt(item)
             case PromptReset():
-                self._require(not self._answering, "the prompt cannot begin anew once the answer has begun")
+                self._require(not self.answering, "the prompt cannot begin anew once the answer has begun")
                 self.prompt, self.length = RowQueue(), 0
                 self._reader = self._network.reader(self._settings.voice)
             case AnswerRows():
@@ -441,7 +446,7 @@ class TalkerAnswer:
                 self._answer_complete = True
 
     def take_row(self) -> tuple[int, NDArray[np.float32] | None]:
-        """Remove and return the next row of the answer: its token, and the state where the family has one."""
+        """Remove and return the next row of the answer: its token, and its hidden state where the family has them."""
         self._rows_taken += 1
         if self._tokens:
             return self._tokens.popleft(), self._states.popleft() if self._states else None
@@ -449,7 +454,7 @@ class TalkerAnswer:
         return (first if self._rows_taken == self._rows_read + 1 else later), None
 
     def _read_prompt(self, item: PromptRows) -> None:
-        self._require(not self._answering, "rows of the prompt after the answer has begun")
+        self._require(not self.answering, "rows of the prompt after the answer has begun")
         count, size = len(item.tokens), self._network.hidden_size
         self._check_tokens(item.tokens)
         fit = item.positions.shape == (3, count) and item.states.shape == (count,) and item.states.dtype == np.bool_
@@ -463,9 +468,9 @@ class TalkerAnswer:
         count = len(item.tokens)
         self._check_tokens(item.tokens)
         self._check_states(item.hidden, (count if self._network.answer_states else 0, self._network.hidden_size))
-        if not self._answering:
+        if not self.answering:
             self._begin_answer()
-        # A frame reads a row: what is behind the last possible frame is never read.
+        # Each frame reads one row, so rows beyond the limit on frames are never read.
         room = max(0, self.most_frames - self._rows_read)
         self._tokens.extend(item.tokens[:room].tolist())
         self._states.extend(item.hidden[:room])
@@ -475,7 +480,7 @@ class TalkerAnswer:
         rows, self._position = self._reader.end()
         self.prompt.put(rows)
         self._check_length()
-        self._answering = True
+        self.answering = True
         room = self._network.space.longest - self.length - len(self.prompt)
         self.most_frames = min(self.most_frames, room)
 
@@ -492,7 +497,7 @@ class TalkerAnswer:
 
     def _check_states(self, hidden: NDArray[np.float32], shape: tuple[int, int]) -> None:
         self._require(hidden.shape == shape, f"the Thinker's states must have the shape {shape}, got {hidden.shape}")
-        # One that is not would stay in the slot and spoil later sessions.
+        # A NaN would stay in the slot's KV cache and spoil later sessions.
         self._require(bool(np.isfinite(hidden).all()), "the Thinker's states must be finite")
 
     @staticmethod

@@ -1,4 +1,7 @@
-"""The stages that speak an answer with an omni model: its Talker and its vocoder, each in a process of its own."""
+"""The stages that speak an answer with an omni model: its Talker and its vocoder, each in a process of its own.
+
+A stage opens a session in its process, TalkerHost or VocoderHost, for each answer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -31,33 +33,33 @@ from omni_ws.engine.omni.step_process import StepProcess, StepSession
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 from omni_ws.profiler import events
 
-#: The names in ``stage_sampling.talker``. ``max_tokens`` limits the codec frames of the answer.
+#: The names in ``stage_sampling.talker``; ``max_tokens`` is the limit on the codec frames of the answer.
 OMNI_TALKER_SAMPLING: Final = frozenset({"temperature", "top_p", "top_k", "repetition_penalty", "seed", "max_tokens"})
 
-#: How much sound may be on its way to the vocoder, in milliseconds.
+#: How far the Talker may be ahead of the vocoder, in milliseconds of audio.
 AHEAD_MS: Final = 5_000.0
 
-#: The link from the Thinker, in rows. Beyond it, the Thinker waits for the Talker to take what there is.
+#: The link from the Thinker to the Talker; its capacity is in rows. The Thinker waits while it is full.
 ROWS_LINK: Final = StageLink(1_024, lambda item: len(item.tokens) if isinstance(item, PromptRows | AnswerRows) else 1)
 
-#: Sent to the vocoder first, so that its slot is taken with the Talker's. An answer whose Talker has ended still holds
-#: a slot of the vocoder; without this, the next one would be refused when it is half written.
+#: The first item to the vocoder, so that an answer takes its slot there as soon as it has its slot in the Talker. An
+#: answer whose Talker has ended still holds a slot of the vocoder, so a later request might be refused half-way.
 _NO_CODES: Final = Codes(np.zeros((0, 0), np.int64))
 
 
 class OmniTalker:
     """A Stage of one request: TalkerItems in, Codes out.
 
-    ``settings`` are those of a session in the Talker's process: ``voice``, and the names in OMNI_TALKER_SAMPLING. The
-    session is opened with the first row of the answer: until then somebody may still be speaking, for minutes. The
-    prompt waits here, as it would in the process. A source that ends without an answer, such as one of tool calls
-    alone, takes no slot and makes no sound.
+    ``settings`` of the session in the Talker's process are ``voice`` and the names in OMNI_TALKER_SAMPLING. The stage
+    opens the session with the first row of the answer and holds the rows of the prompt until then: the user may speak
+    for minutes, which must not occupy a slot. A source that ends without an answer, for instance with tool calls alone,
+    takes no slot and makes no sound.
     """
 
     name = "talker"
 
     def __init__(self, process: TalkerHost, settings: Mapping[str, Any]) -> None:
-        #: Rows of prompt and answer that the Talker was given, and frames that it made, for the usage of the request.
+        #: For the usage of the request: rows of prompt and answer that the Talker got, and frames that it made.
         self.prompt_tokens = 0
         self.tokens = 0
         #: Whether speech was cut off by ``max_tokens`` or by the longest speech of the model.
@@ -69,7 +71,7 @@ class OmniTalker:
     async def run(
         self, source: AsyncIterator[TalkerItem], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
-        """Hand rows to the process as they come, and its frames on, as far as the vocoder keeps up."""
+        """Feed rows to the process as they come; put its frames into ``sink``, as fast as the vocoder takes them."""
         assert sink is not None, "the Talker requires a stage after it"
         begun = await self._begun_answer(source)
         if not self._speaks:
@@ -88,12 +90,12 @@ class OmniTalker:
                 for task in (feeding, speaking):
                     task.cancel()
                 await asyncio.gather(feeding, speaking, return_exceptions=True)
-        # Speech may end before the text does, which is written to its end.
+        # The speech may end before the text; the Thinker is to write the text to its end.
         async for _ in source:
             pass
 
     async def _begun_answer(self, source: AsyncIterator[TalkerItem]) -> list[TalkerItem]:
-        """Everything up to the first row of the answer; ``_speaks`` says whether there is one."""
+        """Read the prompt and the first row of the answer; sets ``_speaks`` if there is such a row."""
         begun: list[TalkerItem] = []
         async for item in source:
             if isinstance(item, AnswerEnd):
@@ -107,7 +109,7 @@ class OmniTalker:
         return begun
 
     async def _feed(self, session: TalkerSession, begun: list[TalkerItem], source: AsyncIterator[TalkerItem]) -> None:
-        """Hand on all rows; an answer whose end does not come ends with the source."""
+        """Feed ``begun`` and the rest of ``source``; the end of the source ends the answer too."""
         for item in begun:
             await session.feed(item)
         begun.clear()  # not kept for as long as the answer lasts
@@ -139,12 +141,12 @@ class OmniTalker:
 
 
 class VocoderStage:
-    """A Stage of one answer: Codes in, AudioOutput to the client, in chunks that grow as time allows.
+    """A Stage of one request: Codes in, AudioOutput to the client, in chunks that grow as time allows.
 
-    ``settings`` are those of the vocoder's session, which is open from the first codes to the end. ``policy`` controls
-    the size of chunks. A vocoder that decodes in fixed windows has a ``block`` instead, the frames by which a window
-    moves on: codes are handed on at once, at most so many at a time, lest the sound of one window wait for the next.
-    ``clock`` is a monotonic clock in seconds.
+    The session in the vocoder's process, which gets ``settings``, is open from the first codes to the end. ``policy``
+    controls the size of chunks. A vocoder that decodes in fixed windows has a ``block`` instead, the number of frames
+    by which the window moves: codes are decoded at once, at most ``block`` frames at a time, so that the audio of one
+    window does not wait for the next. ``clock`` is a monotonic clock in seconds.
     """
 
     name = "code2wav"
@@ -176,7 +178,7 @@ class VocoderStage:
             most_held=2 * (block or policy.largest),
             clock=clock,
         )
-        #: Codes that came and were not handed on, (frames, codebooks), and whether the Talker has made its last.
+        #: Codes to decode, (frames, codebooks), and whether they include the last ones of the Talker.
         self._ready: NDArray[np.int64] = np.zeros((0, 0), np.int64)
         self._complete = False
 
@@ -199,7 +201,7 @@ class VocoderStage:
         while not ended:
             self._take_over()
             plan = self._plan()
-            # The last codes may be known as such only after they were handed on.
+            # The Talker may say only after its last codes, which are decoded by then, that they were the last.
             rest_alone = self._complete and not len(self._ready)
             if plan.frames or (rest_alone and began):
                 codes, self._ready = self._ready[: plan.frames], self._ready[plan.frames :]
@@ -213,19 +215,19 @@ class VocoderStage:
                 await self._chunks.wait(plan.wait_ms)
 
     def _plan(self) -> ChunkPlan:
-        """Return how many frames to hand on now."""
+        """Return how many frames to decode now."""
         if self._block is not None:
             return ChunkPlan(min(len(self._ready), self._block))
         return self._chunks.plan(len(self._ready), complete=self._complete)
 
     def _take_over(self) -> None:
-        """Add the codes in the inbox to those that are ready."""
+        """Move the codes in the inbox to ``_ready``."""
         while self._chunks.inbox:
             item = self._chunks.inbox.popleft()
             if len(item.codes):
                 self._ready = np.concatenate((self._ready, item.codes)) if len(self._ready) else item.codes
             self._complete = self._complete or item.end is not None
-        # A Talker that ended without saying so has no more codes either.
+        # The source may also end without an item whose ``end`` is set.
         self._complete = self._complete or self._chunks.ended
 
 
@@ -234,9 +236,9 @@ async def _decoded(session: VocoderSession, item: VocoderInput) -> Samples:
 
 
 class SpeechPart:
-    """A Stage around one that speaks: without its process, or a slot there, an answer loses its sound, not its text.
+    """A Stage around a Talker or vocoder: when its process fails or has no free slot, the answer goes on as text.
 
-    The client is told by a PartFailed.
+    A PartFailed tells the client.
     """
 
     def __init__(self, stage: Stage[Any]) -> None:
@@ -244,7 +246,7 @@ class SpeechPart:
         self._stage = stage
 
     async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Run the stage. If it cannot go on, the rest of ``source`` is read and dropped."""
+        """Run the stage. When it fails, read and drop the rest of ``source``."""
         try:
             await self._stage.run(source, sink, outputs)
         except (EngineFailed, EngineOverloaded) as error:
@@ -254,17 +256,33 @@ class SpeechPart:
             else:
                 told = EngineFailed(error.message, param=error.param)
             await outputs.put(PartFailed(told))
-            # A stage that returns has those before it cancelled, and with them the text.
+            # Returning now would cancel the stages before this one, which write the text.
             async for _ in source:
                 pass
 
 
-#: The most rows in a message: 64 states of 3584 values are 0.9 MB.
+# The processes, and one session of each.
+
+#: The limit on rows in a message: 64 hidden states of 3584 values are 0.9 MB.
 ROWS_PER_MESSAGE: Final = 64
-#: What a message costs besides its rows, in bytes.
+#: The estimated bytes of a message besides its rows.
 _OVERHEAD_BYTES: Final = 128
 #: The weight of the latest measurement in the moving average.
 _SMOOTHING: Final = 0.3
+
+
+class TalkerHost:
+    """The process of a Talker. ``frame_ms`` is the duration of a codec frame in milliseconds."""
+
+    def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
+        self.process = process
+        self.frame_ms = frame_ms
+
+    @asynccontextmanager
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
+        """Open a session for one answer; leaving the block frees its slot at once. Raises as ``StepProcess.open``."""
+        async with self.process.open(settings) as session:
+            yield TalkerSession(session)
 
 
 class TalkerSession:
@@ -278,15 +296,15 @@ class TalkerSession:
         self._session = session
 
     async def feed(self, item: TalkerItem) -> None:
-        """Hand over ``item``; waits while the process has too much input of this session."""
+        """Send ``item`` to the process; waits while too much input of this session is on its way there."""
         for piece in _pieces(item):
             await self._session.feed(piece, _cost(piece))
 
     def grant(self, frames: int) -> None:
-        """Allow ``frames`` codec frames more; without a grant none are made.
+        """Allow ``frames`` more codec frames; without a grant the Talker makes none.
 
-        The Talker stage grants what its link to the vocoder has room for: first the capacity, then as many as it has
-        put into the link.
+        OmniTalker grants as many as fit into its link to the vocoder: first AHEAD_MS, then each frame that it has put
+        into the link.
         """
         self._session.grant(frames)
 
@@ -297,21 +315,33 @@ class TalkerSession:
                 return
 
 
-class TalkerHost:
-    """The process of a Talker. ``frame_ms`` is the duration of its codec frames in milliseconds."""
+class VocoderHost:
+    """The process of a vocoder.
 
-    def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
+    ``sample_rate`` is in Hz, ``frame_ms`` the duration of a codec frame in milliseconds. To decode a chunk costs as
+    much as ``context_frames`` frames besides its own.
+    """
+
+    def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
         self.process = process
+        self.sample_rate = sample_rate
         self.frame_ms = frame_ms
+        self.context_frames = context_frames
+        #: The average decoding time, queueing included, in milliseconds per frame with context; 0 if unknown.
+        self.ms_per_frame = 0.0
 
     @asynccontextmanager
-    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
-        """Open a session for one answer; leaving the block frees its slot at once.
-
-        Entering raises InvalidValue for settings, EngineFailed without a process, EngineOverloaded without a free slot.
-        """
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
+        """Open a session for one answer; leaving the block frees its slot at once. Raises as ``StepProcess.open``."""
         async with self.process.open(settings) as session:
-            yield TalkerSession(session)
+            yield VocoderSession(self, session)
+
+    def note(self, frames: int, seconds: float) -> None:
+        """Add a measurement to the average: decoding ``frames`` frames took ``seconds``."""
+        if frames:
+            per_frame = seconds * 1000 / (frames + self.context_frames)
+            weight = _SMOOTHING if self.ms_per_frame else 1.0
+            self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
 
 
 class VocoderSession:
@@ -322,10 +352,9 @@ class VocoderSession:
         self._session = session
 
     async def decode(self, item: VocoderInput) -> VocoderOutput:
-        """Decode the next codes; the process does so in one batch with those of other sessions.
+        """Decode the next codes; the process batches them with codes of other sessions. Calls do not overlap.
 
-        Calls do not overlap. Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has
-        ended.
+        Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has ended.
         """
         began = time.monotonic()
         await self._session.feed(item, item.codes.nbytes + _OVERHEAD_BYTES)
@@ -334,50 +363,12 @@ class VocoderSession:
         return made
 
 
-class VocoderHost:
-    """The process of a vocoder; the figures are those of its model.
-
-    ``context_frames`` is how many frames a chunk's decoding costs besides its own.
-    """
-
-    def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
-        self.process = process
-        self.sample_rate = sample_rate
-        self.frame_ms = frame_ms
-        self.context_frames = context_frames
-        #: The average time from ``decode`` to its result, in milliseconds per frame with context; 0 if unknown.
-        self.ms_per_frame = 0.0
-
-    @asynccontextmanager
-    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
-        """Open a session for one answer; see ``TalkerHost.open``."""
-        async with self.process.open(settings) as session:
-            yield VocoderSession(self, session)
-
-    def note(self, frames: int, seconds: float) -> None:
-        """Take a measurement into the average."""
-        if frames:
-            per_frame = seconds * 1000 / (frames + self.context_frames)
-            weight = _SMOOTHING if self.ms_per_frame else 1.0
-            self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
-
-
 def _pieces(item: TalkerItem) -> Iterator[TalkerItem]:
-    """Cut an item with many rows, so that each message is short and a close never waits behind a long one."""
-    if not isinstance(item, PromptRows | AnswerRows) or len(item.tokens) <= ROWS_PER_MESSAGE:
-        yield item
-        return
-    done = 0  # of the states, which are fewer than the tokens
-    for start in range(0, len(item.tokens), ROWS_PER_MESSAGE):
-        part = slice(start, start + ROWS_PER_MESSAGE)
-        if isinstance(item, AnswerRows):
-            yield replace(item, tokens=item.tokens[part], hidden=item.hidden[part])
-        else:
-            count = int(item.states[part].sum())
-            yield PromptRows(
-                item.tokens[part], item.positions[:, part], item.states[part], item.hidden[done : done + count]
-            )
-            done += count
+    """Cut an item with many rows into short messages, so that a ``close`` never waits behind a long one."""
+    while isinstance(item, PromptRows | AnswerRows) and len(item.tokens) > ROWS_PER_MESSAGE:
+        piece, item = item.split(ROWS_PER_MESSAGE)
+        yield piece
+    yield item
 
 
 def _cost(item: TalkerItem) -> int:

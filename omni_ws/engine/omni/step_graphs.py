@@ -1,4 +1,4 @@
-"""A step of fixed shapes, as CUDA graphs (StepGraphs), and the buffers that it reads and fills (StepBuffers)."""
+"""CUDA graphs of a model's steps (StepGraphs), and the buffers of a Talker's steps (StepBuffers)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 from omni_ws.engine.omni.talker_network import SlotSpace, StepInputs
 
-#: A step of the first so many slots within a window of positions; returns a tensor that the next step overwrites.
+#: A step of one shape, such as (batch size, window of positions); returns a tensor that the next step may overwrite.
 Step = Callable[[int, int], torch.Tensor]
 
 
 class StepGraphs:
-    """Runs ``step(batch, window)``, from a graph where one was captured for the two. Without CUDA there are none.
+    """Runs ``step(batch, window)``: from a CUDA graph if one was captured for this shape, else directly.
 
-    The step must read its inputs from fixed buffers and must not wait for the device. All graphs share their memory, as
-    one runs at a time. Not run on a GPU yet.
+    The step must read its inputs from fixed buffers and must not synchronise with the device. All graphs share one
+    memory pool, since only one of them runs at a time. On a CPU there are none.
     """
 
     def __init__(self, step: Step, device: str) -> None:
@@ -26,7 +26,7 @@ class StepGraphs:
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
     def __contains__(self, shape: object) -> bool:
-        """Whether the shape was captured."""
+        """Whether a graph of this shape was captured."""
         return shape in self._graphs
 
     def run(self, batch: int, window: int) -> torch.Tensor:
@@ -38,7 +38,7 @@ class StepGraphs:
         return output
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Capture each shape, the largest first so that the others fit into its memory; on a CPU run each once."""
+        """Capture a graph of each shape, the largest first: the others fit into its memory. On a CPU run each once."""
         ordered = sorted(shapes, reverse=True)
         if not self._captures:
             for shape in ordered:
@@ -46,7 +46,7 @@ class StepGraphs:
             return
         pool = torch.cuda.graph_pool_handle()
         for shape in ordered:
-            # Libraries choose their algorithms and allocate their workspaces in the first runs, which a graph cannot.
+            # In the first runs libraries choose algorithms and allocate workspaces, which cannot be captured.
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -60,14 +60,14 @@ class StepGraphs:
 
 
 _LENGTH, _POSITION, _FRAME, _ACTIVE = range(4)
-#: While one step runs on the device, the next one is filled in.
+#: Two sets of buffers on the host: one is filled while the device still reads the other.
 _TURNS: Final = 2
 
 
 class StepBuffers:
-    """Carries the inputs of all slots to the device, and frames back, without waiting.
+    """Copies the inputs of all slots to the device, and frames back, asynchronously.
 
-    Between a ``send`` and the second next one, the first must have been waited for.
+    The frames of a step must have been waited for before the ``send`` of the next step but one.
     """
 
     def __init__(self, space: SlotSpace, row_size: int, codebooks: int) -> None:
@@ -75,7 +75,7 @@ class StepBuffers:
         self._turn = 0
         self._rows = [self._host((space.slots, row_size), space.dtype) for _ in range(_TURNS)]
         self._numbers = [self._host((4, space.slots), torch.int64) for _ in range(_TURNS)]
-        #: The same numbers, as it is cheaper to write into them one by one.
+        #: Views of ``_numbers`` as arrays: writing single elements is cheaper than in a tensor.
         self._filled = [numbers.numpy() for numbers in self._numbers]
         self._frames = [self._host((space.slots, codebooks), torch.int64) for _ in range(_TURNS)]
         self._device_rows = torch.zeros(space.slots, row_size, dtype=space.dtype, device=space.device)
@@ -89,46 +89,42 @@ class StepBuffers:
         return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
 
     def begin(self) -> None:
-        """Begin to fill in a step: no slot is active."""
+        """Begin to fill the buffers of a step, in which no slot is active yet."""
         self._turn = (self._turn + 1) % _TURNS
         self._filled[self._turn][_ACTIVE] = 0
 
     def put_lengths(self, slot: int, length: int) -> None:
-        """Say how many positions a slot has, also where it is not active: there the step may write the next one."""
+        """Set the number of a slot's positions. Inactive slots need it too: the step may write their next position."""
         self._filled[self._turn][_LENGTH, slot] = length
 
     def put(self, slot: int, position: int, frame: int) -> None:
-        """Make a slot active."""
+        """Make a slot active, with the M-RoPE position and the number of its frame."""
         numbers = self._filled[self._turn]
         numbers[_POSITION, slot], numbers[_FRAME, slot], numbers[_ACTIVE, slot] = position, frame, 1
 
     def put_rows(self, slots: list[int], rows: torch.Tensor) -> None:
-        """Set the answers' rows of ``slots``, (n, row size)."""
+        """Set the rows (n, row size) of the answers in ``slots``."""
         self._rows[self._turn][slots] = rows.to(self._device_rows.dtype)
 
     def send(self) -> None:
+        """Start copying the inputs to the device."""
         self._device_rows.copy_(self._rows[self._turn], non_blocking=True)
         self._device_numbers.copy_(self._numbers[self._turn], non_blocking=True)
 
-    def fetch(self, frames: torch.Tensor) -> CodesOnTheWay:
-        """Have ``frames`` (B, codebooks) carried to the host."""
+    def fetch(self, frames: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start copying ``frames`` (B, codebooks) to the host.
+
+        Returns a function that waits for them and returns them; they stay valid until the next step but one.
+        """
         here = self._frames[self._turn][: len(frames)]
         here.copy_(frames, non_blocking=True)
-        arrived = None
-        if self._cuda:
-            arrived = torch.cuda.Event()
-            arrived.record()
-        return CodesOnTheWay(here, arrived)
+        if not self._cuda:
+            return lambda: here
+        arrived = torch.cuda.Event()
+        arrived.record()
 
+        def wait() -> torch.Tensor:
+            arrived.synchronize()
+            return here
 
-class CodesOnTheWay:
-    """Codes that the device sends to the host."""
-
-    def __init__(self, frames: torch.Tensor, arrived: torch.cuda.Event | None) -> None:
-        self._frames, self._arrived = frames, arrived
-
-    def wait(self) -> torch.Tensor:
-        """Return the frames (B, codebooks), which stay until the second next step."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._frames
+        return wait

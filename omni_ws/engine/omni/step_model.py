@@ -1,6 +1,7 @@
 """StepModel: a model that serves many sessions in steps, on the one thread of a process of its own.
 
-PromptRows and what follows it are what Thinker, Talker and vocoder hand on; TalkerSettings are those of a session.
+PromptRows, AnswerRows, Codes and VocoderInput are what Thinker, Talker and vocoder pass on; TalkerSettings are the
+voice and the sampling parameters of a session.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 
 class StepModel(Protocol):
-    """A Talker or a vocoder, as its process runs it. Nothing here is thread-safe or blocks longer than one step."""
+    """A Talker or a vocoder, as its process runs it. No method is thread-safe; none blocks longer than one step."""
 
     def warm_up(self) -> None:
         """Run, compile or capture every shape that occurs, so that the first session is as fast as the others."""
@@ -24,12 +25,12 @@ class StepModel(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What weights, slots and buffers take on the device."""
+        """The bytes that weights, slots and buffers take on the device."""
         ...
 
     @property
     def slots(self) -> int:
-        """How many sessions can be open."""
+        """The number of sessions that can be open at the same time."""
         ...
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
@@ -37,11 +38,11 @@ class StepModel(Protocol):
         ...
 
     def feed(self, session: int, item: Any) -> None:
-        """Take an item; it is worked on in steps. Raises RefusedInput."""
+        """Queue an item, which later steps process. Raises RefusedInput."""
         ...
 
     def grant(self, session: int, frames: int) -> None:
-        """Allow a Talker to make ``frames`` codec frames more: nothing is made ahead of what was granted."""
+        """Allow a Talker to make ``frames`` more codec frames; it makes none beyond its grants."""
         ...
 
     def close(self, session: int) -> None:
@@ -54,12 +55,12 @@ class StepModel(Protocol):
         ...
 
     def step(self) -> Sequence[StepResult]:
-        """Do a bounded piece of work for a batch of sessions; returns what became ready."""
+        """Do a bounded piece of work for a batch of sessions, and return what became ready."""
         ...
 
 
 class LoadedModel(NamedTuple):
-    """What a factory returns: the model, and what the server has to know of it."""
+    """What a factory returns: the model, and facts about it for the server, such as its voices or its sample rate."""
 
     model: StepModel
     facts: Mapping[str, Any]
@@ -79,17 +80,19 @@ class NoSlot(Exception):
 
 
 class RefusedInput(Exception):
-    """A session's settings or input are invalid, or too long; the message is for the client. The session is closed."""
+    """The settings or the input of a session are invalid, or too long. The message is for the client.
+
+    The session is closed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
     """The next tokens of the prompt.
 
-    ``tokens`` (n,) int64 and ``positions`` (3, n) int64, the Thinker's M-RoPE positions, are those of the whole prompt
-    in order, including turns that the Talker does not read. ``hidden`` (k, hidden size) float32 holds the Thinker's
-    states of the tokens that ``states`` (n,) bool marks: all of them for Qwen2.5, for Qwen3 those of audio, images
-    and video.
+    ``tokens`` (n,) int64 and ``positions`` (3, n) int64, the Thinker's M-RoPE positions, cover the whole prompt in
+    order, including turns that the Talker does not read. ``states`` (n,) bool marks the tokens whose hidden state is
+    in ``hidden`` (k, hidden size) float32: all tokens for Qwen2.5, the tokens of audio, images and video for Qwen3.
     """
 
     tokens: NDArray[np.int64]
@@ -97,27 +100,42 @@ class PromptRows:
     states: NDArray[np.bool_]
     hidden: NDArray[np.float32]
 
+    def split(self, count: int) -> tuple[PromptRows, PromptRows]:
+        """Return the first ``count`` tokens, and the others."""
+        hidden = int(self.states[:count].sum())
+        return (
+            PromptRows(self.tokens[:count], self.positions[:, :count], self.states[:count], self.hidden[:hidden]),
+            PromptRows(self.tokens[count:], self.positions[:, count:], self.states[count:], self.hidden[hidden:]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PromptReset:
-    """The prompt begins anew: what came of it so far does not count."""
+    """The prompt begins anew: all PromptRows before this item are void."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
-    """The next tokens of the answer that are to be spoken, in order; the first item of this kind ends the prompt.
+    """The next tokens of the answer to speak, in order; the first item of this kind ends the prompt.
 
-    ``tokens`` (n,) int64; ``hidden`` (n, hidden size) float32 for Qwen2.5, (0, hidden size) for Qwen3, whose Talker
-    needs no states of the answer. The token that ends the answer is not among them.
+    ``tokens`` (n,) int64, without the token that ends the answer. ``hidden`` (n, hidden size) float32 for Qwen2.5,
+    (0, hidden size) for Qwen3, whose Talker reads no hidden states of the answer.
     """
 
     tokens: NDArray[np.int64]
     hidden: NDArray[np.float32]
 
+    def split(self, count: int) -> tuple[AnswerRows, AnswerRows]:
+        """Return the first ``count`` tokens, and the others."""
+        return (
+            AnswerRows(self.tokens[:count], self.hidden[:count]),
+            AnswerRows(self.tokens[count:], self.hidden[count:]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """No more rows follow."""
+    """The answer is complete: no more AnswerRows follow."""
 
 
 #: What a Talker reads.
@@ -125,7 +143,7 @@ TalkerItem = PromptRows | PromptReset | AnswerRows | AnswerEnd
 
 
 class CodesEnd(StrEnum):
-    """Why a Talker ended."""
+    """Why a Talker stopped making frames: it drew an end code, or reached a limit."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -133,9 +151,9 @@ class CodesEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The next codec frames: ``codes`` (n, codebooks) int64, one codebook for Qwen2.5 and 16 for Qwen3.
+    """The next codec frames: ``codes`` (n, codebooks) int64, with one codebook for Qwen2.5 and 16 for Qwen3.
 
-    ``end`` is set on the last item, which may be empty. ``rows_used`` is the number of answer rows that the Talker has
+    ``end`` is set on the last item, which may be empty. ``rows_used`` counts the rows of the answer that the Talker has
     read so far.
     """
 
@@ -146,7 +164,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class VocoderInput:
-    """Codes to be decoded now: ``codes`` (n, codebooks) int64; ``last`` with the last of the answer."""
+    """Codes to decode now: ``codes`` (n, codebooks) int64; ``last`` marks the last codes of the answer."""
 
     codes: NDArray[np.int64]
     last: bool = False
@@ -154,9 +172,9 @@ class VocoderInput:
 
 @dataclass(frozen=True, slots=True)
 class VocoderOutput:
-    """Samples (n,) float32 that no later code changes, of ``frames`` codec frames; may be empty.
+    """The answer to one VocoderInput: samples (n,) float32 that no later code changes; there may be none.
 
-    There is one for each VocoderInput, in order.
+    ``frames`` is the number of codec frames that they come from.
     """
 
     samples: NDArray[np.float32]
@@ -165,10 +183,10 @@ class VocoderOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerSettings:
-    """Voice and sampling of one session, checked.
+    """Checked voice and sampling parameters of one session.
 
-    ``temperature`` 0 takes the likeliest code; ``top_k`` 0 and -1 mean all. ``max_tokens`` limits the codec frames.
-    ``seed`` None draws one. Defaults are those of the model's family.
+    ``temperature`` 0 takes the most probable code; ``top_k`` 0 and -1 disable the limit. ``max_tokens`` limits the
+    codec frames. With ``seed`` None a random seed is drawn.
     """
 
     voice: str
@@ -180,9 +198,9 @@ class TalkerSettings:
     seed: int | None = None
 
     def changed(self, settings: Mapping[str, Any], voices: Sequence[str]) -> TalkerSettings:
-        """Return these with ``settings`` put over them; None there leaves a value as it is, but for ``seed``.
+        """Return a copy with the values of ``settings``; a None there leaves the default, and ``seed`` is then drawn.
 
-        A voice is known by its name in any case. Raises RefusedInput.
+        The name of a voice may be in upper or lower case. Raises RefusedInput.
         """
         asked = {name: value for name, value in settings.items() if value is not None}
         if unknown := asked.keys() - {field.name for field in fields(self)}:
@@ -197,7 +215,7 @@ class TalkerSettings:
 
 
 def wrong_settings(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Return, by their names, why values are no sampling parameters of a Talker."""
+    """Return what is wrong with sampling parameters of a Talker, by their names; names without rules are ignored."""
     return {
         name: f"must be {rule}, got {asked[name]!r}"
         for name, (rule, holds) in _RULES.items()
@@ -213,7 +231,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-#: What a value must be, in words and as a test.
+#: The rule for each sampling parameter, in words and as a test.
 _RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "temperature": ("a number from 0 to 100", lambda value: _is_number(value) and 0 <= value <= 100),
     "top_p": ("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1),

@@ -1,6 +1,6 @@
 """StepProcess: the server's side of a StepModel in a process of its own, which is watched and restarted.
 
-The rest are the messages between the two.
+The messages between the server and that process follow at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 WORKER_MODULE: Final = "omni_ws.engine.omni.worker"
 
-#: How much of a session's input may be on its way, in bytes; one item more is let through.
+#: The limit on input of a session that the model has not taken yet, in bytes; the item that exceeds it is still sent.
 INPUT_BYTES: Final = 1 << 20
-#: How often the process is asked for a sign of life while it has sessions, and how long it may stay silent.
+#: How often the process is pinged while it has sessions, and how long it may be silent until it is killed.
 WATCH_SEC: Final = 5.0
 SILENCE_SEC: Final = 60.0
 
@@ -35,15 +35,16 @@ SILENCE_SEC: Final = 60.0
 class StepProcess:
     """The process of one StepModel.
 
-    ``role`` names it in messages. ``factory`` is ``module:function``, called in the process with ``arguments``; it
-    returns a LoadedModel. ``part`` is what ``EngineFailed.param`` names. When the process dies, its sessions fail,
-    ``state`` becomes UNHEALTHY, and a new process is started, with increasing delays until it succeeds.
+    ``role`` is its name in logs and errors, ``part`` the ``param`` of its EngineFailed. ``factory``, for instance
+    ``package.module:function``, is called in the process with ``arguments``, and returns a LoadedModel. When the
+    process dies, its sessions fail, ``state`` becomes UNHEALTHY, and a new process is started, with increasing delays
+    until that succeeds.
     """
 
     def __init__(self, role: str, factory: str, arguments: Mapping[str, Any], *, part: str = "tts") -> None:
         self.role = role
         self.state = EngineState.STARTING
-        #: What the process said when it was ready; None while none runs.
+        #: The report of the process that it is ready; None while none runs.
         self.ready: ModelReady | None = None
         self._load = LoadModel(factory, dict(arguments))
         self._part = part
@@ -57,12 +58,12 @@ class StepProcess:
 
     @property
     def pid(self) -> int | None:
-        """None while no process runs."""
+        """The process id; None while no process runs."""
         return None if self._child is None else self._child.pid
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions have a slot, or are about to."""
+        """The number of sessions that have a slot or wait for one."""
         return len(self._sessions)
 
     async def start(self) -> None:
@@ -107,18 +108,18 @@ class StepProcess:
             await session.until_open()
             yield session
         finally:
-            # Nothing to close in a process that has died since.
+            # Not found if the process has died or has refused the session: then there is nothing to close.
             if self._sessions.pop(number, None) is not None:
                 self.send(CloseSlot(number))
             session.made.discard()
 
     async def occupation(self) -> Occupation:
-        """Return what the process is occupied with, after everything that was sent to it. Raises EngineFailed."""
+        """Return what occupies the process, once it has handled all earlier messages. Raises EngineFailed."""
         answer: Occupation = await self._ask(AskOccupation)
         return answer
 
     async def trace(self, path: Path | None) -> None:
-        """Begin a trace of torch's operations, which goes to ``path``; with None, end it and write the file.
+        """Begin a trace of torch's operations for the file ``path``; with None, end it and write the file.
 
         Raises EngineFailed.
         """
@@ -128,7 +129,7 @@ class StepProcess:
             raise self._failed(f"tracing the {self.role} failed: {changed.error}")
 
     async def _ask(self, question: Callable[[int], ToStepWorker]) -> Any:
-        """Send the question of a number, and return what the process answers to it. Raises EngineFailed."""
+        """Send the ``question`` with a new number, and return the answer of the process. Raises EngineFailed."""
         if self.ready is None:
             raise self._failed(f"the {self.role} is not available")
         number, self._next_question = self._next_question, self._next_question + 1
@@ -141,12 +142,12 @@ class StepProcess:
             self._questions.pop(number, None)
 
     def send(self, message: ToStepWorker, content: Any = None) -> None:
-        """Send a message, with what models take, to the process, if there is one; its death is reported elsewhere."""
+        """Send a message, with ``content`` as its body, to the process if one runs."""
         if self._child is not None:
             self._child.send(message, packed(content))
 
     def overloaded(self) -> EngineOverloaded:
-        """Return the error for want of a slot."""
+        """Return the error of a session that gets no slot."""
         slots = self.ready.slots if self.ready is not None else 0
         return EngineOverloaded(f"all {slots} sessions of the {self.role} are taken; retry later", retry_after_ms=1000)
 
@@ -177,7 +178,7 @@ class StepProcess:
         self.state = EngineState.OK
 
     async def _until_death(self) -> str:
-        """Take messages until the process ends."""
+        """Handle messages until the process ends; returns why it ended."""
         assert self._child is not None
         try:
             while True:
@@ -204,7 +205,7 @@ class StepProcess:
         session.take(message, body)
 
     async def _watch(self) -> None:
-        """Kill a process that has sessions and is silent for too long."""
+        """Kill a process that has sessions and is silent for SILENCE_SEC."""
         while True:
             await asyncio.sleep(WATCH_SEC)
             if self.ready is None or not self._sessions:
@@ -212,7 +213,7 @@ class StepProcess:
             if time.monotonic() - self._heard_at > SILENCE_SEC and self._child is not None:
                 log.error("the %s has been silent for %.0f s and is killed", self.role, SILENCE_SEC)
                 self._child.kill()
-            self.send(AskOccupation(0))
+            self.send(AskOccupation(0))  # a ping: the answer, which no question waits for, sets ``_heard_at``
 
     def _fail_all(self, message: str) -> None:
         sessions, self._sessions = self._sessions, {}
@@ -223,16 +224,16 @@ class StepProcess:
                 question.set_exception(self._failed(message))
 
     async def _end(self) -> int | None:
-        """End the process; also completes when cancelled. Returns its exit status."""
+        """End the process and return its exit status; completes even when cancelled."""
         child, self._child, self.ready = self._child, None, None
         return None if child is None else await child.end()
 
 
 class StepSession:
-    """A session in the process, which ``StepProcess.open`` opens and closes."""
+    """A session in the process; ``StepProcess.open`` opens and closes it."""
 
     def __init__(self, process: StepProcess, number: int) -> None:
-        #: What the model made. The owner of the session bounds it, by grants or by asking for one item at a time.
+        #: The items that the model made. The caller bounds their number, by grants or by feeding one item at a time.
         self.made: Channel[Any] = Channel(0, cost=lambda item: 1)
         self._process = process
         self._number = number
@@ -242,7 +243,7 @@ class StepSession:
         self._room = asyncio.Event()
 
     async def feed(self, item: Any, cost: int) -> None:
-        """Hand an item of ``cost`` bytes over; waits while too much is on its way.
+        """Send an item, which counts as ``cost`` bytes of INPUT_BYTES; waits while these are exceeded.
 
         Raises InvalidValue once the model has refused an item, EngineFailed once the process has ended.
         """
@@ -255,12 +256,12 @@ class StepSession:
         self._process.send(FeedItem(self._number, cost), item)
 
     def grant(self, frames: int) -> None:
-        """Allow ``frames`` frames more."""
+        """Allow ``frames`` more codec frames."""
         if self._error is None:
             self._process.send(GrantFrames(self._number, frames))
 
     def take(self, message: object, body: bytes) -> None:
-        """Take a message of the process about this session."""
+        """Handle a message of the process about this session."""
         match message:
             case SlotOpened():
                 if not self._opened.done():
@@ -282,16 +283,16 @@ class StepSession:
             self._opened.set_exception(error)
 
     async def until_open(self) -> None:
-        """Wait until the session has its slot. Raises what ``StepProcess.open`` says."""
+        """Wait until the session has a slot. Raises as ``StepProcess.open``."""
         await self._opened
 
 
-# Messages. What models take and make comes behind them, as a pickle: both ends are this program, and nobody else has
-# the pipes.
+# Messages. The items of models follow as the body of a message, pickled: both ends are this program, and nobody else
+# can write to the pipes.
 
 
 def packed(content: Any) -> bytes:
-    """Return the body of a message with ``content``; empty for None."""
+    """Return ``content`` as the body of a message; empty for None."""
     return b"" if content is None else pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
 
 
@@ -329,7 +330,7 @@ class SlotOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class SlotRefused(msgspec.Struct, frozen=True, tag=True):
-    """The session is closed; ``overloaded`` if for want of a slot."""
+    """The session is closed; ``overloaded`` if there was no free slot."""
 
     session: int
     message: str
@@ -337,7 +338,7 @@ class SlotRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class FeedItem(msgspec.Struct, frozen=True, tag=True):
-    """The item in the body is for the session, and counts as ``cost`` bytes until it is taken."""
+    """Feed the session with the item in the body, which counts as ``cost`` bytes until ItemTaken."""
 
     session: int
     cost: int
@@ -351,7 +352,7 @@ class ItemTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrantFrames(msgspec.Struct, frozen=True, tag=True):
-    """Allow the session that many frames more."""
+    """Allow the session ``frames`` more codec frames."""
 
     session: int
     frames: int
@@ -370,13 +371,13 @@ class ItemMade(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskOccupation(msgspec.Struct, frozen=True, tag=True):
-    """Ask for the Occupation."""
+    """Ask for an Occupation with the same number."""
 
     number: int
 
 
 class Occupation(msgspec.Struct, frozen=True, tag=True):
-    """The answer: how many sessions are open, and whether the model has work."""
+    """The answer to AskOccupation: how many sessions are open, and whether the model has work."""
 
     number: int
     sessions: int
@@ -384,14 +385,14 @@ class Occupation(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChangeTrace(msgspec.Struct, frozen=True, tag=True):
-    """Begin a trace of torch's operations that will be written to ``path``; without one, end it and write it."""
+    """Begin a trace of torch's operations that will be written to ``path``; with None, end and write it."""
 
     number: int
     path: str | None
 
 
 class TraceChanged(msgspec.Struct, frozen=True, tag=True):
-    """The answer, with the reason if it failed."""
+    """The answer to ChangeTrace, with the error, if any."""
 
     number: int
     error: str | None = None

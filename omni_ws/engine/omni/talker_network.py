@@ -1,6 +1,6 @@
-"""What the Talkers of both families do on the device: TalkerNetwork, over slots of fixed shape, and the draw of codes.
+"""The network that the Talkers of both families share (TalkerNetwork), and the sampling of codes (SamplingState).
 
-Shapes: B sessions, V codes of a vocabulary.
+Shapes: B sessions, V codes of a vocabulary, C candidate codes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from omni_ws.engine.omni.prompt_reading import NONE, PromptReader, TalkerRows
 from omni_ws.engine.omni.step_model import TalkerSettings
 from omni_ws.engine.omni.transformer import BlockShape, SlotCache, Transformer
 
-#: The table of the Thinker's embeddings, of which only rows are read.
+#: The Thinker's embeddings, which stay on the CPU: the Talker looks up single rows of them.
 EMBEDDINGS: Final = "thinker.model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpace:
-    """How many sessions a Talker holds, with how many positions each, and where."""
+    """The slots of a Talker: their number, the positions of each (``longest``), device and dtype."""
 
     slots: int
     longest: int
@@ -37,11 +37,11 @@ class SlotSpace:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step reads, for every slot: fixed buffers, so that a CUDA graph can hold the step.
+    """The inputs of a step, for every slot, in fixed buffers, which CUDA graphs require.
 
-    ``rows`` (slots, hidden size of the Thinker) are the rows of the answer, ``lengths``, ``positions`` and ``frames``
-    (slots,) how many positions a slot has, the position of the next one and the number of the frame. What a slot that
-    is not ``active`` (slots,) computes has no effect.
+    ``rows`` (slots, hidden size of the Thinker) are rows of the answer. ``lengths`` (slots,) is the number of positions
+    that a slot has, ``positions`` (slots,) the M-RoPE position of its next row, ``frames`` (slots,) the number of the
+    frame. The result of a slot that is not ``active`` (slots,) is discarded.
     """
 
     rows: torch.Tensor
@@ -52,19 +52,21 @@ class StepInputs:
 
 
 class TalkerNetwork(ABC):
-    """Weights, slots and the two passes: over a piece of one session's prompt, and over a row of many sessions."""
+    """Weights, KV cache in slots, and two forward passes: ``prefill`` of one session's prompt, ``step`` of a batch."""
 
     #: The names of the voices, the default first.
     voices: tuple[str, ...]
-    #: What a session has that asks for nothing.
+    #: The settings of a session that asks for none.
     defaults: TalkerSettings
-    #: The tokens that follow the answer's rows: the first once, the second for ever.
+    #: The tokens of the rows behind the answer: of the first such row, and of all further ones.
     after_answer: tuple[int, int]
-    #: The first codes that end an answer.
+    #: The codes of the first codebook that end an answer.
     end_codes: frozenset[int]
     codebooks: int
-    #: Whether a row of the answer contains the Thinker's state.
+    #: Whether rows of the answer contain the Thinker's hidden states.
     answer_states: bool
+    #: The code that stands in for the frame before the first.
+    _start_code: int
 
     def __init__(
         self, source: TensorSource, space: SlotSpace, shape: BlockShape, sampling: SamplingState, first_codes: str
@@ -75,14 +77,14 @@ class TalkerNetwork(ABC):
         self._cache = SlotCache(shape, space.slots, space.longest, space.device, space.dtype)
         self._sampling = sampling
         self._head = source.tensor("talker.codec_head.weight").to(space.device, space.dtype)
-        #: The embeddings of first codes.
+        #: The embeddings of the first codebook.
         self._codes = source.tensor(first_codes).to(space.device, space.dtype)
-        #: What the codes of a slot's last frame add to its next row.
+        #: The sum of the embeddings of the codes in each slot's last frame, which is added to the next row.
         self._feedback = torch.zeros(space.slots, self._codes.shape[1], device=space.device, dtype=space.dtype)
 
     @property
     def memory_bytes(self) -> int:
-        """What the tensors on the device take."""
+        """The bytes of the tensors on the device."""
         return held_bytes(vars(self), {id(self._embeddings)})
 
     @property
@@ -97,23 +99,18 @@ class TalkerNetwork(ABC):
 
     @abstractmethod
     def reader(self, voice: str) -> PromptReader:
-        """Return what reads a prompt that is to be answered in ``voice``."""
+        """Return the PromptReader of a prompt that is to be answered in ``voice``."""
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
-        """Make a slot ready for a session."""
+        """Prepare a slot for a session."""
         self._sampling.open(slot, settings)
         self._feedback[slot] = self._codes[self._start_code]
 
     def reset(self) -> None:
-        """Forget what all slots hold."""
+        """Set the contents of all slots to zero."""
         self._cache.keys.zero_()
         self._cache.values.zero_()
         self._feedback.zero_()
-
-    @property
-    @abstractmethod
-    def _start_code(self) -> int:
-        """The code that stands for the one before the first."""
 
     def embedded(self, tokens: NDArray[np.int64]) -> torch.Tensor:
         """Return the Thinker's embeddings (n, hidden size) float32, on the CPU; zeros for NONE."""
@@ -122,22 +119,22 @@ class TalkerNetwork(ABC):
         return rows.masked_fill_(~there[:, None], 0)
 
     def prefill(self, slot: int, start: int, rows: TalkerRows) -> None:
-        """Compute keys and values of a piece of a prompt, behind the ``start`` positions that the slot has."""
+        """Compute keys and values of rows of a prompt, which follow the ``start`` positions that the slot has."""
         positions = torch.tensor(rows.positions, device=self.space.device)[:, None]
-        kept = self._cache.piece(slot, start, len(rows))
-        self._transformer(self._prompt_inputs(rows)[None], self._transformer.rotations(positions), kept)
+        put, mask = self._cache.piece(slot, start, len(rows))
+        self._transformer(self._prompt_inputs(rows)[None], self._transformer.rotations(positions), put, mask)
 
     def step(self, inputs: StepInputs, batch: int, window: int) -> torch.Tensor:
-        """Return a frame (batch, codebooks) for each of the first ``batch`` slots.
+        """Return a frame of each of the first ``batch`` slots, (batch, codebooks).
 
-        ``window`` is more than any of their lengths.
+        ``window`` must be larger than the lengths of these slots.
         """
         lengths, frames = inputs.lengths[:batch], inputs.frames[:batch]
         active = inputs.active[:batch].bool()
         positions = inputs.positions[:batch].expand(3, -1)[..., None]
         x = self._answer_inputs(inputs.rows[:batch], self._feedback[:batch])
-        kept = self._cache.row(lengths, window)
-        state = self._transformer(x[:, None], self._transformer.rotations(positions), kept)[:, 0]
+        put, mask = self._cache.row(lengths, window)
+        state = self._transformer(x[:, None], self._transformer.rotations(positions), put, mask)[:, 0]
         first = self._sampling.draw(functional.linear(state, self._head).float(), frames, active)
         codes, feedback = self._frame(state, first, frames)
         self._feedback[:batch] = torch.where(active[:, None], feedback, self._feedback[:batch])
@@ -160,17 +157,17 @@ class TalkerNetwork(ABC):
 
     @abstractmethod
     def _answer_inputs(self, rows: torch.Tensor, feedback: torch.Tensor) -> torch.Tensor:
-        """Return the transformer's input (B, H) for rows of answers and what the last frames add to them."""
+        """Return the transformer's input (B, H) for rows of answers and the feedback of the last frames."""
 
     @abstractmethod
     def _frame(
         self, state: torch.Tensor, first: torch.Tensor, frames: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return whole frames (B, codebooks) from states and first codes, and what they add to the next rows."""
+        """Return the frames (B, codebooks) with these last states and first codes, and their feedback (B, H)."""
 
 
 def held_bytes(thing: Any, counted: set[int]) -> int:
-    """Return the size of all tensors in an object and in what it holds, but for those in ``counted`` (ids)."""
+    """Return the bytes of all tensors in an object graph, except for objects whose ids are in ``counted``."""
     if id(thing) in counted:
         return 0
     counted.add(id(thing))
@@ -188,15 +185,15 @@ def held_bytes(thing: Any, counted: set[int]) -> int:
     return sum(held_bytes(part, counted) for part in inside)
 
 
-#: How many draws a frame has room for: one for each codebook.
+#: The numbers of draws that are reserved for a frame, one for each codebook.
 _DRAWS: Final = 64
 
 
 class SamplingState:
-    """Settings of the slots' sessions, and which codes each has had, on the device.
+    """The sampling parameters of the sessions, on the device, and the codes that each session has drawn.
 
-    Each session's codes are drawn as if it were alone: noise is a function of its seed and its frame.
-    ``penalised`` are codes that count as had from the start, ``suppressed`` codes that are never drawn.
+    The codes of a session do not depend on the batch: noise is a function of its seed and the number of the frame.
+    ``penalised`` are codes to which the repetition penalty applies from the start, ``suppressed`` are never drawn.
     """
 
     def __init__(
@@ -215,8 +212,8 @@ class SamplingState:
         self._first_had[penalised or []] = True
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
-        """Take over a session's settings; it has had no codes."""
-        # What is closer to 0 would let logits overflow.
+        """Set the parameters of a new session, which has drawn no codes."""
+        # A temperature closer to 0 would let logits overflow.
         self.temperature[slot] = max(settings.temperature, 0.01) if settings.temperature else 0
         self.top_k[slot] = min(settings.top_k, self._vocabulary) if settings.top_k > 0 else self._vocabulary
         self.top_p[slot] = settings.top_p
@@ -227,10 +224,10 @@ class SamplingState:
         self.had[slot] = self._first_had
 
     def draw(self, logits: torch.Tensor, frames: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        """Return a code (B,) for ``logits`` (B, V) float32 of the first slots, and note it for those that are active.
+        """Draw a code (B,) from ``logits`` (B, V) float32 of the first slots, and note it for the active slots.
 
-        ``frames`` (B,) are the numbers of the frames. Penalty, suppression, temperature, top_k and top_p follow each
-        other in this order.
+        ``frames`` (B,) are the numbers of the frames. The order is: repetition penalty, suppression, temperature,
+        top_k, top_p.
         """
         batch = len(logits)
         had = self.had[:batch]
@@ -242,44 +239,46 @@ class SamplingState:
         ordered, codes = (logits / temperature.masked_fill(greedy, 1)).sort(dim=-1, descending=True)
         ranks = torch.arange(ordered.shape[-1], device=ordered.device)
         ordered = ordered.masked_fill(ranks >= self.top_k[:batch], -torch.inf)
-        code = chosen(Candidates(ordered, codes, greedy), self.top_p[:batch], self.seed[:batch], frames * _DRAWS)
+        seeds, draws = self.seed[:batch], frames * _DRAWS
+        code = _drawn(ordered, codes, greedy=greedy, top_p=self.top_p[:batch], seeds=seeds, draws=draws)
         had.scatter_(1, code[:, None], had.gather(1, code[:, None]) | active[:, None])
         return code
 
     def draw_residual(self, logits: torch.Tensor, frames: torch.Tensor, codebook: int) -> torch.Tensor:
-        """Return a code (B,) of a further ``codebook``, from 1, as transformers draws them: top_k 50, top_p 0.8."""
+        """Draw a code (B,) of ``codebook`` 1 or higher with transformers' parameters, top_k 50 and top_p 0.8."""
         batch = len(logits)
         ordered, codes = logits.topk(min(50, logits.shape[-1]), dim=-1)
-        candidates = Candidates(ordered, codes, self.temperature[:batch] == 0)
-        return chosen(candidates, 0.8, self.seed[:batch], frames * _DRAWS + codebook)
+        greedy, draws = self.temperature[:batch] == 0, frames * _DRAWS + codebook
+        return _drawn(ordered, codes, greedy=greedy, top_p=0.8, seeds=self.seed[:batch], draws=draws)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Logits (B, C) in falling order, their codes (B, C), and whether a session takes the likeliest (B, 1)."""
-
-    logits: torch.Tensor
-    codes: torch.Tensor
-    greedy: torch.Tensor
-
-
-def chosen(
-    candidates: Candidates, top_p: torch.Tensor | float, seeds: torch.Tensor, draws: torch.Tensor
+def _drawn(
+    logits: torch.Tensor,
+    codes: torch.Tensor,
+    *,
+    greedy: torch.Tensor,
+    top_p: torch.Tensor | float,
+    seeds: torch.Tensor,
+    draws: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a code (B,): the likeliest, or one drawn among the likeliest that together have ``top_p``."""
-    probabilities = candidates.logits.softmax(dim=-1)
+    """Draw a code (B,) among the most probable that together have the probability ``top_p``.
+
+    ``logits`` (B, C) of the candidate ``codes`` (B, C) are in descending order. Sessions that are ``greedy`` (B, 1) get
+    the most probable code.
+    """
+    probabilities = logits.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    # The likeliest always stays, whatever rounding leaves before it or of top_p.
+    # The most probable code always stays, however sums and top_p are rounded.
     before[:, 0] = -1
-    logits = candidates.logits.masked_fill(before >= top_p, -torch.inf)
+    logits = logits.masked_fill(before >= top_p, -torch.inf)
     # The largest sum of logit and Gumbel noise is a draw from the softmax.
-    noise = gumbel_noise(seeds, draws, candidates.codes).masked_fill(candidates.greedy, 0)
+    noise = gumbel_noise(seeds, draws, codes).masked_fill(greedy, 0)
     best = (logits + noise).argmax(dim=-1, keepdim=True)
-    return candidates.codes.gather(1, best)[:, 0]
+    return codes.gather(1, best)[:, 0]
 
 
 def gumbel_noise(seeds: torch.Tensor, draws: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return noise for each of ``codes`` (B, C), determined by it, its row's seed (B,) and the number of the draw."""
+    """Return noise for ``codes`` (B, C), a function of the code and of its row's seed (B,) and draw number (B,)."""
     keys = _hashed(_hashed(seeds) ^ _hashed(draws & _MASK_31))
     bits = _hashed(keys[:, None] ^ _hashed(codes))
     uniform = (bits.double() + 0.5) / (1 << 31)
@@ -287,9 +286,9 @@ def gumbel_noise(seeds: torch.Tensor, draws: torch.Tensor, codes: torch.Tensor) 
 
 
 def normal_at(positions: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a standard normal sample for each position (an integer), determined by position and seed.
+    """Return a standard normal sample for each integer position, a function of position and seed alone.
 
-    So overlapping windows agree on what they share.
+    Overlapping windows therefore have the same noise where they overlap.
     """
     first = _hashed(positions * 2, seed).double() / (1 << 31)
     second = _hashed(positions * 2 + 1, seed).double() / (1 << 31)
@@ -301,7 +300,7 @@ _MASK_31: Final = (1 << 31) - 1
 
 
 def _hashed(numbers: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Return 31 well-mixed bits for each number of up to 31 bits. Products stay below 2^63, as all factors have 31."""
+    """Return a hash of 31 bits for each number of up to 31 bits; products of two such numbers stay below 2^63."""
     mixed = (numbers + ((seed * 0x5851F42D + 0x14057B7E) & _MASK_31)) & _MASK_31
     for factor in (0x45D9F3B3, 0x2C1B3C6D, 0x297A2D39):
         mixed = mixed ^ (mixed >> 16)

@@ -14,17 +14,18 @@ from omni_ws.engine.omni.checkpoint import TensorSource, default_speaker
 from omni_ws.engine.omni.prompt_reading import TalkerRows, TurnTokens, UserTurnsReader, WholePromptReader
 from omni_ws.engine.omni.step_model import TalkerSettings
 from omni_ws.engine.omni.talker_network import SamplingState, SlotSpace, TalkerNetwork
-from omni_ws.engine.omni.transformer import BlockShape, Transformer
+from omni_ws.engine.omni.transformer import BlockShape, Put, Transformer
 
-#: The last ids of the vocabulary are no codes; of them only the end is ever drawn.
+#: The number of special ids at the end of the vocabulary, which are no codes; of these only the end code is drawn.
 _SPECIAL_CODES: Final = 1024
 
 
 class Qwen3Talker(TalkerNetwork):
-    """The Talker of Qwen3-Omni, 12.5 frames of 16 codes a second.
+    """The Talker of Qwen3-Omni: 12.5 frames of 16 codes a second.
 
-    It has experts, and a code predictor for 15 of the 16 codebooks; its rows are text, or states of what the user
-    showed. It computes what transformers' ``Qwen3OmniMoeForConditionalGeneration.generate`` does for one prompt.
+    It is a top-k MoE with a shared expert, and a CodePredictor for 15 of the 16 codebooks. Its rows are text, or hidden
+    states of the user's audio, images and video. It computes the same as transformers'
+    ``Qwen3OmniMoeForConditionalGeneration.generate`` for one prompt.
 
     ``config`` is the whole config.json. Raises ConfigurationError for missing tensors, KeyError for missing settings.
     """
@@ -52,11 +53,7 @@ class Qwen3Talker(TalkerNetwork):
         self.end_codes = frozenset([end])
         self.after_answer = (config["tts_eos_token_id"], config["tts_pad_token_id"])
         self._turns = TurnTokens.of(config)
-        self._start = int(talker["codec_bos_id"])
-
-    @property
-    def _start_code(self) -> int:
-        return self._start
+        self._start_code = int(talker["codec_bos_id"])
 
     def reader(self, voice: str) -> UserTurnsReader:
         return UserTurnsReader(self._turns, self._speakers[voice], self.hidden_size)
@@ -80,7 +77,7 @@ class Qwen3Talker(TalkerNetwork):
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """Two layers from the Thinker's size to the Talker's."""
+    """An MLP of two layers, from the Thinker's hidden size to the Talker's."""
 
     weights: tuple[torch.Tensor, torch.Tensor]
     biases: tuple[torch.Tensor, torch.Tensor]
@@ -100,11 +97,10 @@ class _Projection:
 
 
 class CodePredictor:
-    """The small transformer of Qwen3's Talker that makes a frame's further codes from its first.
+    """The small transformer in Qwen3's Talker that predicts the further codes of a frame from the first one.
 
-    One pass over two rows, the Talker's state and the first code, then one for each further codebook but the last.
-
-    ``config`` is ``code_predictor_config``. Its keys and values last for a frame.
+    For each frame there is one pass over two rows, the Talker's last state and the first code, and then one pass for
+    each further code but the last. The KV cache holds one frame. ``config`` is ``code_predictor_config``.
     """
 
     def __init__(
@@ -130,7 +126,7 @@ class CodePredictor:
     def __call__(
         self, state: torch.Tensor, first: torch.Tensor, sampling: SamplingState, frames: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the further codes (B, codebooks - 1) and the sum of all codes' embeddings (B, H).
+        """Return the further codes (B, codebooks - 1), and the sum of the embeddings of all codes (B, H).
 
         ``state`` (B, H) is the Talker's last state, ``first`` (B, H) the embedding of the first code, ``frames`` (B,)
         the numbers of the frames.
@@ -139,8 +135,8 @@ class CodePredictor:
         for number, (embedding, head) in enumerate(zip(self._embeddings, self._heads, strict=True)):
             done = number + 1 if number else 0
             rotations = self._rotations[0][:, done : number + 2], self._rotations[1][:, done : number + 2]
-            kept = _FrameCache(self._keys, self._values, done, number + 2, None if number else self._first_mask)
-            states = self._transformer(rows, rotations, kept)
+            mask = None if number else self._first_mask
+            states = self._transformer(rows, rotations, self._put(done, number + 2), mask)
             logits = functional.linear(states[:, -1], head).float()
             code = sampling.draw_residual(logits, frames, number + 1)
             codes.append(code)
@@ -149,31 +145,26 @@ class CodePredictor:
             rows = embedded[:, None]
         return torch.stack(codes, dim=1), total
 
+    def _put(self, start: int, end: int) -> Put:
+        """Return the access to the positions up to ``end`` of the frame, of which those from ``start`` on are new."""
 
-class _FrameCache:
-    """The keys and values of positions ``start`` to ``end`` of the frame that is being made."""
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            batch = len(keys)
+            self._keys[layer, :batch, :, start:end] = keys
+            self._values[layer, :batch, :, start:end] = values
+            return self._keys[layer, :batch, :, :end], self._values[layer, :batch, :, :end]
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, start: int, end: int, mask: torch.Tensor | None
-    ) -> None:
-        self._keys, self._values, self._start, self._end = keys, values, start, end
-        self.mask = mask
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = len(keys)
-        self._keys[layer, :batch, :, self._start : self._end] = keys
-        self._values[layer, :batch, :, self._start : self._end] = values
-        return self._keys[layer, :batch, :, : self._end], self._values[layer, :batch, :, : self._end]
+        return put
 
 
 class Qwen25Talker(TalkerNetwork):
-    """The Talker of Qwen2.5-Omni, 50 codes a second.
+    """The Talker of Qwen2.5-Omni: 50 frames of one code a second.
 
-    Every token of prompt and answer is a row: the Thinker's state and the token's embedding. It computes what
-    transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` was trained to do for one prompt: with the embeddings
-    of codec_pad and codec_bos, which transformers 5.19 leaves out for prompts without padding.
+    Every token of prompt and answer is a row: the Thinker's hidden state plus the token's embedding. It computes the
+    same as transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` for one prompt, except that it adds the
+    embeddings of codec_pad and codec_bos, as in training; transformers 5.19 omits them for prompts without padding.
 
-    ``config`` is the whole config.json, ``speakers`` the token that begins each voice's speech. Raises
+    ``config`` is the whole config.json, ``speakers`` has the token that begins the speech of each voice. Raises
     ConfigurationError for missing tensors, KeyError for missing settings.
     """
 
@@ -188,9 +179,9 @@ class Qwen25Talker(TalkerNetwork):
         pad, start, end, mask = (int(talker[f"tts_codec_{name}_token_id"]) for name in ("pad", "start", "end", "mask"))
         self.end_codes = frozenset([pad, end])
         vocabulary = int(talker["vocab_size"])
-        unheard = range(_readable_codes(config), vocabulary)
-        suppressed = sorted({start, *unheard} - self.end_codes)
-        # The prompt's codes count as had: transformers gives every row one.
+        unreadable = range(_readable_codes(config), vocabulary)
+        suppressed = sorted({start, *unreadable} - self.end_codes)
+        # In transformers each row of the prompt has one of these codes, so the repetition penalty applies to them.
         sampling = SamplingState(
             space.slots, vocabulary, space.device, suppressed=suppressed, penalised=[mask, pad, start]
         )
@@ -204,11 +195,7 @@ class Qwen25Talker(TalkerNetwork):
         self.defaults = TalkerSettings(voice=self.voices[0], temperature=0.9, top_k=40, top_p=0.8)
         self.after_answer = (talker["tts_text_end_token_id"], talker["tts_text_pad_token_id"])
         self._media = tuple(config["thinker_config"][f"{kind}_token_index"] for kind in ("audio", "image", "video"))
-        self._pad, self._start = pad, start
-
-    @property
-    def _start_code(self) -> int:
-        return self._start
+        self._pad, self._start_code = pad, start
 
     def reader(self, voice: str) -> WholePromptReader:
         return WholePromptReader(self._media, (self._speakers[voice], self._pad), self.hidden_size)
@@ -231,6 +218,6 @@ class Qwen25Talker(TalkerNetwork):
 
 
 def _readable_codes(config: Mapping[str, Any]) -> int:
-    """Return how many codes Token2Wav can read; the Talker has some between these and its special ones."""
+    """Return the number of codes that Token2Wav can decode; the Talker's vocabulary has more, beside special codes."""
     vocoder = config.get("token2wav_config", {}).get("dit_config", {})
     return int(vocoder.get("num_embeds", 8193)) + 1

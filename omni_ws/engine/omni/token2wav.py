@@ -1,17 +1,17 @@
 """Qwen25Token2Wav: the vocoder of Qwen2.5-Omni as a StepModel.
 
-An answer is made in the windows of a WindowPlan, from noise that depends on its seed and on the place in the answer
-alone, so its sound is the same whenever the codes come. The mel frames of a window are the solution of a differential
-equation: the DiT of a Token2WavNetwork gives the derivative, a RungeKutta takes the steps. BigVGAN turns mel frames
-into sound 20 frames late, as the samples of a frame depend on so many after it. Only the first window does not wait
-for the next: it takes the frames of its own future block.
+An answer is decoded in the windows of a WindowPlan. The noise depends on the seed and the position in the answer only,
+so the audio does not depend on when the codes arrive. The mel frames of a window are the solution of a differential
+equation (flow matching): the DiT of Token2WavNetwork computes the derivative, RungeKutta takes the steps. BigVGAN
+converts mel frames to samples, 20 frames late, because the samples of a frame depend on the next 20 frames. The first
+window does not wait for them: it uses the frames of its own future block.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import pi, prod
 from typing import Any, Final
@@ -33,11 +33,12 @@ from omni_ws.engine.omni.talker_network import normal_at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
-    """In blocks: what the ``first`` window makes final, what each later one does, and what they read on either side.
+    """The windows of an answer, in blocks of codes.
 
-    The network looks one block ahead in some layers and is evaluated many times, so no code's sound is final before the
-    whole answer is known. What is computed from a window with some blocks on either side is as good as final; windows
-    that begin at blocks of the whole answer, and never depend on when codes came, make the same sound each time.
+    The first window makes the audio of ``first`` blocks final, each later window that of ``chunk`` blocks. A window
+    also reads ``past`` blocks before and ``future`` blocks after them, as context. The DiT looks one block ahead in
+    some layers and is evaluated many times, so the exact audio of a code depends on the whole answer; with this context
+    it is as good as exact. Windows begin at fixed blocks, so the audio does not depend on when codes arrive.
     """
 
     past: int = 2
@@ -46,27 +47,30 @@ class WindowPlan:
     future: int = 1
 
     def unlocked(self, blocks: int) -> int:
-        """Return how many windows can be computed from so many whole blocks, of an answer that goes on."""
+        """Return how many windows can be computed once ``blocks`` whole blocks of an unfinished answer are there."""
         later = blocks - self.first - self.future
         return 0 if later < 0 else 1 + later // self.chunk
 
     def count(self, blocks: int) -> int:
-        """Return how many windows an answer of so many blocks has, a part of one included."""
+        """Return how many windows a whole answer of ``blocks`` blocks has; an incomplete last block counts as one."""
         return 0 if not blocks else 1 + max(0, -(-(blocks - self.first) // self.chunk))
 
     def blocks(self, index: int) -> tuple[int, int]:
-        """Return where the blocks begin and end that window ``index`` makes final."""
+        """Return the first block that window ``index`` makes final, and the block after the last one."""
         begin = self.first + (index - 1) * self.chunk if index else 0
         return begin, self.first + index * self.chunk
 
 
-#: As the authors of the model stream it; the first window is shorter, for an early first sound.
+#: The windows of the model's authors, but with a shorter first window, for low latency to first audio.
 STREAMING = WindowPlan()
 
 
 @dataclass(frozen=True, slots=True)
 class MelWindow:
-    """A window's place in the answer, in codes: it reads ``left`` to ``right`` and makes ``begin`` to ``end`` final."""
+    """A window, in positions of codes: it reads ``left`` to ``right``, and makes ``begin`` to ``end`` final.
+
+    ``last`` marks the last window of the answer.
+    """
 
     left: int
     begin: int
@@ -76,7 +80,7 @@ class MelWindow:
 
     @classmethod
     def of(cls, plan: WindowPlan, index: int, *, block: int, total: int | None) -> MelWindow:
-        """Return window ``index`` for blocks of ``block`` codes; ``total`` codes make the answer, if that is known."""
+        """Return window ``index``, with ``block`` codes to a block; ``total`` is the answer's length, once known."""
         begin, end = plan.blocks(index)
         left, right = max(0, begin - plan.past) * block, (end + plan.future) * block
         begin, end = begin * block, end * block
@@ -85,20 +89,20 @@ class MelWindow:
         return cls(left, begin, min(end, total), min(right, total), last=end >= total)
 
 
-#: Mel frames on either side that the samples of a frame depend on.
+#: The samples of a mel frame depend on so many mel frames on either side.
 CONTEXT: Final = 20
-#: The limit on codes of a session that wait to be decoded: 82 s of sound.
+#: The limit on codes of a session that wait to be decoded: 82 s of audio.
 MOST_WAITING: Final = 4096
-#: The authors' number of time points.
+#: The number of time points of the differential equation, as the model's authors set it.
 ODE_STEPS: Final = 10
 
 
 class Qwen25Token2Wav:
-    """A StepModel: VocoderInput in, VocoderOutput out. Settings are ``voice`` and ``seed``, 0 if none is given.
+    """A StepModel: VocoderInput in, VocoderOutput out. Settings are ``voice`` and ``seed``, which defaults to 0.
 
-    A step evaluates the network once, or makes mel frames sound, for sessions whose windows are equally long, up to
-    ``batch``; the session that has waited longest decides. Four windows keep a GPU busy: more make a step longer, not
-    more sound.
+    A step either evaluates the DiT once or converts mel frames to samples, for up to ``batch`` sessions whose windows
+    have the same length; the session that has waited longest decides which. Four windows keep a GPU busy: with more, a
+    step only takes longer.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class Qwen25Token2Wav:
         self._batch = min(batch, slots)
         self._plan = plan
         self._answers: dict[int, _Answer] = {}
-        #: The sessions that have inputs; the one that has waited longest is first.
+        #: The sessions with unfinished inputs; the one that has waited longest is first.
         self._queue: dict[int, _Answer] = {}
 
     @property
@@ -124,7 +128,7 @@ class Qwen25Token2Wav:
 
     @property
     def memory_bytes(self) -> int:
-        """See StepModel. Windows take little beside weights and graphs."""
+        """See StepModel. The memory of windows is not counted: it is small beside weights and graphs."""
         return self._network.memory_bytes
 
     @property
@@ -138,7 +142,7 @@ class Qwen25Token2Wav:
         return bool(self._queue)
 
     def warm_up(self) -> None:
-        """See StepModel: capture the usual windows, and decode an answer that has all of them."""
+        """See StepModel. Captures windows of all usual lengths, and decodes an answer with all of them."""
         plan, block = self._plan, self._network.codes_per_block
         blocks = plan.first + 2 * plan.chunk + plan.future
         windows = [MelWindow.of(plan, index, block=block, total=None) for index in range(plan.unlocked(blocks))]
@@ -152,7 +156,7 @@ class Qwen25Token2Wav:
         self.close(-1)
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
-        """See StepModel. The voice is known by its name in any case; without one it is the default."""
+        """See StepModel. The name of the voice may be in upper or lower case; None is the default voice."""
         voice, seed = settings.get("voice"), settings.get("seed")
         if unknown := settings.keys() - {"voice", "seed"}:
             raise RefusedInput(f"unknown setting of the vocoder: {min(unknown)}")
@@ -161,7 +165,7 @@ class Qwen25Token2Wav:
         name = self._voice(voice)
         if len(self._answers) >= self._slots:
             raise NoSlot
-        self._answers[session] = _Answer(name, seed or 0)
+        self._answers[session] = _Answer(self._network, self._plan, voice=name, seed=seed or 0)
 
     def feed(self, session: int, item: VocoderInput) -> None:
         """See StepModel. Codes that are refused end the session."""
@@ -171,15 +175,11 @@ class Qwen25Token2Wav:
         except RefusedInput:
             self.close(session)
             raise
-        answer.codes = np.concatenate([answer.codes, item.codes[:, 0].astype(np.int64)])
-        answer.ended = item.last
-        whole, part = divmod(answer.received, self._network.codes_per_block)
-        windows = self._plan.count(whole + bool(part)) if item.last else self._plan.unlocked(whole)
-        answer.inputs.append(_Pending(windows))
+        answer.add(item)
         self._queue.setdefault(session, answer)
 
     def grant(self, session: int, frames: int) -> None:
-        """Do nothing: a vocoder makes nothing that it was not given codes for."""
+        """See StepModel. Does nothing: a vocoder needs no grants."""
 
     def close(self, session: int) -> None:
         """See StepModel."""
@@ -192,10 +192,11 @@ class Qwen25Token2Wav:
         chosen = self._choose(results)
         if not chosen:
             return results
-        if chosen[0][1].vocoding is None:
-            self._solve([answer for _, answer in chosen])
+        answers = [answer for _, answer in chosen]
+        if answers[0].vocoding is None:
+            self._solve(answers)
         else:
-            self._make_sound([answer for _, answer in chosen])
+            self._vocode(answers)
         for session, answer in chosen:
             # To the end of the queue.
             self._queue[session] = self._queue.pop(session)
@@ -218,27 +219,21 @@ class Qwen25Token2Wav:
             raise RefusedInput("codes after the last ones of the answer")
         if codes.ndim != 2 or codes.shape[1] != 1 or not np.issubdtype(codes.dtype, np.integer):
             raise RefusedInput("codes must be integers of the shape (frames, 1)")
-        begun = answer.solving.window.end if answer.solving else self._window(answer).begin
-        if answer.received - begun + len(codes) > MOST_WAITING:
+        if answer.waiting + len(codes) > MOST_WAITING:
             raise RefusedInput(f"more than {MOST_WAITING} codes wait to be decoded")
         if len(codes) and not 0 <= codes.min() <= codes.max() < self._network.codes:
             wrong = codes.max() if codes.min() >= 0 else codes.min()
             raise RefusedInput(f"code {wrong} is not one of the {self._network.codes} of the codebook")
 
-    def _window(self, answer: _Answer) -> MelWindow:
-        """The window that comes next."""
-        total = answer.received if answer.ended else None
-        return MelWindow.of(self._plan, answer.windows, block=self._network.codes_per_block, total=total)
-
     def _choose(self, results: list[StepResult]) -> list[tuple[int, _Answer]]:
-        """Return the sessions of the next batch; adds results for inputs that no window waited for."""
+        """Return the sessions of the next batch; adds results for inputs that need no further window."""
         chosen: list[tuple[int, _Answer]] = []
         kind: tuple[bool, int] | None = None
         for session, answer in list(self._queue.items()):
             self._settle(session, answer, results)
             if session not in self._queue:
                 continue
-            here = self._begun(answer)
+            here = answer.next_work()
             kind = kind or here
             if here == kind:
                 chosen.append((session, answer))
@@ -246,132 +241,168 @@ class Qwen25Token2Wav:
                     break
         return chosen
 
-    def _begun(self, answer: _Answer) -> tuple[bool, int]:
-        """Begin the next window if none is in work; return whether it is solved, and its mel frames."""
-        if answer.vocoding is not None:
-            return True, len(answer.vocoding)
-        if answer.solving is None:
-            window, per_code = self._window(answer), self._network.mel_per_code
-            codes = answer.codes[window.left - answer.dropped : window.right - answer.dropped]
-            answer.solving = _Solving(
-                window,
-                RungeKutta(
-                    self._network.noise(answer.seed, window.left * per_code, window.right * per_code),
-                    self._network.times,
-                ),
-                self._network.conditions(answer.voice, torch.from_numpy(codes).to(self._network.device)),
-            )
-        return False, len(answer.solving.mels.value)
-
     def _solve(self, answers: Sequence[_Answer]) -> None:
-        """Do one evaluation."""
+        """Evaluate the DiT once for the windows of these sessions."""
         solving = [answer.solving for answer in answers if answer.solving is not None]
         slopes = self._network.derivative(
-            [each.mels.time for each in solving],
-            [each.mels.point for each in solving],
+            [each.solver.time for each in solving],
+            [each.solver.point for each in solving],
             [each.conditions for each in solving],
         )
-        for answer, each, slope in zip(answers, solving, slopes, strict=True):
-            each.mels.take(slope)
-            if each.mels.done:
-                self._solved(answer, each.window, each.mels.value)
+        for answer, slope in zip(answers, slopes, strict=True):
+            answer.take_slope(slope)
 
-    def _solved(self, answer: _Answer, window: MelWindow, mels: Tensor) -> None:
-        """Keep the final mel frames of the window, and say what is to become sound of them."""
-        per_code = self._network.mel_per_code
-        left, begin, end = (code * per_code for code in (window.left, window.begin, window.end))
-        final = mels[begin - left : end - left]
-        kept = final if answer.mels is None else torch.cat([answer.mels, final])
-        if window.last:
-            until, read = end, kept
-        elif answer.mels is None:
-            until, read = end, mels[: end + CONTEXT]
-        else:
-            until, read = end - CONTEXT, kept
-        answer.vocoding = read
-        answer.sent = slice(answer.sounded - answer.mel_begin, until - answer.mel_begin)
-        keep = max(answer.mel_begin, until - CONTEXT)
-        answer.mels, answer.mel_begin, answer.sounded = kept[keep - answer.mel_begin :], keep, until
-        answer.solving = None
-
-    def _make_sound(self, answers: Sequence[_Answer]) -> None:
-        """Turn solved mel frames into samples."""
+    def _vocode(self, answers: Sequence[_Answer]) -> None:
+        """Convert the solved mel frames of these sessions to samples."""
         mels = [answer.vocoding for answer in answers if answer.vocoding is not None]
         sounds = self._network.sound(torch.stack(mels)).cpu().numpy()
-        per_mel = self._network.samples_per_mel
         for answer, sound in zip(answers, sounds, strict=True):
-            samples = sound[answer.sent.start * per_mel : answer.sent.stop * per_mel].copy()
-            answer.windows += 1
-            answer.vocoding = None
-            drop = self._window(answer).left - answer.dropped
-            answer.codes, answer.dropped = answer.codes[drop:], answer.dropped + min(drop, len(answer.codes))
-            waiting = next(pending for pending in answer.inputs if pending.windows >= answer.windows)
-            waiting.samples.append(samples)
+            answer.take_sound(sound)
 
     def _settle(self, session: int, answer: _Answer, results: list[StepResult]) -> None:
-        """Add results for the inputs that are complete."""
-        while answer.inputs and answer.inputs[0].windows <= answer.windows:
-            pending = answer.inputs.popleft()
-            samples = np.concatenate(pending.samples) if pending.samples else np.zeros(0, np.float32)
+        """Add results for the inputs whose windows are all done."""
+        for samples in answer.finished_inputs():
             results.append(StepResult(session, VocoderOutput(samples, len(samples) // self.samples_per_code)))
-        if not answer.inputs:
+        if not answer.has_inputs:
             self._queue.pop(session, None)
 
 
-@dataclass(slots=True)
-class _Answer:
-    voice: str
-    seed: int
-    #: The codes from ``dropped`` on: those that later windows read.
-    codes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    dropped: int = 0
-    ended: bool = False
-    inputs: deque[_Pending] = field(default_factory=deque)
-    #: How many windows are sound already.
-    windows: int = 0
-    solving: _Solving | None = None
-    #: The final mel frames from ``mel_begin`` on, (frames, bins), and how many have become sound.
-    mels: Tensor | None = None
-    mel_begin: int = 0
-    sounded: int = 0
-    #: What BigVGAN reads next, and which of its frames are sent on.
-    vocoding: Tensor | None = None
-    sent: slice = field(default_factory=lambda: slice(0))
-
-    @property
-    def received(self) -> int:
-        return self.dropped + len(self.codes)
-
-
-@dataclass(slots=True)
-class _Pending:
-    """An input: how many windows can be computed once it is there, and the samples of those that waited for it."""
-
-    windows: int
-    samples: list[NDArray[np.float32]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Solving:
-    """A window between evaluations: its mel frames (frames, bins), and its conditions (2, frames, values)."""
+    """A window whose mel frames (frames, bins) are being solved; ``conditions`` are (2, frames, values)."""
 
     window: MelWindow
-    mels: RungeKutta
+    solver: RungeKutta
     conditions: Tensor
 
 
-#: The authors' values: how far the solution follows the codes, and how times gather at the begin.
+class _Answer:
+    """The state of one session: codes that windows have yet to read, the current window, and its mel frames.
+
+    A window is solved first (``solving``), then its mel frames are converted to samples (``vocoding``).
+    """
+
+    def __init__(self, network: Token2WavNetwork, plan: WindowPlan, *, voice: str, seed: int) -> None:
+        self._network = network
+        self._plan = plan
+        self._voice = voice
+        self._seed = seed
+        #: The codes from the position ``_dropped`` on, which later windows read.
+        self.codes: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._dropped = 0
+        #: Whether the last codes have come.
+        self.ended = False
+        #: For each unfinished input, how many windows must be done for it to be finished.
+        self._inputs: deque[int] = deque()
+        #: The samples of the windows that the oldest of these inputs has needed so far.
+        self._samples: list[NDArray[np.float32]] = []
+        #: The number of windows done.
+        self._windows = 0
+        self.solving: _Solving | None = None
+        #: The final mel frames from the position ``_mel_begin`` on, (frames, bins), and how many have become samples.
+        self.mels: Tensor | None = None
+        self._mel_begin = 0
+        self._sounded = 0
+        #: The mel frames that BigVGAN reads next, and the part of them whose samples are sent.
+        self.vocoding: Tensor | None = None
+        self._sent = slice(0)
+
+    @property
+    def waiting(self) -> int:
+        """The number of codes that are neither final nor in a window that is being solved."""
+        return self._received - (self.solving.window.end if self.solving else self._next_window().begin)
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether there are unfinished inputs."""
+        return bool(self._inputs)
+
+    @property
+    def _received(self) -> int:
+        return self._dropped + len(self.codes)
+
+    def add(self, item: VocoderInput) -> None:
+        """Queue an input."""
+        self.codes = np.concatenate([self.codes, item.codes[:, 0].astype(np.int64)])
+        self.ended = item.last
+        whole, part = divmod(self._received, self._network.codes_per_block)
+        self._inputs.append(self._plan.count(whole + bool(part)) if item.last else self._plan.unlocked(whole))
+
+    def next_work(self) -> tuple[bool, int]:
+        """Return whether mel frames are to be converted, or else solved, and their number. May begin a window."""
+        if self.vocoding is not None:
+            return True, len(self.vocoding)
+        if self.solving is None:
+            network, window = self._network, self._next_window()
+            codes = self.codes[window.left - self._dropped : window.right - self._dropped]
+            left, right = window.left * network.mel_per_code, window.right * network.mel_per_code
+            self.solving = _Solving(
+                window,
+                RungeKutta(network.noise(self._seed, left, right), network.times),
+                network.conditions(self._voice, torch.from_numpy(codes).to(network.device)),
+            )
+        return False, len(self.solving.solver.value)
+
+    def take_slope(self, slope: Tensor) -> None:
+        """Continue solving with the derivative."""
+        assert self.solving is not None
+        window, solver = self.solving.window, self.solving.solver
+        solver.take(slope)
+        if solver.done:
+            self._keep_solved(window, solver.value)
+            self.solving = None
+
+    def take_sound(self, sound: NDArray[np.float32]) -> None:
+        """Take the samples of ``vocoding``, which end the window; drop the codes that no later window reads."""
+        per_mel = self._network.samples_per_mel
+        self._samples.append(sound[self._sent.start * per_mel : self._sent.stop * per_mel].copy())
+        self._windows += 1
+        self.vocoding = None
+        drop = min(self._next_window().left - self._dropped, len(self.codes))
+        self.codes, self._dropped = self.codes[drop:], self._dropped + drop
+
+    def finished_inputs(self) -> Iterator[NDArray[np.float32]]:
+        """Remove the inputs whose windows are all done, and yield their samples."""
+        while self._inputs and self._inputs[0] <= self._windows:
+            self._inputs.popleft()
+            samples, self._samples = self._samples, []
+            yield np.concatenate(samples) if samples else np.zeros(0, np.float32)
+
+    def _next_window(self) -> MelWindow:
+        total = self._received if self.ended else None
+        return MelWindow.of(self._plan, self._windows, block=self._network.codes_per_block, total=total)
+
+    def _keep_solved(self, window: MelWindow, mels: Tensor) -> None:
+        """Keep the final mel frames of a window, and set ``vocoding``."""
+        per_code = self._network.mel_per_code
+        left, begin, end = (code * per_code for code in (window.left, window.begin, window.end))
+        final = mels[begin - left : end - left]
+        kept = final if self.mels is None else torch.cat([self.mels, final])
+        if window.last:
+            until, read = end, kept
+        elif self.mels is None:
+            until, read = end, mels[: end + CONTEXT]
+        else:
+            until, read = end - CONTEXT, kept
+        self.vocoding = read
+        self._sent = slice(self._sounded - self._mel_begin, until - self._mel_begin)
+        keep = max(self._mel_begin, until - CONTEXT)
+        self.mels, self._mel_begin, self._sounded = kept[keep - self._mel_begin :], keep, until
+
+
+#: The values of the model's authors: the strength of classifier-free guidance, and of sway sampling, which puts more
+#: time points near 0.
 _GUIDANCE: Final = 0.5
 _SWAY: Final = -1.0
-#: Graphs are for so many windows, and for the largest number of a batch.
+#: The batch sizes of graphs below the limit, which is the largest batch size.
 _BATCHES: Final = (1, 2, 4, 8, 16)
 
 
 class Token2WavNetwork:
-    """The network over batches of windows: transformers' modules, and each constant computed once.
+    """The DiT and BigVGAN over batches of windows, with the modules of transformers.
 
-    transformers' own ``sample`` draws the noise for the length at hand and runs the speaker encoder in each of the 36
-    evaluations; nothing else differs here.
+    It differs from transformers' own ``sample`` in two ways: the noise is a function of the position, not of the length
+    of the input, and the speaker encoder runs once, not in each of the 36 evaluations of the DiT.
 
     ``weights`` are the tensors of the module ``token2wav``, ``config`` is ``token2wav_config`` of the checkpoint.
     Equations are solved in ``ode_steps`` - 1 steps. Raises ConfigurationError for weights that do not fit.
@@ -392,7 +423,7 @@ class Token2WavNetwork:
         try:
             with torch.device(device):
                 model = Qwen2_5OmniToken2WavModel._from_config(settings, attn_implementation="sdpa")
-            # Released checkpoints may have constants besides, which the model computes itself.
+            # Not strict: released checkpoints may also contain constants that the model computes itself.
             loaded = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ConfigurationError([f"token2wav: {error}"]) from error
@@ -402,31 +433,33 @@ class Token2WavNetwork:
         self._dit, self._vocoder = model.eval().code2wav_dit_model, model.code2wav_bigvgan_model
         dit = settings.dit_config
         self.bins: int = dit.mel_dim
-        #: The number of codes, the mel frames of each, and the codes of a block.
+        #: The size of the codebook, the mel frames of a code, and the codes of a block.
         self.codes: int = self._dit.text_embed.codec_embed.num_embeddings
         self.mel_per_code: int = dit.repeats
         self.codes_per_block: int = dit.block_size // dit.repeats
         self.samples_per_mel = prod(settings.bigvgan_config.upsample_rates)
         self._weight_bytes: int = sum(tensor.nbytes for tensor in model.state_dict().values())
-        #: The ends of the solver's steps, the begin first.
+        #: The time points of the solver.
         self.times: Sequence[float] = _times(ode_steps).tolist()
         self._batches: list[int] = []
         self._graphs = StepGraphs(lambda batch, frames: self._evaluate(*self._inputs(batch, frames)), str(device))
-        #: The longest window so far, of which others are parts.
+        #: The length for which ``_shape`` has computed its tensors; shorter windows use parts of them.
         self._longest = 0
         self.voices: Sequence[str] = tuple(speakers)
+        #: For each voice the output of the speaker encoder and the embedding, (2, values) each. Row 1 is for the half
+        #: of the batch without conditions (classifier-free guidance).
         with torch.inference_mode():
             self._voices = {name: self._voice(name, speaker) for name, speaker in speakers.items()}
 
     @property
     def memory_bytes(self) -> int:
-        """What the weights take; on a GPU all that PyTorch has reserved there, graphs included."""
+        """The bytes of the weights; on a GPU all that PyTorch has reserved there, graphs included."""
         if self.device.type == "cuda":
             return int(torch.cuda.memory_reserved(self.device))
         return self._weight_bytes
 
     def warm_up(self, frames: Sequence[int], *, batch: int) -> None:
-        """Run windows of so many mel frames, and on a GPU capture them in batches of up to ``batch``."""
+        """Run windows of ``frames`` mel frames each, and on a GPU capture them in batches of up to ``batch``."""
         longest, width = max(frames), self._dit.hidden_size
         self._shape(longest)
         with torch.inference_mode(), self.device:
@@ -439,24 +472,24 @@ class Token2WavNetwork:
             self._graphs.warm_up((size, length) for size in self._batches for length in frames)
 
     def noise(self, seed: int, begin: int, end: int) -> Tensor:
-        """Return what the mel frames from ``begin`` to ``end`` of an answer begin as, (frames, bins)."""
+        """Return the initial noise (frames, bins) of the mel frames ``begin`` to ``end`` of an answer."""
         positions = torch.arange(begin * self.bins, end * self.bins, device=self.device)
         return normal_at(positions, seed).view(-1, self.bins)
 
     def conditions(self, voice: str, codes: Tensor) -> Tensor:
-        """Return what stays the same in each evaluation of a window, for its codes (n,): (2, mel frames, values)."""
+        """Return the DiT's input from voice and codes (n,), the same in each evaluation: (2, mel frames, values)."""
         with torch.inference_mode():
-            dit, known = self._dit, self._voices[voice]
+            dit, voice_rows = self._dit, self._voices[voice]
             said = dit.text_embed(torch.stack([codes, torch.zeros_like(codes)]))
-            heard, embedding = (each[:, None].expand(-1, said.shape[1], -1) for each in (known.heard, known.embedding))
+            heard, embedding = (rows[:, None].expand(-1, said.shape[1], -1) for rows in voice_rows)
             projection = dit.input_embed.proj
             constant = torch.cat([heard, said, embedding], -1)
             return functional.linear(constant, projection.weight[:, self.bins :], projection.bias)
 
     def derivative(self, times: Sequence[float], mels: Sequence[Tensor], conditions: Sequence[Tensor]) -> Tensor:
-        """Return the derivatives of windows at ``times``: of mel frames (frames, bins), (batch, frames, bins).
+        """Return the derivatives (batch, frames, bins) of windows of the same length.
 
-        All windows are equally long; each has ``conditions``.
+        Each window has its time, its mel frames (frames, bins) and its ``conditions``.
         """
         batch, frames = len(mels), len(mels[0])
         size = next((size for size in self._batches if size >= batch), batch)
@@ -467,7 +500,7 @@ class Token2WavNetwork:
             to_times, to_mels, to_conditions = self._inputs(batch, frames)
             for target, source in zip((to_times, to_mels, to_conditions), given, strict=True):
                 target.copy_(source)
-            # The next run writes over what this one returns.
+            # A copy, because the next run overwrites the graph's output.
             return self._graphs.run(size, frames)[:batch].clone()
 
     def sound(self, mels: Tensor) -> Tensor:
@@ -477,13 +510,13 @@ class Token2WavNetwork:
             # It drops the dimension of a batch of one.
             return samples.view(len(mels), -1)
 
-    def _voice(self, name: str, speaker: OmniSpeaker) -> _Voice:
+    def _voice(self, name: str, speaker: OmniSpeaker) -> tuple[Tensor, Tensor]:
         encoder, expected = self._dit.input_embed.spk_encoder, self._dit.config.enc_emb_dim
         mel, embedding = speaker.reference_mel.to(self.device), speaker.condition.to(self.device)
         if embedding.shape[1] != expected or mel.shape[2] != self.bins:
             raise ConfigurationError([f"speaker {name}: {expected} values and {self.bins} mel bins are needed"])
         heard = torch.cat([encoder(mel), encoder(torch.zeros_like(mel))])
-        return _Voice(heard, torch.cat([embedding, torch.zeros_like(embedding)]))
+        return heard, torch.cat([embedding, torch.zeros_like(embedding)])
 
     def _inputs(self, batch: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the parts of the buffers that graphs read: times, mel frames and conditions."""
@@ -504,7 +537,7 @@ class Token2WavNetwork:
         return result
 
     def _shape(self, frames: int) -> tuple[Any, Tensor]:
-        """Return rotations and distances in blocks, (1, 1, frames, frames), for windows of so many mel frames."""
+        """Return the rotary embedding of ``frames`` mel frames, and distances in blocks, (1, 1, frames, frames)."""
         if self._longest < frames:
             positions = torch.arange(frames, device=self.device)
             blocks = positions // self._dit.block_size
@@ -513,14 +546,6 @@ class Token2WavNetwork:
             self._longest = frames
         rotary = tuple(each[:, :frames] for each in self._rotary)
         return rotary, self._distances[..., :frames, :frames]
-
-
-@dataclass(frozen=True, slots=True)
-class _Voice:
-    """What the DiT is told of a speaker, in row 0, and where it is to be told nothing, in row 1: each (2, values)."""
-
-    heard: Tensor
-    embedding: Tensor
 
 
 def _times(steps: int) -> Tensor:
@@ -532,11 +557,10 @@ _THIRD = 1 / 3
 
 
 class RungeKutta:
-    """Solves a differential equation by one evaluation at a time, by the 3/8 rule of fourth order.
+    """Solves a differential equation with the 3/8 rule of fourth order; the caller computes the derivatives.
 
-    Between evaluations, the derivative is asked for at ``time`` and ``point``, and given to ``take``.
-
-    ``times`` are the ends of the steps, the first one the begin. ``value`` is the solution as far as it is known.
+    The caller evaluates the derivative at ``time`` and ``point``, and passes it to ``take``, until ``done``. ``value``
+    is the solution at the last step done. The steps begin and end at ``times``; ``begin`` is the value at the first.
     """
 
     def __init__(self, begin: Tensor, times: Sequence[float]) -> None:
@@ -551,7 +575,7 @@ class RungeKutta:
         return not self._steps
 
     def take(self, slope: Tensor) -> None:
-        """Go on with the derivative that was asked for."""
+        """Continue with the derivative at ``time`` and ``point``."""
         begin, end = self._steps[-1]
         step = end - begin
         self._slopes.append(slope)

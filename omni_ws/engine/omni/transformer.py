@@ -1,13 +1,13 @@
-"""The decoder stack of Talkers and code predictors, over a checkpoint's tensors, and its cache in slots.
+"""The decoder-only transformer of Talkers and code predictors, and its KV cache in slots.
 
 Shapes: B sessions, n new positions of each, W positions that they attend to, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -15,20 +15,16 @@ from torch.nn import functional
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import TensorSource
 
-
-class KeyValues(Protocol):
-    """Where a pass puts its keys and values, and what it attends to."""
-
-    #: True where a query may attend, (B or 1, n, W); None where every query may attend to all.
-    mask: torch.Tensor | None
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep keys and values (B, kv_heads, n, head_dim); return those to attend to, (B, kv_heads, W, head_dim)."""
-        ...
+#: Puts a layer's new keys and values (B, kv_heads, n, head_dim) into a KV cache; returns all keys and values to attend
+#: to, (B, kv_heads, W, head_dim).
+Put: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Transformer:
-    """Layers and final norm. Biases, norms of queries and keys, and experts are used where the checkpoint has them."""
+    """Decoder layers and the final norm.
+
+    Biases, norms of queries and keys, and experts are used if the checkpoint has them.
+    """
 
     def __init__(self, source: TensorSource, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -45,23 +41,33 @@ class Transformer:
         angles = torch.cat((angles, angles), dim=-1)[:, :, None]
         return angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
-    def __call__(self, x: torch.Tensor, rotations: tuple[torch.Tensor, torch.Tensor], kept: KeyValues) -> torch.Tensor:
-        """Return the normed states (B, n, H) of rows ``x`` (B, n, H)."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotations: tuple[torch.Tensor, torch.Tensor],
+        put: Put,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the normalised hidden states (B, n, H) of the inputs ``x`` (B, n, H).
+
+        ``put`` is the access to the KV cache. ``mask`` (B or 1, n, W) is True where a query may attend to a position;
+        None means everywhere.
+        """
         eps, size = self.shape.norm_eps, self.shape.hidden_size
-        mask = self._grouped(kept.mask)
+        added = self._grouped(mask)
         for number, layer in enumerate(self._layers):
             x = x + self._attend(
-                number, layer, functional.rms_norm(x, (size,), layer.attention_norm, eps), rotations, kept, mask
+                number, layer, functional.rms_norm(x, (size,), layer.attention_norm, eps), rotations, put, added
             )
             x = x + layer.mlp(functional.rms_norm(x, (size,), layer.mlp_norm, eps))
         return functional.rms_norm(x, (size,), self._norm, eps)
 
     def _grouped(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Return what the mask adds to scores, for all queries that share keys: (B, n, W) to (B, 1, group * n, W)."""
+        """Convert a boolean mask (B, n, W) to one that is added to scores, (B, 1, group * n, W); see ``_attend``."""
         if mask is None:
             return None
         group = self.shape.heads // self.shape.kv_heads
-        # Added rather than true or false: attention would convert it in every layer.
+        # Converted here once; scaled_dot_product_attention would convert a boolean mask in every layer.
         added = torch.zeros_like(mask, dtype=self._dtype).masked_fill_(~mask, -torch.inf)
         return added.repeat(1, group, 1)[:, None]
 
@@ -71,7 +77,7 @@ class Transformer:
         layer: _Layer,
         x: torch.Tensor,
         rotations: tuple[torch.Tensor, torch.Tensor],
-        kept: KeyValues,
+        put: Put,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         shape, (batch, new, _) = self.shape, x.shape
@@ -80,9 +86,9 @@ class Transformer:
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = functional.rms_norm(queries, (shape.head_dim,), layer.query_norm, shape.norm_eps)
             keys = functional.rms_norm(keys, (shape.head_dim,), layer.key_norm, shape.norm_eps)
-        queries, keys = _rotated(queries, rotations), _rotated(keys, rotations)
-        every_key, every_value = kept.put(number, keys.transpose(1, 2), values.transpose(1, 2))
-        # The queries that share keys are further queries of one head, so that keys are never repeated.
+        queries, keys = rotated(queries, *rotations), rotated(keys, *rotations)
+        every_key, every_value = put(number, keys.transpose(1, 2), values.transpose(1, 2))
+        # Grouped-query attention: the heads of a group become further queries of one head, so keys are not repeated.
         queries = queries.transpose(1, 2).reshape(batch, shape.kv_heads, -1, shape.head_dim)
         mixed = functional.scaled_dot_product_attention(queries, every_key, every_value, attn_mask=mask)
         mixed = mixed.view(batch, shape.heads, new, shape.head_dim).transpose(1, 2).reshape(batch, new, -1)
@@ -91,7 +97,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The weights of a layer; those that are applied to the same input are one matrix."""
+    """The weights of a decoder layer; the query, key and value projections are one matrix."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -103,8 +109,8 @@ class _Layer:
     mlp: GatedMlp | Experts
 
 
-def _rotated(x: torch.Tensor, rotations: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    cosine, sine = rotations
+def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Apply the rotary embedding to ``x`` (…, head_dim)."""
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
@@ -135,10 +141,10 @@ def _load(source: TensorSource, prefix: str, shape: BlockShape, device: str, dty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """The sizes of a transformer, and where its rotary positions come from: what the tensors alone do not tell.
+    """The sizes of a transformer and its rotary embedding, which the tensors alone do not tell.
 
-    ``axes`` says for each of the ``head_dim / 2`` rotary frequencies which of the three M-RoPE positions (time, height,
-    width) turns it. ``experts_per_token`` is 0 where there are no experts.
+    ``axes`` has for each of the ``head_dim / 2`` rotary frequencies its axis of the M-RoPE position: 0 for time, 1 for
+    height, 2 for width. ``experts_per_token`` is the k of a top-k MoE, 0 for dense models.
     """
 
     hidden_size: int
@@ -154,11 +160,11 @@ class BlockShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], place: str, *, interleaved: bool | None = None) -> BlockShape:
-        """Read a text configuration, the newer form (``rope_parameters``) and the older (``rope_scaling``).
+        """Read the configuration of a text model, with ``rope_parameters`` or, in older files, ``rope_scaling``.
 
-        ``interleaved`` says how the family lays out M-RoPE: the sections' frequencies by turns (Qwen3), or one section
-        after the other (Qwen2.5); None is for one axis. ``place`` is its name in config.json, for errors. Raises
-        ConfigurationError for what is missing or unknown.
+        ``interleaved`` is the layout of M-RoPE: whether the frequencies of the three axes alternate (Qwen3) or form one
+        section for each axis (Qwen2.5). None means an ordinary rotary embedding. ``place`` is the name of ``config``
+        within config.json, for errors. Raises ConfigurationError for what is missing or unknown.
         """
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
@@ -185,7 +191,7 @@ class BlockShape:
             raise ConfigurationError([f"{place}: {error.args[0]} is missing"]) from None
 
     def positions_bytes(self, value_bytes: int) -> int:
-        """Return the bytes of keys and values that one position takes."""
+        """Return the bytes of one position in the KV cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim * value_bytes
 
 
@@ -198,7 +204,7 @@ def _axes(frequencies: int, rope: Mapping[str, Any], place: str, interleaved: bo
         )
     if not interleaved:
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    # Height and width take every third frequency as far as their sections reach; what is left is time's.
+    # Height and width have every third frequency up to the end of their sections; all others belong to time.
     axes = [0] * frequencies
     for axis in (1, 2):
         for frequency in range(axis, min(frequencies, sections[axis] * 3), 3):
@@ -208,9 +214,9 @@ def _axes(frequencies: int, rope: Mapping[str, Any], place: str, interleaved: bo
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """The feed-forward network of a layer, SwiGLU.
+    """The feed-forward network of a dense layer, SwiGLU.
 
-    ``gate_up`` (2 * inner, H) holds both input matrices, ``down`` (H, inner).
+    ``gate_up`` (2 * inner, H) has the gate and the up projection, ``down`` (H, inner) the down projection.
     """
 
     gate_up: torch.Tensor
@@ -226,22 +232,22 @@ class GatedMlp:
         return functional.linear(functional.silu(gate) * up, self.down)
 
 
-#: Up to so many pairs of row and expert, each pair's matrices are gathered: fewer operators, but each matrix is copied.
-#: Above, rows are sorted by expert and each matrix is read once.
+#: Up to this many pairs of row and expert, the matrices of each pair are gathered: few operators, but each matrix is
+#: copied. Beyond it, rows are sorted by expert, and grouped_mm reads each matrix once.
 _GATHERED: Final = 16
-#: The same where a sorted product would wait for the device, which a step must not do: 32 rows of 8 experts.
+#: The same limit on GPUs where grouped_mm would synchronise with the device, which a step must not do: 32 rows of 8
+#: experts.
 _GATHERED_OTHERWISE: Final = 256
-#: The CUDA architectures on which PyTorch's grouped product of bfloat16 is one kernel.
+#: The CUDA architectures (major versions) on which grouped_mm of bfloat16 is one kernel.
 _GROUPING: Final = (9, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """E experts, of which each row uses the ``per_token`` that the router prefers, and one that all rows use.
+    """The feed-forward network of a MoE layer: top-k routing over E experts, and a shared expert.
 
-    There is no loop over them, and no waiting for the device.
-
-    ``gate_up`` (E, 2 * inner, H), ``down`` (E, H, inner).
+    It has no loop over experts, and does not synchronise with the device. ``gate_up`` (E, 2 * inner, H) and ``down``
+    (E, H, inner) are as in GatedMlp. ``gathered`` is the limit on pairs whose matrices are gathered, see _GATHERED.
     """
 
     router: torch.Tensor
@@ -259,7 +265,7 @@ class Experts:
         inner, size = source.tensor(f"{prefix}.experts.0.gate_proj.weight").shape
         gate_up = torch.empty(len(router), 2 * inner, size, device=device, dtype=dtype)
         down = torch.empty(len(router), size, inner, device=device, dtype=dtype)
-        # Copied in place one by one: beside the matrices themselves, loading takes no memory of the device.
+        # Copied in place one by one, so that loading takes no further memory on the device.
         for expert in range(len(router)):
             for name, place in (
                 ("gate", gate_up[expert, :inner]),
@@ -290,13 +296,13 @@ class Experts:
         return (mixed + shared).view(x.shape)
 
     def _gathered(self, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Return what each expert in ``chosen`` (rows, k) makes of its row, (rows, k, H)."""
+        """Return the outputs (rows, k, H) of the experts in ``chosen`` (rows, k), with gathered matrices."""
         gate, up = torch.matmul(self.gate_up[chosen], rows[:, None, :, None]).squeeze(-1).chunk(2, dim=-1)
         inner = functional.silu(gate) * up
         return torch.matmul(self.down[chosen], inner[..., None]).squeeze(-1)
 
     def _sorted(self, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """The same, with the pairs sorted by expert."""
+        """Return the outputs (rows, k, H) of the experts in ``chosen`` (rows, k), with rows sorted by expert."""
         experts, order = chosen.view(-1).sort(stable=True)
         numbers = torch.arange(len(self.router), device=rows.device)
         ends = torch.searchsorted(experts, numbers, right=True).to(torch.int32)
@@ -314,56 +320,42 @@ def _most_gathered(device: str, dtype: torch.dtype) -> int:
 
 
 class SlotCache:
-    """Keys and values of all sessions of a Talker, in slots of one size. Lengths are kept by who uses it.
+    """The KV cache of all sessions of a Talker, in slots of one size. The caller keeps the length of each slot.
 
-    The tensors are (layers, slots, kv_heads, longest, head_dim).
+    ``keys`` and ``values`` are (layers, slots, kv_heads, longest, head_dim). ``piece`` and ``row`` return the ``put``
+    and the ``mask`` of a pass, see Transformer.
     """
 
     def __init__(self, shape: BlockShape, slots: int, longest: int, device: str, dtype: torch.dtype) -> None:
         size = (shape.layers, slots, shape.kv_heads, longest, shape.head_dim)
-        # Zeros, because what a mask leaves out still meets the values: 0 times NaN would be NaN.
+        # Zeros, not uninitialised: masked positions are multiplied by 0, and 0 times NaN is NaN.
         self.keys = torch.zeros(size, device=device, dtype=dtype)
         self.values = torch.zeros(size, device=device, dtype=dtype)
 
-    def piece(self, slot: int, start: int, count: int) -> SlotPiece:
-        """Return the view of a pass over ``count`` positions of one session that follow ``start`` earlier ones."""
-        return SlotPiece(self, slot, start, count)
+    def piece(self, slot: int, start: int, count: int) -> tuple[Put, torch.Tensor]:
+        """Access for a pass over ``count`` positions of one slot, which follow its first ``start`` positions."""
+        here, new, end = slice(slot, slot + 1), slice(start, start + count), start + count
 
-    def row(self, lengths: torch.Tensor, window: int) -> SlotRow:
-        """Return the view of a pass over one position of each of the first slots.
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.keys[layer, here, :, new] = keys
+            self.values[layer, here, :, new] = values
+            return self.keys[layer, here, :, :end], self.values[layer, here, :, :end]
 
-        ``lengths`` (B,) are the positions that each has; the new one is put behind them. All attend within the first
-        ``window`` positions, which must be more than any length.
+        ones = torch.ones(count, end, dtype=torch.bool, device=self.keys.device)
+        return put, ones.tril(start)[None]
+
+    def row(self, lengths: torch.Tensor, window: int) -> tuple[Put, torch.Tensor]:
+        """Access for a pass over one position of each of the first slots, which follows their ``lengths`` (B,).
+
+        All attend to at most the first ``window`` positions; ``window`` must be larger than the lengths. The position
+        that is written for an inactive slot is overwritten by the next pass.
         """
-        return SlotRow(self, lengths, window)
+        slots = torch.arange(len(lengths), device=lengths.device)
 
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            every_key, every_value = self.keys[layer], self.values[layer]
+            every_key[slots, :, lengths] = keys[:, :, 0]
+            every_value[slots, :, lengths] = values[:, :, 0]
+            return every_key[: len(slots), :, :window], every_value[: len(slots), :, :window]
 
-class SlotPiece:
-    """A piece of one session's prompt."""
-
-    def __init__(self, cache: SlotCache, slot: int, start: int, count: int) -> None:
-        self._cache, self._slot, self._start, self._end = cache, slot, start, start + count
-        ones = torch.ones(count, start + count, dtype=torch.bool, device=cache.keys.device)
-        self.mask: torch.Tensor | None = ones.tril(start)[None]
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        here, end = slice(self._slot, self._slot + 1), self._end
-        self._cache.keys[layer, here, :, self._start : end] = keys
-        self._cache.values[layer, here, :, self._start : end] = values
-        return self._cache.keys[layer, here, :, :end], self._cache.values[layer, here, :, :end]
-
-
-class SlotRow:
-    """The next position of many sessions. What it writes for a session without a row is overwritten by the next one."""
-
-    def __init__(self, cache: SlotCache, lengths: torch.Tensor, window: int) -> None:
-        self._cache, self._lengths, self._window = cache, lengths, window
-        self._rows = torch.arange(len(lengths), device=lengths.device)
-        self.mask: torch.Tensor | None = (torch.arange(window, device=lengths.device) <= lengths[:, None])[:, None]
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        every_key, every_value = self._cache.keys[layer], self._cache.values[layer]
-        every_key[self._rows, :, self._lengths] = keys[:, :, 0]
-        every_value[self._rows, :, self._lengths] = values[:, :, 0]
-        batch = len(self._rows)
-        return every_key[:batch, :, : self._window], every_value[:batch, :, : self._window]
+        return put, (torch.arange(window, device=lengths.device) <= lengths[:, None])[:, None]

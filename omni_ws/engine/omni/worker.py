@@ -1,6 +1,6 @@
 """The process of a StepModel: ``python -m omni_ws.engine.omni.worker``, which the server starts.
 
-One thread does the model's steps and, between them, what the server asks for.
+One thread runs the model's steps and, between them, handles the messages of the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from omni_ws.engine.omni.step_process import (
 
 
 class _Worker:
-    """Serves one model."""
+    """Serves one model: handles messages of the server, runs steps, and sends the results."""
 
     def __init__(self, model: StepModel, link: ServerLink) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class _Worker:
         self._trace: tuple[Any, str] | None = None
 
     def run(self) -> NoReturn:
-        """Serve as long as the server lives."""
+        """Serve until the server ends, and the process with it."""
         while True:
             if not self._model.busy:
                 self._take(*self._link.receive())
@@ -88,7 +88,7 @@ class _Worker:
                 raise TypeError(f"unknown message: {type(message).__name__}")
 
     def _change_trace(self, path: str | None) -> str | None:
-        """Begin or end a trace of this thread; returns why that failed."""
+        """End the running trace, if any, and begin one if there is a ``path``. Returns the error, if one occurs."""
         from torch.profiler import profile
 
         try:
@@ -121,7 +121,7 @@ class _Worker:
             self._model.feed(session, item)
         except RefusedInput as refusal:
             self._link.send(self._refused(session, str(refusal)))
-        except Exception:  # what one session sends must not end the others
+        except Exception:  # the input of one session must not end the others
             traceback.print_exc()
             self._link.send(self._refused(session, "this input cannot be read"))
 
@@ -140,7 +140,7 @@ def _load(message: LoadModel) -> LoadedModel:
 
 
 def main() -> None:
-    """Load the model, say so, and serve it."""
+    """Load the model, report it to the server, and serve it."""
     link = ServerLink(ToStepWorker)
     load, _ = link.receive()
     try:

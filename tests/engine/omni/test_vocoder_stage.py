@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from omni_ws.engine.base import AudioOutput, EngineOutput
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
-from omni_ws.engine.omni.stages import VocoderStage
+from omni_ws.engine.omni.stages import VocoderHost, VocoderStage
 from omni_ws.engine.omni.step_model import Codes, CodesEnd, VocoderInput, VocoderOutput
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.profiler import events
@@ -37,7 +37,7 @@ def sound(codes: NDArray[np.int64]) -> NDArray[np.float32]:
 
 @dataclass
 class Vocoder:
-    """A VocoderProcess whose decoding takes ``fixed_ms`` and ``frame_ms_taken`` for each frame."""
+    """In place of a VocoderHost, whose decoding takes ``fixed_ms`` and ``frame_ms_taken`` for each frame."""
 
     fixed_ms: float = 4.0
     each_ms: float = 1.0
@@ -131,8 +131,7 @@ class Played:
 
 
 def stage(vocoder: Vocoder, **options: Any) -> VocoderStage:
-    host: Any = vocoder
-    return VocoderStage(host, clock=asyncio.get_running_loop().time, **options)
+    return VocoderStage(cast("VocoderHost", vocoder), clock=asyncio.get_running_loop().time, **options)
 
 
 async def play(work: VocoderStage, source: AsyncIterator[Codes], played: Played | None = None) -> Played:
