@@ -29,7 +29,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.threads import cores
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine_choice import EMBEDDED_MODEL
 
 #: Loudness is compared in steps of so many milliseconds.
