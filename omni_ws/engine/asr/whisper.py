@@ -23,8 +23,8 @@ from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
+    ListenerSlots,
     Recognised,
-    Seats,
     StretchedText,
     UtteranceLimits,
     asr_capabilities,
@@ -93,7 +93,7 @@ class WhisperRecogniser:
         self.workers = workers or cores()
         self.model = model if model in PINNED else Path(model).resolve().name
         self.cost = RecognitionCost(self.workers)
-        self.seats = Seats(max_recognisers or _MOST_PER_CORE * self.workers, self.cost.talkers)
+        self.slots = ListenerSlots(max_recognisers or _MOST_PER_CORE * self.workers, self.cost.talkers)
         self._load = load or partial(_load_model, model, self.workers)
         self._clock = clock
         self._whisper: WhisperModel | None = None
@@ -319,7 +319,7 @@ class UrgentFirst:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except BaseException as error:  # whoever waits for the result is told
+                except BaseException as error:  # told by the future
                     future.set_exception(error)
             del next_one, future, call  # not kept until there is more to do
             if urgency >= self._patient:

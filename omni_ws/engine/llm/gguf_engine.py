@@ -58,7 +58,7 @@ class GgufSettings:
     think: bool = False
     #: The file of a Jinja template in place of the model's own.
     chat_template: Path | None = None
-    #: Instructions with which most conversations begin: computed at the start, so that nobody waits for them.
+    #: Instructions with which most conversations begin: computed at the start, so that no first answer waits for them.
     instructions: str = ""
     #: What the operator should know of the model.
     about: str = ""

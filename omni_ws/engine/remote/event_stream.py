@@ -37,7 +37,7 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventReader:
-    """Fed with bytes, gives events. A body that begins as a JSON object does is one event, WHOLE_BODY.
+    """Reads server-sent events out of bytes. A body that begins like a JSON object is one event, WHOLE_BODY.
 
     Lines end in LF, CR or CRLF, wherever the bytes were cut; comments, ids and reconnection times are skipped.
     """
@@ -139,11 +139,10 @@ _COMPRESSED: Final = (b"ID3", b"fLaC", b"OggS", b"\x1aE\xdf\xa3")
 
 
 class UpstreamAudio:
-    """Audio in whatever pieces it comes, as samples at one rate.
+    """Turns audio of an upstream, in whatever pieces it comes, into samples at one rate.
 
-    Takes bare 16-bit samples, one wav stream, and pieces that each are a wav file of their own.
-
-    ``sample_rate`` is that of bare samples. The first audio settles the rate of everything that comes out.
+    The audio may be bare 16-bit samples, one wav stream, or pieces that each are a wav file. Bare samples have
+    ``sample_rate``. The rate of the first audio is the rate of all outputs.
     """
 
     def __init__(self, *, sample_rate: int) -> None:
@@ -164,7 +163,10 @@ class UpstreamAudio:
         return self.feed(_decoded_base64(text[:whole]), sample_rate=sample_rate)
 
     def feed(self, data: bytes, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """``sample_rate``: of these samples, where the upstream says so. Raises EngineFailed for what is no audio."""
+        """Return the audio that ``data`` completes. Raises EngineFailed for what is no audio.
+
+        ``sample_rate`` is the rate of bare samples, if the upstream tells it.
+        """
         if not data:
             return []
         try:
@@ -232,7 +234,7 @@ class UpstreamAudio:
 
 
 def _decoded_base64(text: str) -> bytes:
-    """Raises EngineFailed for what is none."""
+    """Decode base64. Raises EngineFailed for anything else."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

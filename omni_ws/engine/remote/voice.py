@@ -54,7 +54,7 @@ class RemoteVoice:
         return self._pool.describe("speech ")
 
     async def start(self) -> None:
-        """Returns when at least one upstream can be used."""
+        """Wait until an upstream can be used."""
         await self._pool.start()
         self.model = self._pool.model or self.model
 
@@ -133,7 +133,7 @@ async def _events(answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerato
                 if done:
                     await answer.finish(chunks)
                     return
-            answer.shows_work = said or reader.grows
+            answer.note(shows_work=said or reader.grows)
         for event in reader.finish():
             outputs, done = _read_event(event, audio, answer.upstream)
             for output in outputs:
