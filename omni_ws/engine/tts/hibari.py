@@ -247,7 +247,7 @@ class HibariReader:
             return ""
 
     def _phonemes(self, words: Sequence[str]) -> list[str]:
-        """Raises what the package raises, and ValueError where it makes other words of these."""
+        """Return the phonemes of each word. Raises what the package raises, and ValueError for other words."""
         spoken, current = [], ""
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(" ".join(words))):
             current += token.phonemes or ""
