@@ -252,7 +252,7 @@ class SpokenQuestion:
 
     @property
     def is_open(self) -> bool:
-        """Whether the microphone is."""
+        """Whether the server listens to an open microphone."""
         return self.turn_detection is not None
 
     @property
@@ -262,7 +262,7 @@ class SpokenQuestion:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """What is sent: the recording; into an open microphone between silence and silence without an end."""
+        """What is sent: the recording; into an open microphone, silence before it and endless silence behind it."""
         recording = pieces(self.audio, piece_ms=PIECE_MS)
         if not self.is_open:
             return recording

@@ -182,7 +182,7 @@ class SessionReader(ABC):
 
 
 class NativeReader(SessionReader):
-    """The native WebSocket."""
+    """Follows a session of the native WebSocket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ _STOPPING: Final = frozenset({"response.cancel", "output_audio_buffer.clear", "c
 
 
 class RealtimeReader(SessionReader):
-    """The Realtime API. A response is an answer."""
+    """Follows a session of the Realtime API, in which each response is an answer."""
 
     def __init__(self) -> None:
         super().__init__()

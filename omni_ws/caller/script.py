@@ -88,9 +88,10 @@ class Target:
 
 
 def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) -> list[RecordedLine]:
-    """The script of an open microphone: ``opening`` configures the session, and it is hung up after silence.
+    """Return the script of a call with an open microphone, which hangs up ``after_ms`` behind the end of the audio.
 
-    ``target`` is that of the native WebSocket or of the Realtime API.
+    ``opening`` is the message that configures the session. ``target`` is the path of the native WebSocket, or of the
+    Realtime API.
     """
     script: list[RecordedLine] = [
         OpenedLine(at=0, connection=0, target=target),

@@ -101,16 +101,16 @@ class Listener:
             yield TranscriptGuess(self._separator + text)
 
     def input_over(self) -> None:
-        """No more audio comes: somebody else may be listened to. Text that is due is still worked out.
+        """Give the slot back: no more audio comes. Text that is due is still worked out.
 
-        The slot of a request by itself is kept up to its end: a recording is fed faster than it is written down, and
-        whoever sends many would have all of them wait.
+        A request without a ``holder`` keeps its slot to its end: a recording is fed faster than it is written down, and
+        without a limit many recordings would all wait for one another.
         """
         if self._slot is not None and self._holder is not None:
             self._slot.leave()
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
-        """The audio breaks off; yield the text of the utterance that was under way."""
+        """End the utterance under way where the audio breaks off, and yield its text."""
         if (ended := await self._in_thread(self._splitter.end)) is not None:
             async with aclosing(self._settle(ended)) as transcripts:
                 async for transcript in transcripts:
@@ -189,7 +189,7 @@ class Transcript:
         return self._work.done()
 
     def guessed(self) -> str:
-        """Return the text, once, when it has been worked out; empty text otherwise, and for what will raise."""
+        """Return the text the first time that it is there; else, or if there was an error, an empty one."""
         work = self._work
         if self.told or not work.done() or work.cancelled() or work.exception() is not None:
             return ""
@@ -218,7 +218,7 @@ class Transcript:
         return self._work.result()
 
     async def withdraw(self) -> Future[Recognised] | None:
-        """Give it up. Returns the work of a thread that goes on with it."""
+        """Give the work up. Return it if a thread is still busy with it: a thread cannot be stopped."""
         work, cancelled = self._work, self._work.cancel()
         if not isinstance(work, Future):
             await asyncio.gather(work, return_exceptions=True)
@@ -340,7 +340,7 @@ class _OpenUtterance(Utterance):
         self.quiet = quiet
 
     def watch_pause(self, silent_windows: int) -> UtterancePaused | UtteranceResumed | None:
-        """Tell of a pause that may be the end, early enough that the settled text is ready when it is."""
+        """Tell of a pause that may be the end, early enough to have the settled text ready at the end."""
         if silent_windows == 0:
             self.closing_length = None
             if self._paused:
@@ -406,8 +406,8 @@ class UtteranceSplitter:
     def feed(self, samples: Samples, *, live: bool = True) -> None:
         """Add samples at 16 kHz; costs nothing.
 
-        Without ``live`` utterances are not read from here on while they are spoken: in audio that comes faster, the
-        settled text is there as early, and interim texts would only cost time.
+        ``live``: utterances are read while they are spoken. In audio that comes faster than it is spoken, the settled
+        text is there as early, and interim texts would only cost time.
         """
         self._live = live
         self._unheard.append(samples)

@@ -51,7 +51,7 @@ FIRST_BYTE_TIMEOUT_SEC: Final = 120.0
 
 
 class ComposedEngine:
-    """Any ASR, any LLM, any TTS: what one writes down another answers and a third speaks, all at the same time.
+    """An ASR, an LLM and a TTS: one writes down, one answers and one speaks, all at the same time.
 
     Nothing is asked of the parts but what every engine can do: the task ``transcribe`` of the ASR, the task ``chat`` of
     the LLM, the task ``speech`` of the TTS. The parts may be the same engine. An LLM that hears gets the audio itself;
@@ -142,7 +142,7 @@ class ComposedEngine:
 
     @property
     def state(self) -> EngineState:
-        """That of the LLM: without it nothing is answered, without the others text is."""
+        """The state of the LLM: without the LLM nothing is answered, without the other parts text is."""
         return self._llm.state if self._started else EngineState.STARTING
 
     def describe(self) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ class ComposedEngine:
             del self._engines[part]
 
     def _leave_out(self) -> None:
-        """Drop the parts whose work the LLM does by itself."""
+        """Drop the ASR if the LLM hears by itself, and the TTS if it speaks."""
         able = self._llm.capabilities
         if Modality.AUDIO in able.input_modalities:
             self._asr = None

@@ -69,7 +69,7 @@ class HasParts(Protocol):
 
 
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
-    """Return the parts of any engine. One that is not made of others is the LLM."""
+    """Return the parts of any engine. An engine that is not made of others is its own LLM."""
     if isinstance(engine, HasParts):
         return engine.parts
     return {role.value: description_of(engine) if role is Role.LLM else None for role in Role}
@@ -337,11 +337,11 @@ class SpeculationOutcome(StrEnum):
 
 
 class AheadLoad:
-    """Learns what answers cost one another.
+    """Learns how much later answers begin beside others than alone, and so whether one may be begun ahead.
 
-    An LLM that has nothing else to do may begin an answer ahead. One that answers somebody may do so only if it is
-    known to take that in its stride: what it works out ahead, which may be for nothing, must not delay what somebody
-    waits for. The measure is the time to the first output, of answers alone and of answers beside others.
+    An idle LLM may begin an answer ahead. A busy one may do so only if answers beside others begin hardly later: an
+    answer ahead, which may be for nothing, must not delay an answer that a user waits for. The measure is the time to
+    the first output.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ _MOST_PARALLEL: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufSettings:
-    """Which file, and how it is run; None: as fits the processor."""
+    """The file of a model, and how it is run; None in a number: as fits the processor."""
 
     file: Path
     #: The model's name.

@@ -107,7 +107,7 @@ _LOOKED_AT: Final = 2048
 
 
 class Talk:
-    """What both sides said, as answers by rules need it: the newest last."""
+    """The conversation so far, as rules read it: what both sides said, the newest last."""
 
     def __init__(self, history: Sequence[Message], *, said: Sequence[str] = ()) -> None:
         self._history = history

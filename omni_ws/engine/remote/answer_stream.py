@@ -274,7 +274,7 @@ class _Choice:
         self._said: list[str] = []
 
     def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
-        """Before the first event: thoughts may lack their opening tag, see ThoughtFilter."""
+        """Say before the first event how thoughts without an opening tag are found; see ThoughtFilter."""
         self._thoughts = ThoughtFilter(holds=holds, watches=watches)
 
     @property
@@ -478,13 +478,13 @@ class Halves:
         return whole_text(text)
 
     def finish(self) -> str:
-        """Return what is in place of a half whose other one has not come."""
+        """Return what takes the place of a half whose other half has not come; empty without one."""
         half, self._half = self._half, ""
         return whole_text(half)
 
 
 def whole_text(text: str) -> str:
-    """The text with its surrogates joined, and those without the other half replaced."""
+    """Return a text with the halves of its characters joined, and U+FFFD in place of a half alone."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -523,7 +523,7 @@ class _Call:
             self.name += name
 
     def take_arguments(self, text: str) -> str:
-        """Return the next piece of the arguments, empty while they may still be none."""
+        """Take a piece of the arguments; return what may be told, nothing while they may still be ``null``."""
         text = self._halves.feed(text)
         if self.has_arguments:
             return text
@@ -643,7 +643,7 @@ class UpstreamToolCallReader:
         if not text:
             return
         if not call.name:
-            self.unread = True  # nobody knows whose they are
+            self.unread = True  # arguments of a call without a name
             return
         if call.index is not None:
             yield call.told(text)

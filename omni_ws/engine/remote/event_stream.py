@@ -30,7 +30,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class ServerSentEvent(NamedTuple):
-    """``name`` is ``message`` where the sender gives none."""
+    """An event; ``name`` is ``message`` where the sender gives none."""
 
     name: str
     data: bytes
@@ -54,7 +54,7 @@ class EventReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """The events that ``data`` completes. Raises EngineFailed for one that does not end."""
+        """Return the events that ``data`` completes. Raises EngineFailed for one that does not end."""
         if self._is_whole:
             self._data += data
             self.grows = True
@@ -88,7 +88,7 @@ class EventReader:
         return events
 
     def finish(self) -> list[ServerSentEvent]:
-        """The event that the end of the stream completes: some servers leave out the last blank line."""
+        """Return the event that the end of the stream completes: some servers leave out the last blank line."""
         if self._is_whole:
             return [ServerSentEvent(WHOLE_BODY, bytes(self._data).removeprefix(_BYTE_ORDER_MARK))]
         events: list[ServerSentEvent] = []
@@ -156,7 +156,7 @@ class UpstreamAudio:
         self._head = bytearray()
 
     def feed_base64(self, text: str, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """A piece of base64, padded or not, wherever it was cut. Raises EngineFailed for what is none."""
+        """Return the audio that a piece of base64 completes, padded or not. Raises EngineFailed for anything else."""
         text = self._base64 + text
         whole = len(text) - len(text) % 4
         self._base64 = text[whole:]
@@ -175,7 +175,7 @@ class UpstreamAudio:
             raise EngineFailed(f"the upstream sent audio that cannot be read: {error.message}") from error
 
     def flush(self) -> list[AudioOutput]:
-        """What was held back, of base64 without padding and by the resampler; the end of the audio."""
+        """Return what was held back, at the end of the audio: base64 without padding, and the resampler's rest."""
         held, self._base64 = self._base64.rstrip("="), ""
         if len(held) == 1:
             raise EngineFailed("the upstream's audio ends in the middle of a sample")

@@ -352,9 +352,9 @@ MOST_TRIES: Final = 5
 
 
 class ContextWindow:
-    """What is known of the context of a model: told by its server, or learnt from what that refused.
+    """The context of a model, as its server tells it or as its refusals show.
 
-    The number of tokens in a text is estimated from the upstream's own counts.
+    How many tokens a text has is estimated from the numbers that the server told for earlier prompts.
     """
 
     def __init__(self) -> None:
@@ -369,7 +369,7 @@ class ContextWindow:
         return min(known, default=None)
 
     def tell(self, limit: int | None) -> None:
-        """Take what the upstreams say now. A change makes what was learnt before void."""
+        """Take the context that the upstreams tell now. A change voids what was learnt."""
         if limit != self._told:
             self._told, self._learnt = limit, None
 

@@ -138,7 +138,7 @@ class Pool:
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop watching, and close all connections. Idempotent."""
         self._started = False
         upstreams, self.upstreams = self.upstreams, ()
         watchers, self._watchers = self._watchers, []

@@ -24,7 +24,7 @@ _EVENT_STREAM: Final = "text/event-stream"
 
 
 class RemoteVoice:
-    """A Voice, which tells where clauses end, and no words."""
+    """A Voice behind a server. It tells where clauses end in the text, and not when words are spoken."""
 
     name = "remote"
     measures_memory = False

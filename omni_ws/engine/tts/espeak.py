@@ -208,7 +208,7 @@ class WordTimes:
         self._silent_from_ms: int | None = None
 
     def begins(self, position: int, at_ms: int) -> SpokenWord | None:
-        """At the character at ``position`` something begins. Returns the word that ended there."""
+        """Note that something begins at the character ``position``; return the word that ended there."""
         if not self._starts:
             return None
         token = max(0, bisect_right(self._starts, position) - 1)
@@ -234,7 +234,7 @@ class WordTimes:
             self._silent_from_ms = at_ms
 
     def ends(self, at_ms: int, *, before: int | None = None) -> SpokenWord | None:
-        """The word under way ends here, or where the pause before began. Returns it if any of it was to be heard."""
+        """End the word under way, where the pause before began if there is one; return it if any of it was heard."""
         word, self._word = self._word, None
         if word is None:
             return None

@@ -343,7 +343,7 @@ _TAGGER_WEIGHTS: Final = b',"weights":'
 
 
 def hibari_g2p(*, british: bool = False) -> Any:
-    """Return the package's ``G2P``, which pronounces the same."""
+    """Return a ``G2P`` of the package whose dictionaries are packed; it pronounces the same."""
     from hibari.g2p import G2P
     from hibari.g2p.lexicon import Lexicon
     from hibari.g2p.tagger import Tagger

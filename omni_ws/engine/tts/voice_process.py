@@ -162,7 +162,7 @@ class VoiceProcess:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Voices by their languages, and by those without their regions: the first of each."""
+        """The first voice of each language, by the language with its region ("en-us") and without ("en")."""
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
         wider = {language.partition("-")[0]: voice for language, voice in first.items()}
         return {**wider, **first}
@@ -217,7 +217,7 @@ class VoiceProcess:
         self._keeper = asyncio.create_task(keeping, name="voice worker")
 
     async def stop(self) -> None:
-        """End the worker; whoever still waits for speech gets EngineFailed. Idempotent."""
+        """End the worker; speech under way fails with EngineFailed. Idempotent."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
