@@ -152,9 +152,9 @@ class ComposedEngine:
     # life
 
     async def start(self) -> None:
-        """Start the ASR and the TTS at the same time, and then the LLM, or before where one may be left out.
+        """Start the ASR and the TTS at the same time, and then the LLM; with ``where_missing``, the LLM first.
 
-        Of several that fail, the first is told.
+        Raises the first failure.
         """
         if self._started:
             return

@@ -82,7 +82,7 @@ def description_of(part: Engine) -> PartDescription:
 
 @contextmanager
 def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) -> Iterator[None]:
-    """Give failures of a part its name. That of the ASR or the TTS ends no session: text goes on without them."""
+    """Name the part in its failures. A failure of the ASR or the TTS ends no session: text goes on without them."""
     try:
         yield
     except EngineFailed as error:

@@ -80,7 +80,7 @@ class GgufEngine:
         self.active_requests = 0
         self.settings = settings
         self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
-        #: The other cores are for those who hear and speak.
+        #: The other cores are for the ASR and the TTS.
         self.threads = settings.threads or max(1, cores() // 2)
         self._places = asyncio.Semaphore(self.parallel)
         self._running: RunningModel | None = None
@@ -199,7 +199,7 @@ class GgufEngine:
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """A process, what it serves, and the engine in front of it."""
+    """A process of llama.cpp, what it serves, and the engine that asks it."""
 
     child: Child
     served: ModelServed
@@ -239,7 +239,7 @@ class RunningModel:
 
 
 class _Place:
-    """The place of an answer among those at the same time, which it needs from the end of its input on."""
+    """One of the places for answers at the same time. An answer needs it from the end of its input on."""
 
     def __init__(self, places: asyncio.Semaphore, number: int) -> None:
         self._places = places
@@ -260,7 +260,7 @@ class _Place:
         self._taken = True
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Free the place, if it was taken. Idempotent."""
         if self._taken:
             self._taken = False
             self._places.release()

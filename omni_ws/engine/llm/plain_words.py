@@ -26,7 +26,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def inserted(text: str, words: dict[str, str]) -> str:
-    """``text`` of such a file on one line, with what the names in braces in it stand for."""
+    """A ``text`` of such a file on one line, with each ``{name}`` replaced by what ``words`` has for it."""
     return _NAME.sub(lambda found: inserted(words[found[1]], words), _LINE_END.sub("", text))
 
 

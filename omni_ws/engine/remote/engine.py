@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
@@ -18,7 +19,6 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
 from omni_ws.engine.continued_input import whole_turns
 from omni_ws.engine.remote.answer_stream import CLOSING_TAG, ChatAnswer
-from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.engine.remote.refusal import ContextWindow
 from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
 from omni_ws.engine.remote.settings import (
@@ -274,27 +274,20 @@ class RemoteLlmEngine:
         answer.expect(server.name, holds=holds, watches=not names_tag)
 
     async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
-        reader = EventReader()
         upstream.note(begun=False)
-        async with aclosing(upstream.chunks()) as chunks:
-            async for chunk in chunks:
+        async with aclosing(upstream.events()) as pieces:
+            async for events, grows in pieces:
                 said = False
-                for event in reader.feed(chunk):
-                    for output in await self._read(answer, event):
+                for event in events:
+                    for output in await self._run(len(event.data), partial(answer.read, event)):
                         said = True
                         yield output
-                upstream.note(begun=answer.begun, shows_work=said or reader.grows)
+                upstream.note(begun=answer.begun, shows_work=said or grows)
                 if answer.done:
-                    await upstream.finish(chunks)
+                    await upstream.finish(pieces)
                     return
-            for event in reader.finish():
-                for output in await self._read(answer, event):
-                    yield output
         for output in answer.end(is_stream=upstream.content_type.startswith("text/event-stream")):
             yield output
-
-    async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:
-        return await self._run(len(event.data), lambda: answer.read(event))
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Work on ``size`` bytes: here where they are few, else in a thread."""

@@ -27,7 +27,7 @@ from omni_ws.engine.asr.recogniser import (
 )
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
 from omni_ws.engine.remote.answer_stream import DONE, event_content, whole_text
-from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
+from omni_ws.engine.remote.event_stream import ServerSentEvent
 from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
 from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
@@ -236,24 +236,20 @@ def _words(told: object) -> tuple[Word, ...]:
 
 async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Recognised:
     """The transcript of events; ``tell`` is told what it is so far."""
-    reader, transcript = EventReader(), _StreamedTranscript(answer.upstream)
-    shown = ""
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
-            for event in reader.feed(chunk):
+    transcript, shown = _StreamedTranscript(answer.upstream), ""
+    async with aclosing(answer.events()) as pieces:
+        async for events, grows in pieces:
+            for event in events:
                 transcript.read(event)
             if transcript.done:
-                await answer.finish(chunks)
+                await answer.finish(pieces)
                 break
             text = transcript.text
             is_new = bool(text) and text != shown
-            answer.note(shows_work=is_new or reader.grows)
+            answer.note(shows_work=is_new or grows)
             if is_new:
                 shown = text
                 tell(text)
-        else:
-            for event in reader.finish():
-                transcript.read(event)
     if not transcript.complete:
         raise EngineFailed("the upstream's transcript ended before its end")
     return Recognised(transcript.text)

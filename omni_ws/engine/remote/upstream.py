@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -24,6 +24,7 @@ from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
 from omni_ws.core.json_values import check_values
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
 from omni_ws.engine.remote.settings import (
     BY_OWNER,
@@ -652,11 +653,23 @@ class UpstreamAnswer:
             if self._begun and self._shows_work:
                 deadline = loop.time() + self._idle
 
-    async def finish(self, chunks: AsyncGenerator[bytes, None]) -> None:
+    async def events(self) -> AsyncGenerator[tuple[list[ServerSentEvent], bool], None]:
+        """Yield the events that each piece of the body completes, and whether it has a part of another; see ``chunks``.
+
+        The end of the body may complete an event, too.
+        """
+        reader = EventReader()
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                yield reader.feed(chunk), reader.grows
+        if last := reader.finish():
+            yield last, False
+
+    async def finish(self, events: AsyncGenerator[Any, None]) -> None:
         """Take the last bytes of an answer that has said all, if they are about to come."""
         with suppress(TimeoutError, EngineFailed):
             async with asyncio.timeout(_LAST_BYTES_SEC):
-                async for _ in chunks:
+                async for _ in events:
                     pass
 
     async def aclose(self) -> None:

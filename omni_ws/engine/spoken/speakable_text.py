@@ -444,7 +444,7 @@ class WrittenWords:
         return tuple(placed)
 
     def written_end(self, end: int) -> int:
-        """Return where in the text ends what the voice has been given up to ``end``, which never decreases."""
+        """Return the place in the written text of ``end``, a place in what the voice was given that never decreases."""
         while self._pieces and self._begin + len(self._pieces[0].text) <= end:
             self._drop_first()
         return self._written

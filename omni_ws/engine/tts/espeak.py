@@ -188,13 +188,13 @@ _CLOSING: Final = "\"'`.,:;!?)}]”’»、。，；：！？」』）"
 
 
 class WordTimes:
-    """The words of one text with their times, from what espeak-ng tells while it speaks.
+    """Finds the words of one text with their times, by the events of espeak-ng while it speaks.
 
     Each method takes the milliseconds from the start of the text's audio.
 
     A word is what stands between white space, without the punctuation around it, or one letter of a script that is
-    written without spaces. Where espeak-ng begins a word is only taken as a place in the text: it begins several in a
-    number ("21" is two, "3.5" three, all at places inside it), and how long it says they are is often wrong.
+    written without spaces. Of the words that espeak-ng tells, only the places in the text are used: it tells several in
+    a number ("21" is two, "3.5" three, all at places inside it), and their lengths are often wrong.
     """
 
     def __init__(self, text: str) -> None:

@@ -195,7 +195,7 @@ class ReadPiece(NamedTuple):
 
 
 class _Word(NamedTuple):
-    """``written`` is "" where the word before goes on, and None where nothing is written for it."""
+    """A word to be spoken. ``written`` is "" where it goes on with the word before, None where nothing is written."""
 
     written: str | None
     ids: list[int]
