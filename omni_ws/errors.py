@@ -392,14 +392,13 @@ class EngineFailed(EngineError):
         self.logged = logged
         self.error_id = error_id
 
-    def of_part(self, part: str, engine: str, *, fatal: bool) -> Self:
+    def set_part(self, part: str, engine: str, *, fatal: bool) -> None:
         """Say which part of an engine failed, unless that is known, and whether its failure may be ``fatal``."""
         if self.param is None:
             self.param = part
             self.message = f"{part.upper()} ({engine}): {self.message}"
             self.args = (self.message,)
         self.fatal = self.fatal and fatal
-        return self
 
     def tell_private(self) -> None:
         """Put into the message what only the operator may read: the client is on this machine."""

@@ -53,14 +53,15 @@ class Exchange:
         return self.head.target.partition("?")[0]
 
     def ask_again(self) -> None:
-        """The request is sent once more: another response follows."""
+        """Expect another response: the request is sent once more."""
         self.response = ResponseReader()
 
     def end_input(self, at: float) -> None:
+        """Note when the whole request was sent."""
         self.input_ended_at = at
 
     def end(self, at: float, *, lost: bool = False) -> None:
-        """``lost``: the client disconnected before the end of the response."""
+        """Note when the exchange ended; ``lost``: the client disconnected before the end of the response."""
         self.ended_at, self.lost = at, lost
 
 

@@ -334,7 +334,7 @@ class _OpenUtterance(Utterance):
     _shown: str = ""
 
     def hear(self, window: Pcm16, *, is_speech: bool, quiet: bool) -> None:
-        """Add a window. ``is_speech``: of itself; ``quiet``: whether the speaker pauses."""
+        """Add a window, in which there ``is_speech`` or not; ``quiet``: whether the speaker pauses."""
         self.append(window)
         self.has_speech = self.has_speech or is_speech
         self.quiet = quiet
@@ -358,7 +358,7 @@ class _OpenUtterance(Utterance):
         return None
 
     def go_on(self) -> None:
-        """The current pause is not the end: the speech goes on behind it."""
+        """Note that the current pause is not the end."""
         self.closing_length = None
 
     def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:

@@ -289,7 +289,7 @@ class ListenerSlots:
         return ListenerSlot(self, holder)
 
     def leave(self, holder: str | None) -> None:
-        """A request needs its slot no more; see ListenerSlot."""
+        """Give back the slot of one request of ``holder``; see ListenerSlot."""
         if holder is not None:
             self._shared[holder] -= 1
             if self._shared[holder]:

@@ -86,7 +86,7 @@ def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) ->
     try:
         yield
     except EngineFailed as error:
-        error.of_part(role.value, engine.name, fatal=role is Role.LLM)
+        error.set_part(role.value, engine.name, fatal=role is Role.LLM)
         raise
     except (OmniError, ConfigurationError):
         raise
