@@ -92,16 +92,6 @@ def _mended(value: Any, *, keeps: bool) -> Any:
     return value
 
 
-class _Kind(StrEnum):
-    """What a piece of text is."""
-
-    CONTENT = "content"
-    REFUSAL = "refusal"
-    THOUGHT = "thought"
-    #: Of the audio.
-    SPOKEN = "transcript"
-
-
 class ChatAnswer:
     """Reads the events of one answer. ``done`` is set by ``[DONE]``, or at the end of a stream that gave a reason.
 
