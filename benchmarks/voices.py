@@ -33,7 +33,7 @@ from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed
 from omni_ws.weights import WeightsError, pinned_weights, weights_cache
 

@@ -388,6 +388,19 @@ class EngineFailed(EngineError):
         self.logged = logged
         self.error_id = error_id
 
+    def set_part(self, part: str, engine: str, *, fatal: bool) -> None:
+        """Say which part of an engine failed, unless that is known, and whether its failure may be ``fatal``."""
+        if self.param is None:
+            self.param = part
+            self.message = f"{part.upper()} ({engine}): {self.message}"
+            self.args = (self.message,)
+        self.fatal = self.fatal and fatal
+
+    def tell_private(self) -> None:
+        """Put into the message what only the operator may read: the client is on this machine."""
+        if self.private:
+            self.message, self.private = f"{self.message}: {self.private}", ""
+
     def identify(self, error_id: str) -> None:
         """Adds an error id, under which the log has details, to the error and its message."""
         self.error_id = error_id

@@ -25,7 +25,7 @@ from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import AheadLoad
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 
 MOST_UNTIL_TEXT_SEC: Final = 0.080

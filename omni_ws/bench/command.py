@@ -41,7 +41,7 @@ _MODALITIES: Final = ("text", "audio")
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Runs the command and returns its exit status; ``--help`` and wrong usage raise SystemExit."""
+    """Run the command and return its exit status; ``--help`` and wrong usage raise SystemExit."""
     options = _parser().parse_args(arguments)
     try:
         load = _load(options, environ)
@@ -71,7 +71,7 @@ def _complain(problem: object) -> int:
 
 
 def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
-    """Raises ValueError or OmniError for options that do not fit, and for files that cannot be read."""
+    """Return the load that the options ask for. Raises ValueError, or OmniError, if they do not fit."""
     return Load(
         url=websocket_url(options.url),
         question=_question(options),
@@ -198,7 +198,7 @@ _LABELS: Final = {
 
 
 def as_json(load: Load, tally: Tally, *, interrupted: bool) -> dict[str, Any]:
-    """Builds the report for programs. Times are in milliseconds where their name says so, else in seconds.
+    """Build the report for programs. Times are in milliseconds where their name says so, else in seconds.
 
     What was not observed is absent, or null.
     """
@@ -232,7 +232,7 @@ def as_json(load: Load, tally: Tally, *, interrupted: bool) -> dict[str, Any]:
 
 
 def as_text(load: Load, tally: Tally, *, interrupted: bool) -> str:
-    """Formats the report for a terminal."""
+    """Format the report for a terminal."""
     return "\n".join(_lines(load, as_json(load, tally, interrupted=interrupted), tally.refusals))
 
 

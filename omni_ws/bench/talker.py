@@ -35,17 +35,17 @@ from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
 
-#: After a turn that failed, unless the server asks for a longer one.
+#: The pause after a turn that failed; the server may ask for a longer one.
 PAUSE_AFTER_FAILURE_SEC: Final = 0.5
 LAG_INTERVAL_SEC: Final = 0.1
 
 
 async def bench(load: Load, tally: Tally) -> None:
-    """Runs all talkers; ``tally`` has at any time what was measured so far.
+    """Run all talkers; ``tally`` has at any time what was measured so far.
 
     Raises ConnectionFailed if the server cannot be reached at all.
     """
-    tally.began_at = tally.last_at = asyncio.get_running_loop().time()
+    tally.begin(asyncio.get_running_loop().time())
     try:
         async with asyncio.TaskGroup() as tasks:
             lag = tasks.create_task(_measure_lag(tally))
@@ -60,7 +60,7 @@ async def bench(load: Load, tally: Tally) -> None:
 
 
 async def _measure_lag(tally: Tally) -> None:
-    """Measures how late this program's own event loop is: what it adds to all other times."""
+    """Measure how late this program's own event loop is: what it adds to all other times."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL_SEC
@@ -69,7 +69,7 @@ async def _measure_lag(tally: Tally) -> None:
 
 
 class LoadTalker:
-    """One of many who talk to the server: asks one question after the other, over a connection of its own.
+    """A talker, who asks one question after the other over a connection of its own.
 
     ``number`` counts from 0 and staggers their starts.
     """
@@ -87,7 +87,7 @@ class LoadTalker:
         self._sent: deque[tuple[int, float]] = deque()
 
     async def talk(self) -> None:
-        """Asks all of its questions, over another connection where one was lost.
+        """Ask all of its questions, over another connection where one was lost.
 
         A session that is refused is the end of it. Raises ConnectionFailed if there has been no sign of a server.
         """
@@ -103,16 +103,14 @@ class LoadTalker:
         return self._load.turns is None or self._asked < self._load.turns
 
     async def _session(self) -> bool:
-        """Opens a session and asks until it breaks or enough was asked; returns whether it was opened."""
+        """Open a session and ask until it breaks or enough was asked; return whether it was opened."""
         loop, load = asyncio.get_running_loop(), self._load
         began, opened = loop.time(), False
         try:
             config = load.session_config
             async with connect(load.url, api_key=load.api_key, config=config, ssl=load.tls) as session:
                 opened = True
-                self._tally.opened += 1
-                self._tally.last_at = loop.time()
-                self._tally.times["session_opened"].add(loop.time() - began)
+                self._tally.open(began, loop.time())
                 self._watch = self._error = None
                 self._sent.clear()
                 async with beside(self._listen(session)):
@@ -125,11 +123,11 @@ class LoadTalker:
         return opened
 
     async def _turn(self, session: ClientSession) -> bool:
-        """Asks once; returns whether the session can go on. After a failure a late answer must not meet the next."""
+        """Ask once; return whether the session can go on. After a failure a late answer must not meet the next."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
         self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1
-        self._tally.asked += 1
+        self._tally.ask()
         try:
             async with (
                 asyncio.timeout(question.seconds + load.patience_sec) as patience,
@@ -151,14 +149,13 @@ class LoadTalker:
                 else:
                     await asyncio.sleep(max(PAUSE_AFTER_FAILURE_SEC, (watch.retry_after_ms or 0) / 1000))
         except (OmniError, ConnectionLost, TimeoutError) as error:
-            self._tally.partial_answers += watch.partial_answers
-            self._tally.fail(watch.error_code or code_of(error), loop.time())
+            self._tally.fail(watch, watch.error_code or code_of(error), loop.time())
             await asyncio.sleep(PAUSE_AFTER_FAILURE_SEC)
             return False
         return self._error is None
 
     async def _ask(self, session: ClientSession, watch: AnswerWatch) -> None:
-        """Sends the question in real time. Answers are timed from its last piece, which may end the input."""
+        """Send the question in real time. Answers are timed from its last piece, which may end the input."""
         loop, question = asyncio.get_running_loop(), self._load.question
         if isinstance(question, TypedQuestion):
             now = loop.time()
@@ -166,7 +163,7 @@ class LoadTalker:
             self._sent.append((await session.send_text(question.text, end=True), now))
             return
         place = 0
-        with suppress(*(OmniError, ConnectionLost) if question.is_open else ()):  # who listens knows it, too
+        with suppress(*(OmniError, ConnectionLost) if question.is_open else ()):  # ``_listen`` gets the error, too
             async with aclosing(paced(question.pieces, interval=PIECE_SEC)) as microphone:
                 async for piece in microphone:
                     place += 1
@@ -177,7 +174,7 @@ class LoadTalker:
                     self._sent.append((number, now))
 
     async def _listen(self, session: ClientSession) -> None:
-        """Reads until the session ends, and notes when each event came."""
+        """Read until the session ends, and note when each event came."""
         loop = asyncio.get_running_loop()
         try:
             async for event in session.events():
@@ -196,7 +193,7 @@ class LoadTalker:
         self._changed.set()
 
     async def _answered(self, watch: AnswerWatch) -> None:
-        """Waits until the turn is over. Raises the error that ended the session before."""
+        """Wait until the turn is over. Raises the error that ended the session before."""
         while not watch.is_over:
             if self._error is not None:
                 raise self._error
@@ -248,14 +245,14 @@ class SpokenQuestion:
 
     @classmethod
     def of(cls, file: str, audio: Pcm16, *, turn_detection: str | None) -> Self:
-        """Raises ValueError for a recording without any sound."""
+        """Return the question that a recording asks. Raises ValueError for one without any sound."""
         _, spoken = speech_of(audio)
         last = LEAD_PIECES + spoken if turn_detection else sum(1 for _ in pieces(audio, piece_ms=PIECE_MS))
         return cls(file, audio, turn_detection, last)
 
     @property
     def is_open(self) -> bool:
-        """Whether the microphone is."""
+        """Whether the server listens to an open microphone."""
         return self.turn_detection is not None
 
     @property
@@ -265,7 +262,7 @@ class SpokenQuestion:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """What is sent: the recording; into an open microphone between silence and silence without an end."""
+        """What is sent: the recording; into an open microphone, silence before it and endless silence behind it."""
         recording = pieces(self.audio, piece_ms=PIECE_MS)
         if not self.is_open:
             return recording
@@ -352,7 +349,7 @@ class AnswerWatch:
         self.retry_after_ms: int | None = None
         self.is_over = False
         self._open_microphone = open_microphone
-        #: Requests of this turn, and those of them that belong to speech before the latest.
+        #: The requests of this turn, and of these the ones whose speech is not the latest of the turn.
         self._requests: set[str] = set()
         self._earlier: set[str] = set()
 
@@ -443,7 +440,7 @@ class MeasuredValues:
             self._values[place] = value
 
     def distribution(self) -> dict[str, float] | None:
-        """Their number, and values that were measured: those of the nearest rank. None without any value."""
+        """Return the number of values, their largest and their percentiles by nearest rank; None without any value."""
         if not self._n:
             return None
         ordered = sorted(self._values)
@@ -456,7 +453,7 @@ class MeasuredValues:
 
 @dataclass(slots=True)
 class Tally:
-    """What all talkers have measured so far. Times are seconds; those of answers count from the end of the input."""
+    """What all talkers have measured so far. Times are seconds, for answers from the end of their input."""
 
     began_at: float = 0.0
     #: The end of the last turn or, before one has ended, of the last session that was opened.
@@ -484,22 +481,39 @@ class Tally:
     def unfinished(self) -> int:
         return self.asked - self.answered - self.failed.total()
 
+    def begin(self, now: float) -> None:
+        """Note when the talkers start."""
+        self.began_at = self.last_at = now
+
+    def open(self, began: float, now: float) -> None:
+        """Count a session that is open ``now``, and was asked for at ``began``."""
+        self.opened += 1
+        self.last_at = now
+        self.times["session_opened"].add(now - began)
+
+    def ask(self) -> None:
+        """Count a turn that begins."""
+        self.asked += 1
+
     def refuse(self, code: str, message: str) -> None:
+        """Count a session that was refused."""
         self.refused[code] += 1
         self.refusals.setdefault(code, message)
 
-    def fail(self, code: str, now: float) -> None:
+    def fail(self, watch: AnswerWatch, code: str, now: float) -> None:
+        """Count a turn that failed."""
+        self.partial_answers += watch.partial_answers
         self.failed[code] += 1
         self.last_at = now
 
     def finish(self, watch: AnswerWatch, now: float) -> None:
-        """Counts a turn that is over. Only what was answered without an error is measured."""
-        self.partial_answers += watch.partial_answers
+        """Count a turn that is over. Only what was answered without an error is measured."""
         if watch.error_code is not None:
-            self.fail(watch.error_code, now)
+            self.fail(watch, watch.error_code, now)
             return
+        self.partial_answers += watch.partial_answers
         answer, player = watch.answer, watch.player
-        answer.asked_at = watch.asked_at
+        answer.ask(watch.asked_at)
         assert answer.asked_at is not None, "only a failure ends a turn before its input has ended"
         self.answered += 1
         self.last_at = now

@@ -35,7 +35,7 @@ class TimedAnswer(AnswerBuilder):
         super().__init__()
         self.request_id = request_id
         self.finish_reason: str | None = None
-        #: Outputs so far: all pieces but those of transcripts.
+        #: How many pieces of text, audio and tool calls have come.
         self.outputs = 0
         self.asked_at: float | None = None
         self.first_output_at: float | None = None
@@ -45,7 +45,7 @@ class TimedAnswer(AnswerBuilder):
         self._keeps_audio = keeps_audio
 
     def hear(self, event: Event, at: float) -> None:
-        """Adds an event that came at ``at``."""
+        """Add an event that came at ``at``."""
         match event:
             case TextChunk() | ToolCallChunk() | AudioChunk():
                 self.outputs += 1
@@ -61,9 +61,17 @@ class TimedAnswer(AnswerBuilder):
         if self._keeps_audio or not isinstance(event, AudioChunk):
             self.add(event)
 
-    def end(self, reason: str | None, at: float) -> None:
-        """Notes the end of the answer."""
+    def end(self, reason: str | None, at: float | None = None) -> None:
+        """Note why the answer ends, and when; None while more may come."""
         self.finish_reason, self.final_at = reason, at
+
+    def ask(self, at: float | None) -> None:
+        """Note when the question ended, from which latencies count."""
+        self.asked_at = at
+
+    def settle(self, transcript: str) -> None:
+        """Note the whole transcript of what was heard."""
+        self.transcript.add(TranscriptChunk("", 0, transcript))
 
     @property
     def text(self) -> str:
@@ -137,11 +145,11 @@ class SessionReader(ABC):
 
     @abstractmethod
     def asked(self, at: float, message: bytes | str) -> bool:
-        """Handles a message of the client, sent at ``at``; returns whether it stops or may stop a running answer."""
+        """Handle a message of the client, sent at ``at``; return whether it stops or may stop a running answer."""
 
     @abstractmethod
     def heard(self, at: float, message: bytes | str) -> None:
-        """Handles a message of the server, received at ``at``."""
+        """Handle a message of the server, received at ``at``."""
 
     @abstractmethod
     def rewritten(self, message: bytes | str, then: Any) -> bytes | str | None:
@@ -165,7 +173,7 @@ class SessionReader(ABC):
         began = answer.first_output_at
         answer.hear(event, at)
         if began is None and answer.first_output_at is not None and answer.asked_at is not None:
-            answer.asked_at = next((end for end in self._ends if answer.asked_at <= end <= at), answer.asked_at)
+            answer.ask(next((end for end in self._ends if answer.asked_at <= end <= at), answer.asked_at))
 
     def _end(self, answer: TimedAnswer) -> None:
         self.finals += 1
@@ -174,7 +182,7 @@ class SessionReader(ABC):
 
 
 class NativeReader(SessionReader):
-    """The native WebSocket."""
+    """Follows a session of the native WebSocket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +229,7 @@ class NativeReader(SessionReader):
                 self.started += 1
                 self.running = answer = self._answer(request_id)
                 number = frame.sequence_id
-                answer.asked_at = at if number is None else self._chunks.get(number, at)
+                answer.ask(at if number is None else self._chunks.get(number, at))
             case server_frames.SpeechStoppedFrame():
                 self._ends.append(at)
             case server_frames.ErrorFrame(error=error) if error.request_id:
@@ -236,7 +244,7 @@ class NativeReader(SessionReader):
                     self._end(answer)
 
     def _is_new(self, number: int) -> bool:
-        """Returns whether an output is new; after a resume the server repeats some."""
+        """Return whether an output is new; after a resume the server repeats some."""
         if number <= self.highest:
             return False
         self.highest = number
@@ -257,7 +265,7 @@ class NativeReader(SessionReader):
 
 
 def _fields(message: bytes | str) -> dict[str, Any]:
-    """A message of the client: the fields of its JSON, or those of a binary header. Empty for anything else."""
+    """Return the fields of a message of the client: of its JSON, or of its binary header; none for anything else."""
     if isinstance(message, str):
         return parsed(message)
     if len(message) < HEADER.size:
@@ -267,7 +275,7 @@ def _fields(message: bytes | str) -> dict[str, Any]:
 
 
 def parsed(message: bytes | str) -> dict[str, Any]:
-    """Parses a JSON object; returns an empty one for anything else."""
+    """Parse a JSON object; return an empty one for anything else."""
     try:
         value = orjson.loads(message)
     except orjson.JSONDecodeError:
@@ -299,7 +307,7 @@ _STOPPING: Final = frozenset({"response.cancel", "output_audio_buffer.clear", "c
 
 
 class RealtimeReader(SessionReader):
-    """The Realtime API. A response is an answer."""
+    """Follows a session of the Realtime API, in which each response is an answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +371,8 @@ class RealtimeReader(SessionReader):
 
     def _keep_unanswered(self, item_id: str, transcript: str) -> None:
         answer = TimedAnswer(item_id)
-        answer.transcript.settled, answer.finish_reason = transcript, "completed"
+        answer.settle(transcript)
+        answer.end("completed")
         self.found.answers.append(answer)
 
     def _take_session(self, session: dict[str, Any], *, is_new: bool) -> None:
@@ -382,16 +391,16 @@ class RealtimeReader(SessionReader):
         if (answer := self._answer_to.get(item_id)) is None:
             self._heard[item_id] = transcript
         else:
-            answer.transcript.settled = transcript
+            answer.settle(transcript)
 
     def _begin(self, at: float, response_id: str) -> None:
         self.started += 1
         self.running = answer = self._answer(response_id)
-        answer.asked_at = self._ends[-1] if self._ends else at
+        answer.ask(self._ends[-1] if self._ends else at)
         self.ids["response", self._place(answer)] = response_id
         if self._asked is not None:
             self._answer_to[self._asked] = answer
-            answer.transcript.settled = self._heard.pop(self._asked, "")
+            answer.settle(self._heard.pop(self._asked, ""))
             self._asked = None
 
     def _respond(self, at: float, kind: str, event: dict[str, Any]) -> None:
@@ -459,7 +468,7 @@ class ResponseReader:
         self._events = EventReader()
 
     def begin(self, status: int, content_type: str) -> None:
-        """Handles the head of the response."""
+        """Handle the head of the response."""
         self.status = status
         self._content_type = content_type
 
@@ -470,7 +479,7 @@ class ResponseReader:
         return bool(answer.outputs or answer.heard or answer.errors or answer.finish_reason)
 
     def feed(self, at: float, data: bytes) -> None:
-        """Handles a piece of the body."""
+        """Handle a piece of the body."""
         if self._content_type.startswith("audio/"):
             self._add_audio(at, data, _audio_format(self._content_type))
         elif self._content_type.startswith("text/event-stream"):
@@ -480,7 +489,7 @@ class ResponseReader:
             self._body += data
 
     def finish(self, at: float) -> None:
-        """Handles the end of the response."""
+        """Handle the end of the response."""
         if self._content_type.startswith("application/json"):
             self._read(at, parsed(bytes(self._body)))
         elif self._content_type.startswith("text/"):
@@ -517,7 +526,7 @@ class ResponseReader:
             name, arguments = function.get("name"), function.get("arguments") or ""
             self.answer.add(ToolCallChunk("", 0, ToolCallFragment(call.get("index", place), None, name, arguments)))
         if choice.get("finish_reason"):
-            self.answer.finish_reason = choice["finish_reason"]
+            self.answer.end(choice["finish_reason"])
 
     def _add_text(self, at: float, text: object) -> None:
         if isinstance(text, str) and text:

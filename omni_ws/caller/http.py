@@ -52,6 +52,18 @@ class Exchange:
     def path(self) -> str:
         return self.head.target.partition("?")[0]
 
+    def ask_again(self) -> None:
+        """Expect another response: the request is sent once more."""
+        self.response = ResponseReader()
+
+    def end_input(self, at: float) -> None:
+        """Note when the whole request was sent."""
+        self.input_ended_at = at
+
+    def end(self, at: float, *, lost: bool = False) -> None:
+        """Note when the exchange ended; ``lost``: the client disconnected before the end of the response."""
+        self.ended_at, self.lost = at, lost
+
 
 class HttpCall:
     """Plays the script of one request, or of one Mode B session (``is_session``).
@@ -74,7 +86,7 @@ class HttpCall:
         return self._answers(self._then)
 
     async def run(self) -> Answers:
-        """Plays all exchanges; returns the answers."""
+        """Play all exchanges; return the answers."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number, then in enumerate(self._then):
@@ -87,7 +99,7 @@ class HttpCall:
         return self._answers(self._now)
 
     def _all_over_before(self, then: Exchange) -> Callable[[], bool]:
-        """Returns a condition: the exchanges that had ended before this one began have ended."""
+        """Return a condition: the exchanges that had ended before this one began have ended."""
         before = {
             number for number, one in enumerate(self._then) if one.ended_at is not None and one.ended_at <= then.head.at
         }
@@ -105,12 +117,12 @@ class HttpCall:
             await self._request(target, then.head, then, now)
             while then.response.status == 200 and now.response.status == 202 and self._time.now() < deadline:
                 await asyncio.sleep(_ASK_AGAIN_SEC)
-                now.response = ResponseReader()
+                now.ask_again()
                 await self._request(target, then.head, then, now)
             if self._session_id is None and self._is_session:
                 self._session_id = now.response.session_id
         finally:
-            now.ended_at = self._time.now()
+            now.end(self._time.now())
             self._over.add(number)
             self._time.change()
 
@@ -159,7 +171,7 @@ class HttpCall:
             if then.input_ended_at is not None or not has_body:
                 await self._time.until(then.input_ended_at or then.head.at)
                 writer.write(connection.send(h11.EndOfMessage()) or b"")
-                now.input_ended_at = self._time.now()
+                now.end_input(self._time.now())
             await writer.drain()
 
     async def _read(self, reader: asyncio.StreamReader, connection: h11.Connection, now: Exchange) -> None:
@@ -180,17 +192,17 @@ class HttpCall:
                         return
 
     def _answers(self, exchanges: list[Exchange]) -> Answers:
-        """Collects answers: one for each reader of the result of a session, otherwise the one of the request."""
+        """Collect answers: one for each reader of the result of a session, otherwise the one of the request."""
         found = Answers()
         for one in exchanges:
             if isinstance(one.head, OpenedLine):
-                found.answers += one.messages.found.answers
+                found.answers.extend(one.messages.found.answers)
             elif one.response.has_answer and (one.path.endswith("/result") or not self._is_session):
                 found.answers.append(one.response.answer)
             if one.response.status >= 400:
                 found.errors.append(f"{one.path.rsplit('/', 1)[-1]} {one.response.status}")
         for answer in found.answers:
-            answer.asked_at = _asked_at(exchanges, answer)
+            answer.ask(_asked_at(exchanges, answer))
         return found
 
 
@@ -208,7 +220,7 @@ def _exchanges(script: Sequence[RecordedLine]) -> list[Exchange]:
             case ReceivedLine():
                 one.pieces.append(event)
             case InputEndedLine():
-                one.input_ended_at = event.at
+                one.end_input(event.at)
             case AnsweredLine():
                 one.response.begin(event.status, event.headers.get("Content-Type", ""))
             case SentLine() if isinstance(one.head, OpenedLine):
@@ -218,7 +230,7 @@ def _exchanges(script: Sequence[RecordedLine]) -> list[Exchange]:
             case OutputEndedLine():
                 one.response.finish(event.at)
             case ClosedLine():
-                one.ended_at, one.lost = event.at, event.by == "lost"
+                one.end(event.at, lost=event.by == "lost")
     return exchanges
 
 

@@ -1,6 +1,6 @@
 """What is played and where: the lines of a script with their times, their pace, and the server that they go to.
 
-The lines are those of a recording (docs/recording.md), which is a script as it is.
+A script has the lines of a recording (docs/recording.md): each recording is one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, *, api_key: str | None = None) -> Self:
-        """Parses an address with the scheme ws, wss, http or https, a host, and an optional port.
+        """Parse an address with the scheme ws, wss, http or https, a host, and an optional port.
 
         Raises ValueError.
         """
@@ -88,9 +88,10 @@ class Target:
 
 
 def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) -> list[RecordedLine]:
-    """The script of an open microphone: ``opening`` configures the session, and it is hung up after silence.
+    """Return the script of a call with an open microphone, which hangs up ``after_ms`` behind the end of the audio.
 
-    ``target`` is that of the native WebSocket or of the Realtime API.
+    ``opening`` is the message that configures the session. ``target`` is the path of the native WebSocket, or of the
+    Realtime API.
     """
     script: list[RecordedLine] = [
         OpenedLine(at=0, connection=0, target=target),
@@ -136,11 +137,11 @@ class Timetable:
         return (time.monotonic() - self._began) * 1000
 
     def change(self) -> None:
-        """Signals that something was received, so that conditions are tested again."""
+        """Signal that something was received, so that conditions are tested again."""
         self._changed.set()
 
     async def until(self, at: float, is_ready: Callable[[], bool] = lambda: True) -> bool:
-        """Waits for the recorded time ``at`` (milliseconds) and then for ``is_ready``.
+        """Wait for the recorded time ``at`` (milliseconds) and then for ``is_ready``.
 
         Returns False if the latter timed out.
         """
@@ -151,7 +152,7 @@ class Timetable:
         return ready
 
     async def wait(self, is_ready: Callable[[], bool]) -> bool:
-        """Waits for a condition; returns False if that timed out."""
+        """Wait for a condition; return False if that timed out."""
         try:
             async with asyncio.timeout(self._pace.patience):
                 while not is_ready():

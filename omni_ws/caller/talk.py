@@ -31,14 +31,14 @@ def speech_of(audio: Pcm16) -> tuple[int, int]:
 
 
 async def say(session: ClientSession, audio: Pcm16) -> None:
-    """Sends audio in real time."""
+    """Send audio in real time."""
     async for piece in paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_SEC):
         await session.send_audio(piece)
 
 
 @asynccontextmanager
 async def beside(activity: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Runs something beside the block, and no longer than that; raises what went wrong in it."""
+    """Run something beside the block, and no longer than that; raise what went wrong in it."""
     task = asyncio.create_task(activity)
     try:
         yield task

@@ -25,12 +25,12 @@ _COUNTED: Final = ("started", "finals", "configured")
 
 
 def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> Answers:
-    """Collects the answers that a script has itself."""
+    """Collect the answers that a script has itself."""
     for _ in _steps(script, reader):
         pass
     ends = {event.connection: event for event in script if isinstance(event, ClosedLine)}
     found = reader.finished()
-    found.ends = [f"server {event.code}" if event.by == "server" else event.by for _, event in sorted(ends.items())]
+    found.ends.extend(f"server {one.code}" if one.by == "server" else one.by for _, one in sorted(ends.items()))
     return found
 
 
@@ -58,7 +58,7 @@ class WebSocketCall:
         self._cut_short: set[int] = set()
 
     async def run(self, until: Callable[[Answers], bool] | None = None) -> Answers:
-        """Plays the script, and waits for the answers that it has itself; returns those that came.
+        """Play the script, and wait for the answers that it has itself; return those that came.
 
         With ``until`` it ends once that is true of them, be it before the end of the script.
         """
@@ -74,7 +74,7 @@ class WebSocketCall:
             for reader in self._readers:
                 await reader
         found = self._now.finished()
-        found.ends = [self._ends[number] for number in sorted(self._ends)]
+        found.ends.extend(end for _, end in sorted(self._ends.items()))
         return found
 
     async def _take(self, step: _Step) -> None:
@@ -180,7 +180,7 @@ class _Step:
 
 
 def _steps(script: Iterable[RecordedLine], reader: SessionReader) -> Iterator[_Step]:
-    """Yields the actions of the client, each with what ``reader`` had received by then."""
+    """Yield the actions of the client, each with what ``reader`` had received by then."""
     script = tuple(script)
     for index, event in enumerate(script):
         if isinstance(event, SentLine):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
 from omni_ws.core.chunks import FinishReason
+from omni_ws.core.history import Message
 from omni_ws.engine.clauses import CooperativePieces
 
 _WORDS: Final = re.compile(r"\S+")
@@ -25,6 +26,11 @@ _UNIT: Final = re.compile(rf"\s*(?:[{_WIDE}]|[^\s{_WIDE}]+)|\s+")
 def count_words(text: str) -> int:
     """Return the number of whitespace-separated words, the usage that engines without tokens report."""
     return len(text.split())
+
+
+def count_history(history: Sequence[Message]) -> int:
+    """Return the number of words in the messages of a conversation; see ``count_words``."""
+    return sum(count_words(message.text) for message in history)
 
 
 class WordCounter:

@@ -44,7 +44,8 @@ class ChildEnded(Exception):
 class Child:
     """A process that the server started; ``name`` is for messages.
 
-    It gets messages on its standard input, whose end ends it, and sends its own on its standard output.
+    The server writes messages to its standard input, and reads its messages from its standard output. The process ends
+    when its standard input is closed.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, *, kinds: Any) -> None:
@@ -58,7 +59,7 @@ class Child:
     async def start(cls, name: str, module: str, *arguments: str, kinds: Any, keeps_log: bool = False) -> Self:
         """Start ``python -m module arguments``, whose messages have headers of ``kinds``. Raises OSError.
 
-        Its standard error is the server's, unless ``keeps_log``: then it is for ``last_words``, and for whoever debugs.
+        Its standard error goes where the server's goes; with ``keeps_log`` to ``last_words`` and the debug log.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments),
@@ -82,11 +83,11 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The end of its log; empty where it said nothing, or the log is not kept."""
+        """The last lines of its log; empty without any, and where the log is not kept."""
         return "; ".join(self._said)
 
     def send(self, header: msgspec.Struct, body: bytes = b"") -> None:
-        """Send a message, without waiting; one to a process that has ended is lost, as its death is told elsewhere."""
+        """Send a message, without waiting. To a process that has ended nothing is sent: ``receive`` tells its end."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.is_closing():
             stdin.write(encode_message(header, body))
@@ -94,7 +95,7 @@ class Child:
     async def receive(self) -> tuple[Any, bytes]:
         """Return the header and the body of the next message.
 
-        Raises ChildEnded where there is none; a process that sends something else is killed.
+        Raises ChildEnded at the end of the process, and kills one that sends anything but messages.
         """
         assert self._process.stdout is not None
         try:

@@ -1,6 +1,6 @@
-"""What a process that the server started runs with: its messages to and from the server, its end, and its memory.
+"""The child's side of a process that the server started: messages to and from the server, its end, and its memory.
 
-Does without asyncio, which takes memory and time to import; the server's side of it is in ``child``.
+Does without asyncio, which takes memory and time to import. The server's side is in ``child``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if sys.platform == "linux":
 
 _LENGTHS: Final = struct.Struct("<II")
 HEAD_BYTES: Final = _LENGTHS.size
-#: The longest header, and the longest body: who claims more sends something else than messages.
+#: The longest header, and the longest body. A larger length shows that the bytes are no messages.
 MAX_PART_BYTES: Final = 1 << 30
 
 
@@ -64,12 +64,13 @@ def decode_header(headers: msgspec.json.Decoder[Any], data: bytes) -> Any:
 
 
 class ServerLink:
-    """The server, as its process sees it: messages on the standard input, with headers of ``kinds``, and output.
+    """The connection of a child process to the server: messages on standard input, and on standard output.
 
-    The process ends with its input, whatever it does then: that is how the server ends it, and how the death of the
-    server does. ``at_once`` gets each message in the thread that reads, and says whether that was all.
+    Headers of the server are of ``kinds``. The process exits at the end of its input, whatever it is doing: the server
+    closes the input to end the process, and it closes when the server dies. A thread reads the messages, and calls
+    ``at_once`` with each header: True means that the message is dealt with, and ``receive`` does not return it.
 
-    What C libraries print goes to standard error. Signals to the whole process group are the server's affair.
+    What C libraries print goes to standard error. Signals to the whole process group are ignored.
     """
 
     def __init__(self, kinds: Any, *, at_once: Callable[[Any], bool] = lambda header: False) -> None:
@@ -87,8 +88,8 @@ class ServerLink:
         return self._received.get()
 
     def received(self) -> list[tuple[Any, bytes]]:
-        """Return the messages that are there."""
-        # Nobody else takes any.
+        """Return the messages that have come, without waiting."""
+        # Nothing else takes any.
         return [self._received.get() for _ in range(self._received.qsize())]
 
     def send(self, header: msgspec.Struct, body: bytes = b"", *, more: bool = False) -> None:
@@ -101,7 +102,7 @@ class ServerLink:
             os._exit(0)
 
     def flush(self) -> None:
-        """Send what waits for more."""
+        """Send the messages that were sent with ``more``."""
         try:
             self._target.flush()
         except BrokenPipeError:
@@ -163,5 +164,5 @@ def return_freed_memory() -> None:
 
 
 def _c_function(name: str) -> Any:
-    """None where the C library is another one."""
+    """Return a function of the C library; None where it has none of that name."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -168,7 +168,7 @@ def tts_of(config: ServerConfig) -> Engine | None:
         case "embedded":
             return _best_voice(config)
         case "hibari" | "espeak":
-            from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+            from omni_ws.engine.tts.voice_process import VoiceProcess
 
             default_voice = config.tts.voice or config.embedded.default_voice
             file = None if choice.model is None else Path(choice.model).expanduser()
@@ -187,7 +187,7 @@ def tts_of(config: ServerConfig) -> Engine | None:
 def _best_voice(config: ServerConfig) -> Engine:
     """Hibari, else espeak-ng, unless ``embedded.voice`` names one."""
     from omni_ws.engine.tts.speech_engine import SpeechEngine
-    from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+    from omni_ws.engine.tts.voice_process import VoiceProcess
 
     choice, voice = config.embedded.voice, config.tts.voice or config.embedded.default_voice
     chosen = SpeechEngine(VoiceProcess(choice, default_voice=voice))

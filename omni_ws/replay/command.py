@@ -30,7 +30,7 @@ INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Runs the command; returns 0 if all answers are the same, 1 if not, 2 for a bad recording or command line."""
+    """Run the command; return 0 if all answers are the same, 1 if not, 2 for a bad recording or command line."""
     options = _parser().parse_args(arguments)
     try:
         target = Target.parse(options.url, api_key=options.api_key or environ.get("OMNI_WS_API_KEY"))
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 async def replay(
     recordings: Sequence[RecordedSession], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
 ) -> list[Result]:
-    """Replays all recordings concurrently, each ``copies`` times."""
+    """Replay all recordings concurrently, each ``copies`` times."""
     return await asyncio.gather(
         *(_one(recording, copy, target, pace, comparison) for copy in range(copies) for recording in recordings)
     )

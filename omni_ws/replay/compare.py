@@ -42,7 +42,7 @@ class Comparison(StrEnum):
 
 
 def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str]:
-    """Describes the differences between the answers of two sessions; empty if they are the same."""
+    """Describe the differences between the answers of two sessions; empty if they are the same."""
     if comparison is Comparison.NONE:
         return []
     found: list[str] = []
@@ -78,7 +78,7 @@ def _differences(old: TimedAnswer, new: TimedAnswer, comparison: Comparison) -> 
 
 
 def same_audio(old: TimedAnswer, new: TimedAnswer, *, partial: bool = False) -> bool:
-    """Compares audio byte by byte; if ``partial``, up to the end of the shorter one."""
+    """Compare audio byte by byte; if ``partial``, up to the end of the shorter one."""
     was, is_ = old.sound, new.sound
     size = min(len(was), len(is_)) if partial else None
     return old.format == new.format and was[:size] == is_[:size]
@@ -103,7 +103,7 @@ def _audio_differences(old: TimedAnswer, new: TimedAnswer, *, exact: bool, parti
 
 
 def _samples(answer: TimedAnswer) -> Samples:
-    """Decodes the audio at its own rate. Raises OmniError."""
+    """Decode the audio at its own rate. Raises OmniError."""
     source = answer.audio_format or AudioFormat()
     with AudioDecoder(source, sample_rate=source.sample_rate) as decoder:
         return np.concatenate([*decoder.pieces(answer.sound), decoder.flush()])
@@ -158,12 +158,12 @@ class Result:
         return self.now is not None and not self.differences
 
     def pairs(self) -> Iterator[tuple[TimedAnswer, TimedAnswer]]:
-        """Yields recorded and replayed answers by place, as far as both exist."""
+        """Yield recorded and replayed answers by place, as far as both exist."""
         yield from zip(self.then.answers, self.now.answers if self.now else (), strict=False)
 
 
 def as_text(results: Sequence[Result]) -> str:
-    """Formats the report for a terminal."""
+    """Format the report for a terminal."""
     lines: list[str] = []
     for result in results:
         if len(results) <= _MAX_LISTED or not result.is_equal:
@@ -202,7 +202,7 @@ def _summary(results: Sequence[Result]) -> Iterator[str]:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """Builds the report for programs."""
+    """Build the report for programs."""
     return {
         "equal": all(result.is_equal for result in results),
         "sessions": [

@@ -39,7 +39,7 @@ class RecordedSession:
 
 
 def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
-    """Reads and checks a recording.
+    """Read and check a recording.
 
     ``incomplete`` accepts one that was cut. Raises RecordingError.
     """
@@ -95,7 +95,7 @@ def _server_frame(data: bytes) -> ServerFrame:
 
 
 def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> int:
-    """Checks the connection number of an event; returns the number of connections so far."""
+    """Check the connection number of an event; return the number of connections so far."""
     if isinstance(event, OpenedLine | RequestedLine):
         if event.connection != connections:
             raise RecordingError(path, number, f"connection {event.connection} where {connections} is next")

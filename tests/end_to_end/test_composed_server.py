@@ -16,7 +16,7 @@ from support.speech_clips import WORDS, clip_bytes, silence
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 

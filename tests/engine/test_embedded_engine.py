@@ -82,7 +82,7 @@ async def voiced(started_with_voice: EmbeddedEngine) -> AsyncIterator[EmbeddedEn
 
 def nothing_is_held(engine: EmbeddedEngine) -> None:
     assert engine.active_requests == 0
-    assert engine.asr.recogniser.seats.taken == 0
+    assert engine.asr.recogniser.slots.taken == 0
     assert engine.voice.jobs == 0
 
 
@@ -225,8 +225,8 @@ async def test_requests_past_the_seats_are_refused_and_the_others_go_on(engine: 
     speech = audio(clip_bytes("goforward"))
     sources = [open_input(*speech) for _ in range(4)]
     running = [asyncio.create_task(collect(engine, source)) for source in sources]
-    seats = engine.asr.recogniser.seats
-    await until(lambda: seats.taken == 4)
+    slots = engine.asr.recogniser.slots
+    await until(lambda: slots.taken == 4)
     with pytest.raises(EngineOverloaded) as refusal:
         await answered(engine, *speech)
     assert refusal.value.retry_after_ms
@@ -281,7 +281,7 @@ async def test_cancelling_at_every_step_frees_everything(voiced: EmbeddedEngine)
         await asyncio.wait([task])
         assert task.cancelled()
         assert voiced.active_requests == 0
-        assert voiced.asr.recogniser.seats.taken == 0
+        assert voiced.asr.recogniser.slots.taken == 0
         steps *= 1.4
 
 

@@ -28,7 +28,7 @@ from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.recogniser import VllmRecogniser
 from omni_ws.engine.vllm.talker_engine import Speaker

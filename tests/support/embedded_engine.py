@@ -22,14 +22,14 @@ from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.asr.recogniser import Recognised, Seats, Utterance, UtteranceLimits, asr_capabilities
+from omni_ws.engine.asr.recogniser import ListenerSlots, Recognised, Utterance, UtteranceLimits, asr_capabilities
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import EngineState, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.threads import cores
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine_choice import EMBEDDED_MODEL
 
 #: Loudness is compared in steps of so many milliseconds.
@@ -60,7 +60,7 @@ class KnownRecordings:
     limits = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 
     def __init__(self, max_recognisers: int | None) -> None:
-        self.seats = Seats(max_recognisers or 4 * cores())
+        self.slots = ListenerSlots(max_recognisers or 4 * cores())
         self._thread: ThreadPoolExecutor | None = None
 
     def describe(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from support.speech_clips import as_pcm16
 from support.worker_server import server_process
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 
 #: What is said, with the seconds of silence before it.
 SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Tell me a joke."))

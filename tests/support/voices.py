@@ -14,8 +14,8 @@ import pytest
 from support.child_messages import read_message
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.tts.synthesis_engine import WORKER_MODULE
 from omni_ws.engine.tts.synthesiser import FromWorker, VoiceMissing
+from omni_ws.engine.tts.voice_process import WORKER_MODULE
 
 
 @cache

@@ -18,10 +18,10 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
+    ListenerSlot,
+    ListenerSlots,
     LiveText,
     Recognised,
-    Seat,
-    Seats,
     Transcriber,
     Utterance,
     UtteranceLimits,
@@ -35,17 +35,18 @@ T = TypeVar("T")
 
 
 class Listener:
-    """Has a seat from its first audio until its input is over, at ``close`` at the latest, shared by all of ``holder``.
+    """Listens for one request: samples in, transcripts out.
 
-    ``pace`` has watched since the input began; ``executor`` is where speech is detected. Texts of an utterance after
-    the first begin with a space: put together they are the whole transcript. With ``tells_guesses``, what is worked out
-    at a pause is told while the pause lasts.
+    It has one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
+    ``holder`` share a slot. ``pace`` has watched since the input began; speech is detected in ``executor``. Texts of
+    utterances after the first begin with a space: put together, all texts are the whole transcript. With
+    ``tells_guesses``, the text up to a pause is told while the pause lasts.
     """
 
     def __init__(
         self,
         transcriber: Transcriber,
-        seats: Seats,
+        slots: ListenerSlots,
         pace: AudioPace,
         executor: Executor,
         *,
@@ -55,8 +56,8 @@ class Listener:
         #: The length of the audio so far, in samples.
         self.samples = 0
         self._transcriber = transcriber
-        self._seats = seats
-        self._seat: Seat | None = None
+        self._slots = slots
+        self._slot: ListenerSlot | None = None
         self._pace = pace
         self._executor = executor
         self._holder = holder
@@ -75,13 +76,12 @@ class Listener:
         self._closed = False
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
-        """Take the next samples at 16 kHz; yield what changed. Raises EngineOverloaded where there is no seat."""
-        if self._seat is None:
-            self._seat = await self._seats.take(self._holder)
+        """Take the next samples at 16 kHz; yield what changed. Raises EngineOverloaded where there is no slot."""
+        if self._slot is None:
+            self._slot = await self._slots.take(self._holder)
         self.samples += len(samples)
         self._live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
-        self._splitter.live = self._live and not self._seats.crowded
-        self._splitter.feed(samples)
+        self._splitter.feed(samples, live=self._live and not self._slots.crowded)
         while self._splitter.ready and (event := await self._in_thread(self._splitter.advance)) is not None:
             match event:
                 case InterimText(text=text, start_ms=start_ms):
@@ -101,16 +101,16 @@ class Listener:
             yield TranscriptGuess(self._separator + text)
 
     def input_over(self) -> None:
-        """No more audio comes: somebody else may be listened to. Text that is due is still worked out.
+        """Give the slot back: no more audio comes. Text that is due is still worked out.
 
-        The seat of a request by itself is kept up to its end: a recording is fed faster than it is written down, and
-        whoever sends many would have all of them wait.
+        A request without a ``holder`` keeps its slot to its end: a recording is fed faster than it is written down, and
+        without a limit many recordings would all wait for one another.
         """
-        if self._seat is not None and self._holder is not None:
-            self._seat.leave()
+        if self._slot is not None and self._holder is not None:
+            self._slot.leave()
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
-        """The audio breaks off; yield the text of the utterance that was under way."""
+        """End the utterance under way where the audio breaks off, and yield its text."""
         if (ended := await self._in_thread(self._splitter.end)) is not None:
             async with aclosing(self._settle(ended)) as transcripts:
                 async for transcript in transcripts:
@@ -126,8 +126,8 @@ class Listener:
             with events.span("release"):
                 await release_in_thread(self._executor, self._splitter.close)
         finally:
-            if self._seat is not None:
-                self._seat.leave()
+            if self._slot is not None:
+                self._slot.leave()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         with _recognising():
@@ -189,7 +189,7 @@ class Transcript:
         return self._work.done()
 
     def guessed(self) -> str:
-        """Return the text, once, when it has been worked out; empty text otherwise, and for what will raise."""
+        """Return the text the first time that it is there; else, or if there was an error, an empty one."""
         work = self._work
         if self.told or not work.done() or work.cancelled() or work.exception() is not None:
             return ""
@@ -218,7 +218,7 @@ class Transcript:
         return self._work.result()
 
     async def withdraw(self) -> Future[Recognised] | None:
-        """Give it up. Returns the work of a thread that goes on with it."""
+        """Give the work up. Return it if a thread is still busy with it: a thread cannot be stopped."""
         work, cancelled = self._work, self._work.cancel()
         if not isinstance(work, Future):
             await asyncio.gather(work, return_exceptions=True)
@@ -318,17 +318,66 @@ UtteranceEvent: TypeAlias = InterimText | UtterancePaused | UtteranceResumed | U
 
 @dataclass(slots=True)
 class _OpenUtterance(Utterance):
-    #: The length of the utterance if the current pause is its end; None while there is no such pause.
-    closing_length: int | None = None
-    #: The length of the newest guess that was asked for.
-    guessed_length: int = 0
-    paused: bool = False
+    """The utterance under way, with what was told of it."""
+
+    #: Whether anybody has spoken in it: the rest of one that was cut may be silence.
     has_speech: bool = True
     #: Whether it has been read from its beginning until now.
     live: bool = True
-    #: The samples that have been read.
-    read: int = 0
-    shown: str = ""
+    #: The length of the utterance if the current pause is its end; None while there is no such pause.
+    closing_length: int | None = None
+    #: Whether the current pause was told, and the length at the newest one that was.
+    _paused: bool = False
+    _guessed_length: int = 0
+    #: The samples that have been read, and the text that was told of them.
+    _read_length: int = 0
+    _shown: str = ""
+
+    def hear(self, window: Pcm16, *, is_speech: bool, quiet: bool) -> None:
+        """Add a window, in which there ``is_speech`` or not; ``quiet``: whether the speaker pauses."""
+        self.append(window)
+        self.has_speech = self.has_speech or is_speech
+        self.quiet = quiet
+
+    def watch_pause(self, silent_windows: int) -> UtterancePaused | UtteranceResumed | None:
+        """Tell of a pause that may be the end, early enough to have the settled text ready at the end."""
+        if silent_windows == 0:
+            self.closing_length = None
+            if self._paused:
+                self._paused = False
+                return UtteranceResumed()
+            return None
+        if silent_windows == CLOSING_SILENCE_WINDOWS:
+            self.closing_length = self.length
+        if self.closing_length is None or self._paused or not self.has_speech:
+            return None
+        grown = self.length >= GUESS_AGAIN_GROWTH * self._guessed_length
+        if grown or self.length <= ALWAYS_GUESSED_SAMPLES or silent_windows >= LONG_PAUSE_WINDOWS:
+            self._paused, self._guessed_length = True, self.length
+            return UtterancePaused(self.pcm(end=self.closing_length))
+        return None
+
+    def go_on(self) -> None:
+        """Note that the current pause is not the end."""
+        self.closing_length = None
+
+    def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:
+        """Have the utterance read if enough was added; tell a new text. With ``live`` False it is read no more."""
+        if self.length - self._read_length < PIECE_SAMPLES:
+            return None
+        if not (self.live and live):
+            # Not taken up again within the utterance: that would show a text without its beginning.
+            self.live = False
+            live_text.end()
+            return None
+        text = live_text.read(self)
+        if text is None:
+            return None
+        self._read_length = self.length
+        if not text or text == self._shown:
+            return None
+        self._shown = text
+        return InterimText(text, self.start_ms)
 
 
 class UtteranceSplitter:
@@ -341,9 +390,7 @@ class UtteranceSplitter:
     """
 
     def __init__(self, live_text: LiveText, limits: UtteranceLimits) -> None:
-        #: Whether utterances are read while they are spoken. Switched off for audio that comes faster than it is
-        #: spoken: then the settled text is there as early, and interim texts would only cost time.
-        self.live = True
+        self._live = True
         self._live_text = live_text
         self._limits = limits
         self._detector = SpeechDetector()
@@ -356,8 +403,13 @@ class UtteranceSplitter:
         self._events: deque[UtteranceEvent] = deque()
         self._utterance: _OpenUtterance | None = None
 
-    def feed(self, samples: Samples) -> None:
-        """Add samples at 16 kHz; costs nothing."""
+    def feed(self, samples: Samples, *, live: bool = True) -> None:
+        """Add samples at 16 kHz; costs nothing.
+
+        ``live``: utterances are read while they are spoken. In audio that comes faster than it is spoken, the settled
+        text is there as early, and interim texts would only cost time.
+        """
+        self._live = live
         self._unheard.append(samples)
 
     @property
@@ -409,46 +461,29 @@ class UtteranceSplitter:
             if isinstance(event, SpeechOnset):
                 self._start_utterance(event)
             return
-        utterance = self._utterance
-        utterance.append(pcm16_from_samples(window))
-        if probability > self._turns.threshold:
-            utterance.has_speech = True
+        utterance, silent = self._utterance, self._turns.silent_windows
+        is_speech = probability > self._turns.threshold
+        utterance.hear(pcm16_from_samples(window), is_speech=is_speech, quiet=silent > 0)
         if isinstance(event, SpeechOffset):
             self._finish_utterance()
             return
-        utterance.quiet = self._turns.silent_windows > 0
-        self._watch_pause(utterance)
+        self._note(utterance.watch_pause(silent))
         if utterance.length >= self._limits.longest or (
             utterance.length >= self._limits.cut_after and probability < self._turns.threshold
         ):
             self._cut_utterance()
-        elif utterance.length - utterance.read >= PIECE_SAMPLES:
-            self._read_live(utterance)
+        else:
+            self._note(utterance.read_live(self._live_text, live=self._live))
+
+    def _note(self, event: UtteranceEvent | None) -> None:
+        if event is not None:
+            self._events.append(event)
 
     def _start_utterance(self, event: SpeechOnset) -> None:
         before = self._padding.take()
         spoken = (event.detected_ms - event.audio_ms) * SAMPLE_RATE // 1000
-        self._utterance = _OpenUtterance(self._position - len(before), lead=len(before) - spoken, live=self.live)
+        self._utterance = _OpenUtterance(self._position - len(before), lead=len(before) - spoken, live=self._live)
         self._utterance.append(pcm16_from_samples(before))
-
-    def _watch_pause(self, utterance: _OpenUtterance) -> None:
-        """Tell of a pause that may be the end, early enough that the settled text is ready when it is."""
-        silent = self._turns.silent_windows
-        if silent == 0:
-            utterance.closing_length = None
-            if utterance.paused:
-                utterance.paused = False
-                self._events.append(UtteranceResumed())
-            return
-        if silent == CLOSING_SILENCE_WINDOWS:
-            utterance.closing_length = utterance.length
-        if utterance.closing_length is None or utterance.paused or not utterance.has_speech:
-            return
-        grown = utterance.length >= GUESS_AGAIN_GROWTH * utterance.guessed_length
-        if grown or utterance.length <= ALWAYS_GUESSED_SAMPLES or silent >= LONG_PAUSE_WINDOWS:
-            utterance.paused = True
-            utterance.guessed_length = utterance.length
-            self._events.append(UtterancePaused(utterance.pcm(end=utterance.closing_length)))
 
     def _finish_utterance(self) -> None:
         utterance, self._utterance = self._utterance, None
@@ -464,20 +499,6 @@ class UtteranceSplitter:
         """End an utterance that grows too long; the speech goes on in a new one."""
         utterance = self._utterance
         assert utterance is not None
-        utterance.closing_length = None
+        utterance.go_on()
         self._finish_utterance()
-        self._utterance = _OpenUtterance(self._position, has_speech=False, live=self.live)
-
-    def _read_live(self, utterance: _OpenUtterance) -> None:
-        if not (utterance.live and self.live):
-            # Not taken up again within the utterance: that would show a text without its beginning.
-            utterance.live = False
-            self._live_text.end()
-            return
-        text = self._live_text.read(utterance)
-        if text is None:
-            return
-        utterance.read = utterance.length
-        if text and text != utterance.shown:
-            utterance.shown = text
-            self._events.append(InterimText(text, utterance.start_ms))
+        self._utterance = _OpenUtterance(self._position, has_speech=False, live=self._live)

@@ -101,8 +101,8 @@ class Transcriber(Protocol):
     ) -> Future[Recognised] | asyncio.Task[Recognised]:
         """Write a whole utterance down; equal samples give equal words.
 
-        ``waited_for``: a speaker waits for the words, as opposed to whoever sends a recording. ``tell`` is told on the
-        event loop what the words are so far. Cancelling a Future works until a thread has begun; after that, the result
+        ``waited_for``: a speaker waits for the words; a recording can wait. ``tell`` is called on the event loop with
+        the words so far. Cancelling a Future works until a thread has begun; after that, the result
         may be ignored. A Task is withdrawn by it.
         """
         ...
@@ -120,7 +120,7 @@ class Recogniser(Protocol):
     #: The names of the other machines that do the work.
     hosts: tuple[str, ...]
     #: How many requests may be listened to at once.
-    seats: Seats
+    slots: ListenerSlots
 
     @property
     def state(self) -> EngineState:
@@ -168,12 +168,20 @@ def asr_capabilities(
 # Interim texts.
 
 
-@dataclass(slots=True)
 class _Reading:
-    """A reading under way. Once it is done, another thread sets ``next``: from which length the next one is."""
+    """A reading under way.
 
-    work: Future[str]
-    next: int | None = None
+    ``next`` is None until it is done: then another thread asks ``length`` for the utterance's length at the next one.
+    """
+
+    def __init__(self, work: Future[str], length: Callable[[], int]) -> None:
+        self.work = work
+        self.next: int | None = None
+        self._length = length
+        work.add_done_callback(self._note)
+
+    def _note(self, _: Future[str]) -> None:
+        self.next = self._length()
 
 
 class StretchedText:
@@ -222,12 +230,11 @@ class StretchedText:
     def _begin(self, utterance: Utterance) -> None:
         began, length = self._clock(), utterance.length
 
-        def note(_: Future[str]) -> None:
+        def next_length() -> int:
             gap = self._gap(length / SAMPLE_RATE, self._clock() - began)
-            reading.next = length + round(gap * SAMPLE_RATE)
+            return length + round(gap * SAMPLE_RATE)
 
-        reading = self._reading = _Reading(self._recognise(utterance.pcm()))
-        reading.work.add_done_callback(note)
+        self._reading = _Reading(self._recognise(utterance.pcm()), next_length)
 
     def _take(self, work: Future[str], next_length: int) -> None:
         self._reading, self._next = None, next_length
@@ -235,29 +242,31 @@ class StretchedText:
             self._text = work.result()
 
 
-# Seats: how many requests may be listened to at once.
+# Slots: how many requests may be listened to at once.
 
 RETRY_AFTER_MS: Final = 1000
-#: How long a request waits for a seat. Longer, and it is refused: its speaker waits for an answer.
+#: How long a request waits for a slot. Longer, and it is refused: its speaker waits for an answer.
 MAX_WAIT_SEC: Final = 2.0
 
 #: How many talkers are carried just now, with interim texts or without.
 Carried: TypeAlias = Callable[[bool], int]
 
 
-class Seats:
-    """Counts who is listened to: ``most``, and no more than ``carried`` tells just now.
+class ListenerSlots:
+    """Limits how many requests are listened to at once: to ``most``, and to what the machine carries just now.
 
-    While more are listened to than are carried with interim texts, seats are *crowded*: there are no such texts then.
-    Requests of one ``holder``, such as a session whose speaker goes on while the turn before is still being written
-    down, share one seat. Seats are given in the order in which they were asked for.
+    ``carried`` tells that number, with interim texts or without. While more requests are listened to than it carries
+    with interim texts, the slots are *crowded*: then there are no such texts.
+
+    Requests of one ``holder`` share a slot, such as those of a session whose speaker goes on while the turn before is
+    still being written down. Slots are given in the order in which they were asked for.
     """
 
     def __init__(self, most: int, carried: Carried | None = None) -> None:
         self.taken = 0
         self._most = most
         self._carried = carried
-        #: Requests on the seats that have a holder, by holder.
+        #: Requests on the slots that have a holder, by holder.
         self._shared: dict[str, int] = {}
         self._waiting: deque[tuple[str | None, asyncio.Future[None]]] = deque()
 
@@ -271,16 +280,16 @@ class Seats:
         """Whether interim texts would be too much."""
         return self._carried is not None and self.taken > self._carried(True)
 
-    async def take(self, holder: str | None = None) -> Seat:
-        """Wait for a seat, MAX_WAIT_SEC at most. Raises EngineOverloaded when there is none by then."""
+    async def take(self, holder: str | None = None) -> ListenerSlot:
+        """Wait for a slot, MAX_WAIT_SEC at most. Raises EngineOverloaded when there is none by then."""
         if not self._shares(holder) and (self._waiting or self.taken >= self.count):
             await self._wait(holder)
         else:
             self._grant(holder)
-        return Seat(self, holder)
+        return ListenerSlot(self, holder)
 
     def leave(self, holder: str | None) -> None:
-        """A request needs its seat no more; see Seat."""
+        """Give back the slot of one request of ``holder``; see ListenerSlot."""
         if holder is not None:
             self._shared[holder] -= 1
             if self._shared[holder]:
@@ -308,7 +317,7 @@ class Seats:
             raise
 
     def _admit(self, holder: str | None) -> None:
-        """Give a seat to the one who has waited longest, and to all who share it."""
+        """Give a slot to the one who has waited longest, and to all who share it."""
         first = self._waiting.popleft()
         others = [one for one in self._waiting if holder is not None and one[0] == holder]
         for waiter in (first, *others):
@@ -329,16 +338,16 @@ class Seats:
             self._shared[holder] = self._shared.get(holder, 0) + 1
 
 
-class Seat:
-    """The place of one request, from its first audio to the end of its input."""
+class ListenerSlot:
+    """A slot that a request has from its first audio to the end of its input."""
 
-    def __init__(self, seats: Seats, holder: str | None) -> None:
-        self._seats: Seats | None = seats
-        #: Whose place it is; None where nobody can share it.
+    def __init__(self, slots: ListenerSlots, holder: str | None) -> None:
+        self._slots: ListenerSlots | None = slots
+        #: Whose requests share the slot; None for a request by itself.
         self.holder = holder
 
     def leave(self) -> None:
         """It is not needed any more. Idempotent."""
-        seats, self._seats = self._seats, None
-        if seats is not None:
-            seats.leave(self.holder)
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.leave(self.holder)

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
-from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.asr.listener import AudioPace, Listener
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recogniser
 from omni_ws.engine.base import (
@@ -84,7 +84,7 @@ class RecogniserEngine:
             raise EngineFailed("the engine is not running", fatal=True)
         listener = Listener(
             self.recogniser.transcriber(request),
-            self.recogniser.seats,
+            self.recogniser.slots,
             AudioPace(self._clock),
             self.threads,
             holder=request.conversation,
@@ -125,7 +125,7 @@ async def _outputs(
     if (rest := answer.finish()) and writes:
         yield TextOutput(rest)
     usage = Usage(
-        input_tokens=heard.words + sum(count_words(message.text) for message in request.history),
+        input_tokens=heard.words + count_history(request.history),
         output_tokens=answer.words,
         input_audio_ms=round(listener.samples * 1000 / SAMPLE_RATE),
     )

@@ -23,8 +23,8 @@ from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
+    ListenerSlots,
     Recognised,
-    Seats,
     StretchedText,
     UtteranceLimits,
     asr_capabilities,
@@ -93,7 +93,7 @@ class WhisperRecogniser:
         self.workers = workers or cores()
         self.model = model if model in PINNED else Path(model).resolve().name
         self.cost = RecognitionCost(self.workers)
-        self.seats = Seats(max_recognisers or _MOST_PER_CORE * self.workers, self.cost.talkers)
+        self.slots = ListenerSlots(max_recognisers or _MOST_PER_CORE * self.workers, self.cost.talkers)
         self._load = load or partial(_load_model, model, self.workers)
         self._clock = clock
         self._whisper: WhisperModel | None = None
@@ -138,7 +138,7 @@ class WhisperRecogniser:
         return self if request.language is None else self.in_language(request.language)
 
     def in_language(self, language: str) -> WhisperRecogniser:
-        """Return this recogniser as one for requests in that language, one of those in ``capabilities``."""
+        """Return the same recogniser for requests in ``language``, which ``capabilities`` names."""
         other = copy(self)
         other._language = language
         return other
@@ -224,9 +224,9 @@ _KEPT: Final = 0.9
 
 
 class RecognitionCost:
-    """Learns from the work itself, over about ten utterances. Thread-safe.
+    """Learns how long recognition takes here, from about the last ten texts, and so how many may talk. Thread-safe.
 
-    A machine that is busy with other things takes longer, and carries fewer.
+    On a machine that is busy with other things it takes longer, and fewer may talk.
     """
 
     def __init__(self, workers: int) -> None:
@@ -238,23 +238,21 @@ class RecognitionCost:
         self._interims = 0.0
 
     def note_settled(self, took_sec: float, audio_sec: float) -> None:
-        """A settled text of so much audio took so long."""
+        """Note how long the settled text of ``audio_sec`` took."""
         with self._lock:
             self._settled_sec = _KEPT * self._settled_sec + took_sec
             self._settled_audio_sec = _KEPT * self._settled_audio_sec + audio_sec
 
     def note_interim(self, took_sec: float) -> None:
-        """An interim text took so long."""
+        """Note how long an interim text took."""
         with self._lock:
             self._interim_sec = _KEPT * self._interim_sec + took_sec
             self._interims = _KEPT * self._interims + 1
 
     def talkers(self, interims: bool = True) -> int:
-        """How many may talk without a pause; one for each worker at least.
+        """Return how many may talk without a pause; at least, and before anything was measured, one for each worker.
 
-        With ``interims``, each has interim texts at the longest gap.
-
-        As many as workers before anything was measured.
+        With ``interims``, each of them has interim texts at the longest gap.
         """
         with self._lock:
             settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
@@ -272,10 +270,10 @@ def interim_gap_sec(took_sec: float) -> float:
 
 
 class UrgentFirst:
-    """Threads for work of different urgency: the lowest number goes first, and of equal ones the oldest.
+    """Threads for work of different urgency: the lowest number goes first, and of equal ones the oldest. Thread-safe.
 
-    What has begun is not interrupted. So work of the urgency ``patient``, or less urgent, leaves one thread free unless
-    there is only one. Thread-safe.
+    Work that has begun is not interrupted. So work of the urgency ``patient``, or less urgent, leaves one thread free
+    (where there is only one, it takes that).
     """
 
     def __init__(self, threads: int, *, name: str, patient: int) -> None:
@@ -319,7 +317,7 @@ class UrgentFirst:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except BaseException as error:  # whoever waits for the result is told
+                except BaseException as error:  # told by the future
                     future.set_exception(error)
             del next_one, future, call  # not kept until there is more to do
             if urgency >= self._patient:

@@ -71,8 +71,8 @@ LONGEST_SEC: Final = MOST_CONTEXT_SEC - _SILENCE_SEC
 _TOKENS_PER_SEC: Final = 8
 _TOKENS_PER_SEC_ELSEWHERE: Final = 24
 _TOKENS_AT_LEAST: Final = 12
-#: What a model has room for. CTranslate2 takes one half of what it is told for the answer, and leaves the other half to
-#: a prompt, as Whisper does.
+#: The tokens that a model has room for. CTranslate2 keeps one half of ``max_length`` for the answer, and leaves the
+#: other half to a prompt, as Whisper does.
 _ROOM: Final = 448
 _MS_PER_ALIGNED_FRAME: Final = 20
 
@@ -89,11 +89,11 @@ class ScoredWord:
 
 @dataclass(frozen=True, slots=True)
 class WhisperTranscript:
-    """What the model read. ``words`` is empty unless asked for, or where the text repeats itself at its end: only times
-    tell whether that was said.
+    """What the model read.
 
-    ``no_speech`` is the probability that nothing was said, ``score`` the mean log-probability of the tokens. The model
-    writes something for noise, too: then the first is high and the second is low.
+    ``words`` are there if they were asked for, and if the text repeats itself at its end: only their times tell whether
+    the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the mean log-probability
+    of the tokens. For noise the model writes something, too: then ``no_speech`` is high and ``score`` is low.
     """
 
     text: str
@@ -101,7 +101,7 @@ class WhisperTranscript:
     no_speech: float
     score: float
     tokens: tuple[int, ...] = ()
-    #: The one that was found; None where it was given, or the model knows no other.
+    #: The language that the model found; None where it was given, or the model knows no other.
     language: str | None = None
 
 
@@ -111,7 +111,7 @@ class WhisperModel:
     ``folder`` is a Whisper of any size in the files of CTranslate2. Raises EngineFailed if it is not.
     """
 
-    def __init__(self, folder: Path, *, workers: int = 1, compute_type: str = "int8") -> None:
+    def __init__(self, folder: Path, *, workers: int = 1) -> None:
         try:
             import ctranslate2
         except ImportError as error:
@@ -119,7 +119,7 @@ class WhisperModel:
         try:
             self._vocabulary = _vocabulary(folder)
             self._model: Any = ctranslate2.models.Whisper(
-                str(folder), device="cpu", compute_type=compute_type, intra_threads=1, inter_threads=workers
+                str(folder), device="cpu", compute_type="int8", intra_threads=1, inter_threads=workers
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineFailed(f"{folder} is not a Whisper model for CTranslate2: {error}") from error
@@ -132,7 +132,7 @@ class WhisperModel:
 
     @property
     def languages(self) -> frozenset[str]:
-        """Those that it can be told to expect."""
+        """The languages that it can be told to expect."""
         if not self.multilingual:
             return frozenset({"en"})
         return frozenset(code for code in WHISPER_LANGUAGES if f"<|{code}|>" in self._ids)

@@ -74,7 +74,7 @@ class AheadStage:
                     raise ChannelClosed
                 self.finished = opened.finished
         finally:
-            # All at once: whoever waits here may be cancelled again.
+            # All are cancelled before the first await: this task may be cancelled again while it waits.
             passing.cancel()
             opened.cancel()
             if self._ahead is not None:

@@ -30,9 +30,10 @@ from omni_ws.engine.composed.parts import (
     FirstOutputSink,
     HasParts,
     PartDescription,
-    Patience,
     Role,
     SpeculationOutcome,
+    StallTimer,
+    WatchedInput,
     composed_capabilities,
     description_of,
     failures_of,
@@ -50,14 +51,14 @@ FIRST_BYTE_TIMEOUT_SEC: Final = 120.0
 
 
 class ComposedEngine:
-    """Any ASR, any LLM, any TTS: what one writes down another answers and a third speaks, all at the same time.
+    """An ASR, an LLM and a TTS: one writes down, one answers and one speaks, all at the same time.
 
     Nothing is asked of the parts but what every engine can do: the task ``transcribe`` of the ASR, the task ``chat`` of
     the LLM, the task ``speech`` of the TTS. The parts may be the same engine. An LLM that hears gets the audio itself;
     the ASR beside it gives the transcript. An LLM that speaks needs no TTS; one that is given takes its place.
 
-    It works as long as its LLM does. A request that cannot do without a part that has failed fails with an EngineFailed
-    whose ``param`` is that part; one that can gets a PartFailed, and goes on.
+    It works while its LLM works. When the ASR or the TTS fails, a request that needs that part fails with an
+    EngineFailed, whose ``param`` is the part; any other request gets a PartFailed, and goes on.
 
     ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
     hear by itself, and the TTS if it speaks. ``asr_optional``: an ASR that does not start is left out, too, and why is
@@ -112,7 +113,7 @@ class ComposedEngine:
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The parts by role, those of the LLM among them; None where there is none, or it cannot do that work."""
+        """The parts by role, with the parts of an LLM that has parts itself; None where nothing does that work."""
         found = {
             Role.ASR: self._asr if hears(self._asr) else None,
             Role.TTS: self._tts if speaks(self._tts) else None,
@@ -141,7 +142,7 @@ class ComposedEngine:
 
     @property
     def state(self) -> EngineState:
-        """That of the LLM: without it nothing is answered, without the others text is."""
+        """The state of the LLM: without the LLM nothing is answered, without the other parts text is."""
         return self._llm.state if self._started else EngineState.STARTING
 
     def describe(self) -> tuple[str, ...]:
@@ -151,9 +152,9 @@ class ComposedEngine:
     # life
 
     async def start(self) -> None:
-        """Start the ASR and the TTS at the same time, and then the LLM, or before where one may be left out.
+        """Start the ASR and the TTS at the same time, and then the LLM; with ``where_missing``, the LLM first.
 
-        Of several that fail, the first is told.
+        Raises the first failure.
         """
         if self._started:
             return
@@ -198,7 +199,7 @@ class ComposedEngine:
             del self._engines[part]
 
     def _leave_out(self) -> None:
-        """Drop the parts whose work the LLM does by itself."""
+        """Drop the ASR if the LLM hears by itself, and the TTS if it speaks."""
         able = self._llm.capabilities
         if Modality.AUDIO in able.input_modalities:
             self._asr = None
@@ -265,16 +266,16 @@ class ComposedEngine:
 
     async def _plain_chat(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         """The LLM has the whole request, and its sink."""
-        patience = Patience(self._first_byte_timeout_sec)
-        sink = request.sink if request.sink is NO_SINK else FirstOutputSink(request.sink, patience)
-        asked = replace(request, input=patience.watched(aiter(request.input)), sink=sink)
+        stall_timer = StallTimer(self._first_byte_timeout_sec)
+        sink = request.sink if request.sink is NO_SINK else FirstOutputSink(request.sink, stall_timer)
+        asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer), sink=sink)
         with self._counted(request):
             async with (
-                patience.limiting(Role.LLM, self._llm),
+                stall_timer.limiting(Role.LLM, self._llm),
                 aclosing(self._alone(Role.LLM, self._llm, asked)) as outputs,
             ):
                 async for output in outputs:
-                    patience.stop()
+                    stall_timer.stop()
                     yield output
 
     async def _chat(

@@ -1,12 +1,13 @@
-"""The parts of a composition: what they are, what they can do together, and what is known of them while they work.
+"""The parts of a composition: what they are, and what they can do together.
 
-That is how long one has done nothing, and whether the LLM may begin an answer before the turn has ended.
+While they work, StallTimer ends a part that does nothing, and AheadLoad tells whether the LLM may begin an answer
+before the turn has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -63,12 +64,12 @@ class HasParts(Protocol):
 
     @property
     def part_states(self) -> dict[str, EngineState]:
-        """The states of the parts that there are. Before the start, also of those that may be left out."""
+        """The states of the parts by role. Before the start, parts that may be left out are among them."""
         ...
 
 
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
-    """Return the parts of any engine. One that is not made of others is the LLM."""
+    """Return the parts of any engine. An engine that is not made of others is its own LLM."""
     if isinstance(engine, HasParts):
         return engine.parts
     return {role.value: description_of(engine) if role is Role.LLM else None for role in Role}
@@ -81,28 +82,22 @@ def description_of(part: Engine) -> PartDescription:
 
 @contextmanager
 def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) -> Iterator[None]:
-    """Give failures of a part its name. That of the ASR or the TTS ends no session: text goes on without them."""
+    """Name the part in its failures. A failure of the ASR or the TTS ends no session: text goes on without them."""
     try:
         yield
     except EngineFailed as error:
-        if error.param is None:
-            error.param = role.value
-            error.message = f"{role.upper()} ({engine.name}): {error.message}"
-            error.args = (error.message,)
-        error.fatal = error.fatal and role is Role.LLM
+        error.set_part(role.value, engine.name, fatal=role is Role.LLM)
         raise
     except (OmniError, ConfigurationError):
         raise
     except Exception as error:
         failure = incident(f"{role.upper()} ({engine.name}): the engine failed", error, request_id=request_id)
-        failure.param = role.value
-        raise failure from error
+        raise failure.about(param=role.value) from error
 
 
 def part_failed(role: Role, error: OmniError) -> PartFailed:
     """The output for a failure that a request goes on without."""
-    error.param = role.value
-    return PartFailed(error)
+    return PartFailed(error.about(param=role.value))
 
 
 def asked_of(
@@ -208,18 +203,18 @@ def _stages(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> tuple[str
 STALLED_SEC: Final = 300.0
 
 
-class Patience:
-    """Ends the work of a part that neither takes input nor makes output for ``seconds``; with None, of none.
+class StallTimer:
+    """Ends the work of a part that neither takes input nor makes output for ``seconds``; None sets no limit.
 
-    The time stands still while the part waits for input, and between ``rest`` and ``wait``. It is looked at by one
-    timer, so that a part that works costs two assignments for each item.
+    The clock stands still while the part waits for input, and between ``rest`` and ``wait``. One timer looks at it, so
+    a part that works costs two assignments for each item.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         #: Whether the part waits for input.
-        self.reading = False
+        self._reading = False
         #: Since when the part has something to do; None while it has nothing.
         self._since: float | None = None
         self._timeout: asyncio.Timeout | None = None
@@ -227,7 +222,7 @@ class Patience:
 
     @asynccontextmanager
     async def limiting(self, role: Role, engine: Engine) -> AsyncIterator[None]:
-        """Cancel the block when the time is over, which raises EngineFailed."""
+        """Cancel the block when the part stalls, which raises EngineFailed."""
         try:
             async with asyncio.timeout(None) as self._timeout:
                 self._look()
@@ -257,57 +252,59 @@ class Patience:
         if self._seconds is None or self._timeout is None:
             return
         now = self._loop.time()
-        since = now if self.reading or self._since is None else self._since
+        since = now if self._reading or self._since is None else self._since
         left = since + self._seconds - now
         if left <= 0:
             self._timeout.reschedule(now)
         else:
             self._timer = self._loop.call_later(left, self._look)
 
-    def watched(self, source: AsyncIterator[T]) -> AsyncIterator[T]:
-        """Return ``source`` for the part to read from."""
-        return _Watched(source, self)
-
-
-class _Watched(AsyncIterator[T]):
-    def __init__(self, source: AsyncIterator[T], patience: Patience) -> None:
-        self._source = source
-        self._patience = patience
-
-    async def __anext__(self) -> T:
-        self._patience.reading = True
+    async def read(self, source: AsyncIterator[T]) -> T:
+        """Return the next item of ``source``, for which the part waits."""
+        self._reading = True
         try:
-            return await anext(self._source)
+            return await anext(source)
         finally:
-            self._patience.reading = False
-            self._patience.wait()
+            self._reading = False
+            self.wait()
+
+
+class WatchedInput(AsyncIterator[T]):
+    """The input of a part, read by its StallTimer."""
+
+    def __init__(self, source: AsyncIterator[T], stall_timer: StallTimer) -> None:
+        self._source = source
+        self._stall_timer = stall_timer
+
+    def __anext__(self) -> Awaitable[T]:
+        return self._stall_timer.read(self._source)
 
 
 async def run_part(role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
     """Yield the outputs of an ASR or a TTS. Its failures have its name, and so has it if it stalls."""
-    patience = Patience(STALLED_SEC)
-    asked = replace(request, input=patience.watched(aiter(request.input)))
-    async with patience.limiting(role, part):
+    stall_timer = StallTimer(STALLED_SEC)
+    asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
+    async with stall_timer.limiting(role, part):
         with failures_of(role, part, request_id=request.request_id):
             async with aclosing(part.generate(asked)) as outputs:  # type: ignore[type-var]
                 async for output in outputs:
-                    patience.rest()
+                    stall_timer.rest()
                     yield output
-                    patience.wait()
+                    stall_timer.wait()
 
 
 class FirstOutputSink:
-    """A sink that stops ``patience`` at the first output, and costs nothing from then on."""
+    """A sink that stops ``stall_timer`` at the first output, and costs nothing from then on."""
 
-    __slots__ = ("_patience", "_sink", "offer")
+    __slots__ = ("_sink", "_stall_timer", "offer")
 
-    def __init__(self, sink: OutputSink, patience: Patience) -> None:
+    def __init__(self, sink: OutputSink, stall_timer: StallTimer) -> None:
         self._sink = sink
-        self._patience = patience
+        self._stall_timer = stall_timer
         self.offer = self._offer_first
 
     def _offer_first(self, output: EngineOutput) -> bool:
-        self._patience.stop()
+        self._stall_timer.stop()
         self.offer = self._sink.offer
         return self._sink.offer(output)
 
@@ -340,11 +337,11 @@ class SpeculationOutcome(StrEnum):
 
 
 class AheadLoad:
-    """Learns what answers cost one another.
+    """Learns how much later answers begin beside others than alone, and so whether one may be begun ahead.
 
-    An LLM that has nothing else to do may begin an answer ahead. One that answers somebody may do so only if it is
-    known to take that in its stride: what it works out ahead, which may be for nothing, must not delay what somebody
-    waits for. The measure is the time to the first output, of answers alone and of answers beside others.
+    An idle LLM may begin an answer ahead. A busy one may do so only if answers beside others begin hardly later: an
+    answer ahead, which may be for nothing, must not delay an answer that a user waits for. The measure is the time to
+    the first output.
     """
 
     def __init__(self) -> None:
@@ -367,11 +364,24 @@ class AheadLoad:
 
     def begin(self, *, ahead: bool) -> AnswerUnderWay:
         """Note that the LLM begins an answer whose input is complete."""
-        if not ahead:
-            self._crowded += _SMOOTHING * ((self.active > 0) - self._crowded)
-        return AnswerUnderWay(self, ahead=ahead)
+        beside = self.active > 0
+        if ahead:
+            self._ahead += 1
+        else:
+            self._crowded += _SMOOTHING * (beside - self._crowded)
+        self.active += 1
+        return AnswerUnderWay(self, beside=beside, ahead=ahead)
 
-    def _learn(self, seconds: float, *, beside: bool) -> None:
+    def note_used(self) -> None:
+        """Note that the turn of an answer that was begun ahead has ended."""
+        self._ahead -= 1
+
+    def note_end(self) -> None:
+        """Note that an answer is not under way any more."""
+        self.active -= 1
+
+    def learn(self, seconds: float, *, beside: bool) -> None:
+        """Note how long an answer took to its first output, ``beside`` others or alone."""
         known = self._beside if beside else self._alone
         learnt = seconds if known is None else known + _SMOOTHING * (seconds - known)
         if beside:
@@ -383,30 +393,29 @@ class AheadLoad:
 class AnswerUnderWay:
     """An answer from the end of its input to its own end."""
 
-    def __init__(self, load: AheadLoad, *, ahead: bool) -> None:
+    def __init__(self, load: AheadLoad, *, beside: bool, ahead: bool) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._beside = load.active > 0
+        self._beside = beside
         self._ahead = ahead
         self._has_output = self._ended = False
-        load.active += 1
-        load._ahead += ahead
 
     def note_output(self) -> None:
         """Note that an output was made."""
         if not self._has_output:
             self._has_output = True
-            self._load._learn(self._loop.time() - self._began, beside=self._beside)
+            self._load.learn(self._loop.time() - self._began, beside=self._beside)
 
     def used(self) -> None:
         """Note that it is no longer ahead: its turn has ended."""
-        self._load._ahead -= self._ahead
-        self._ahead = False
+        if self._ahead:
+            self._ahead = False
+            self._load.note_used()
 
     def end(self) -> None:
-        """Idempotent."""
+        """Note that it has ended, be it without an output. Idempotent."""
         if not self._ended:
             self._ended = True
             self.used()
-            self._load.active -= 1
+            self._load.note_end()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
-from omni_ws.engine.answer_limit import SpokenLimit, count_words
+from omni_ws.engine.answer_limit import SpokenLimit, count_history, count_words
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,
@@ -27,7 +27,16 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel, ChannelClosed, Outputs, Stage, StageLink
 from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
-from omni_ws.engine.composed.parts import Patience, Role, asked_of, failures_of, mode_of, part_failed, run_part
+from omni_ws.engine.composed.parts import (
+    Role,
+    StallTimer,
+    WatchedInput,
+    asked_of,
+    failures_of,
+    mode_of,
+    part_failed,
+    run_part,
+)
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
@@ -60,7 +69,7 @@ class AsrStage:
     is written down. For an LLM that hears, ``beside``, all input passes at once, and the transcripts are the client's
     alone. With ``guesses``, a Guess tells at a pause what the next chunk of text will be if that was the end.
 
-    Each stretch of audio is a request to the ASR. Put together, the settled transcripts are that of the whole input.
+    Each stretch of audio is a request to the ASR. The settled transcripts, put together, are the whole transcript.
     ``earlier`` is what the message begins with: it goes to the LLM before the input, which is written down meanwhile.
     Where the answer is cut off, the stage goes on for the client alone.
     """
@@ -89,7 +98,7 @@ class AsrStage:
         self._anything = False
         self._separator = ""
         self._boundary = _TextBoundary()
-        #: What was not passed on yet: that of earlier parts, and settled transcripts, which follow it.
+        #: What the LLM has not got yet: earlier parts of the message, and settled transcripts, which follow them.
         self._earlier = earlier
         self._settled: deque[str] = deque()
 
@@ -341,7 +350,7 @@ class LlmStage:
         self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
         self._first_byte_timeout_sec = first_byte_timeout_sec
         #: Until the first output.
-        self._patience: Patience | None = None
+        self._stall_timer: StallTimer | None = None
         #: What is said with the first tool call, unless something was written before; empty for nothing.
         self._filler = tool_filler if spoken else ""
         self._limit = None
@@ -354,13 +363,13 @@ class LlmStage:
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Answer the input."""
         self._outputs, self._sink = outputs, sink
-        self._patience = patience = Patience(self._first_byte_timeout_sec)
-        given = self._given = _GivenInput(patience.watched(source), must_have_content=self._words_only)
+        self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
+        given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
         request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
         if self._spoken:
             request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
         try:
-            async with asyncio.timeout(None) as given.withdrawal, patience.limiting(Role.LLM, self._engine):
+            async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
                 await self._answer(request)
         except TimeoutError:
             await self._answer_silence()
@@ -390,8 +399,8 @@ class LlmStage:
     def _usage(self, output_tokens: int) -> Usage:
         """That of an answer that was cut off here: as the LLM counts it, or estimated."""
         assert self._given is not None
-        history = sum(count_words(message.text) for message in self._request.history)
-        estimated = Usage(input_tokens=self._given.words + history, output_tokens=output_tokens)
+        words = self._given.words + count_history(self._request.history)
+        estimated = Usage(input_tokens=words, output_tokens=output_tokens)
         return self._request.meter.read() or estimated
 
     @property
@@ -404,9 +413,9 @@ class LlmStage:
             await self._send(TextOutput(self._filler))
 
     def _hear_from_llm(self) -> None:
-        if self._patience is not None:
-            self._patience.stop()
-            self._patience = None
+        if self._stall_timer is not None:
+            self._stall_timer.stop()
+            self._stall_timer = None
 
     async def _answer_silence(self) -> None:
         text = self._engine.capabilities.nothing_heard

@@ -44,7 +44,7 @@ _MOST_PARALLEL: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufSettings:
-    """Which file, and how it is run; None: as fits the processor."""
+    """The file of a model, and how it is run; None in a number: as fits the processor."""
 
     file: Path
     #: The model's name.
@@ -58,7 +58,7 @@ class GgufSettings:
     think: bool = False
     #: The file of a Jinja template in place of the model's own.
     chat_template: Path | None = None
-    #: Instructions with which most conversations begin: computed at the start, so that nobody waits for them.
+    #: Instructions with which most conversations begin: computed at the start, so that no first answer waits for them.
     instructions: str = ""
     #: What the operator should know of the model.
     about: str = ""
@@ -80,7 +80,7 @@ class GgufEngine:
         self.active_requests = 0
         self.settings = settings
         self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
-        #: The other cores are for those who hear and speak.
+        #: The other cores are for the ASR and the TTS.
         self.threads = settings.threads or max(1, cores() // 2)
         self._places = asyncio.Semaphore(self.parallel)
         self._running: RunningModel | None = None
@@ -199,7 +199,7 @@ class GgufEngine:
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """A process, what it serves, and the engine in front of it."""
+    """A process of llama.cpp, what it serves, and the engine that asks it."""
 
     child: Child
     served: ModelServed
@@ -239,7 +239,7 @@ class RunningModel:
 
 
 class _Place:
-    """The place of an answer among those at the same time, which it needs from the end of its input on."""
+    """One of the places for answers at the same time. An answer needs it from the end of its input on."""
 
     def __init__(self, places: asyncio.Semaphore, number: int) -> None:
         self._places = places
@@ -260,7 +260,7 @@ class _Place:
         self._taken = True
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Free the place, if it was taken. Idempotent."""
         if self._taken:
             self._taken = False
             self._places.release()

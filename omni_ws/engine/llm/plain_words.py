@@ -6,7 +6,6 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, Generic, TypeVar
@@ -27,7 +26,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def inserted(text: str, words: dict[str, str]) -> str:
-    """``text`` of such a file on one line, with what the names in braces in it stand for."""
+    """A ``text`` of such a file on one line, with each ``{name}`` replaced by what ``words`` has for it."""
     return _NAME.sub(lambda found: inserted(words[found[1]], words), _LINE_END.sub("", text))
 
 
@@ -108,22 +107,20 @@ _LOOKED_AT: Final = 2048
 
 
 class Talk:
-    """What both sides said, as answers by rules need it: the newest last."""
+    """The conversation so far, as rules read it: what both sides said, the newest last."""
 
-    def __init__(self, history: Sequence[Message]) -> None:
+    def __init__(self, history: Sequence[Message], *, said: Sequence[str] = ()) -> None:
         self._history = history
         answers, heard = _said(history, "assistant"), _said(history, "user")
         #: The last answer, whole; empty before the first. The same of what was heard.
         self.last_answer = answers[-1].strip() if answers else ""
         self.last_heard = heard[-1].strip() if heard else ""
         self.answers = tuple(answer[:_LOOKED_AT] for answer in answers)
-        self.heard = tuple(words[:_LOOKED_AT] for words in heard)
+        self.heard = tuple(words[:_LOOKED_AT] for words in (*heard, *said))
 
     def going_on(self, said: Sequence[str]) -> Talk:
-        """The same, a few sentences later in the message that is being answered."""
-        talk = copy(self)
-        talk.heard = (*self.heard, *(sentence[:_LOOKED_AT] for sentence in said))
-        return talk
+        """Return the same talk a few sentences later in the message that is being answered."""
+        return Talk(self._history, said=said)
 
     @property
     def position(self) -> int:

@@ -27,7 +27,7 @@ _MAX_ANSWERED: Final = 2
 NOTHING_HEARD: Final = "I did not hear anything."
 NOTHING_WRITTEN: Final = "The message is empty."
 TOO_LONG: Final = "That is more than I can follow."
-#: Said once in a conversation. No command is said: nobody types what a voice tells them. The page and the log show one.
+#: Said once in a conversation. It names no command, which is hard to type from hearing: the page and the log show one.
 CONNECT: Final = "With a language model I would know more. Whoever runs this server can connect one."
 
 _SPACE: Final = re.compile(r"\s+")
@@ -112,7 +112,7 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
     """The answer to several sentences: as to one phrase, or to those that want an answer, or else to the last."""
     if (phrase := _matcher().phrase(asked)) is not None:
         return phrase.sentences
-    # People say a sentence twice where nobody answers at once.
+    # A speaker who gets no answer at once says the sentence again.
     first_said: dict[str, Asked] = {}
     for place, part in enumerate(parts):
         one = _with_text(replace(asked, talk=asked.talk.going_on(parts[:place])), part)

@@ -15,8 +15,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
-from omni_ws.core.history import Message
-from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history, count_words
 from omni_ws.engine.base import (
     Engine,
     EngineCapabilities,
@@ -134,7 +133,7 @@ class _Question:
 
     async def read(self) -> None:
         """Read the input to its end. Raises EmptyInput if there is none."""
-        self.words = await self.worked_on(_words_of, self._request.history)
+        self.words = await self.worked_on(count_history, self._request.history)
         decoded = decode_request(self._request, TAKES, executor=self._threads, share=self._share)
         number: int | None = None
         counter = WordCounter()
@@ -173,10 +172,6 @@ class _Question:
             if self._characters <= PIECE_CHARACTERS:
                 return call(*arguments)
             return await run_in_thread(self._threads, call, *arguments)
-
-
-def _words_of(history: Sequence[Message]) -> int:
-    return sum(count_words(message.text) for message in history)
 
 
 class RulesFirst:
@@ -226,8 +221,7 @@ class RulesFirst:
                     yield TextOutput(piece)
                 if rest := text.finish():
                     yield TextOutput(rest)
-                words = sum(count_words(message.text) for message in request.history)
-                words += sum(count_words(chunk.payload.decode()) for chunk in taken)
+                words = count_history(request.history) + sum(count_words(chunk.payload.decode()) for chunk in taken)
                 yield Finished(text.reached or FinishReason.STOP, Usage(input_tokens=words, output_tokens=text.words))
                 return
         async with aclosing(self.llm.generate(request)) as outputs:  # type: ignore[type-var]

@@ -7,7 +7,6 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Any, Final
 
@@ -93,40 +92,6 @@ def _mended(value: Any, *, keeps: bool) -> Any:
     return value
 
 
-class _Kind(StrEnum):
-    """What a piece of text is."""
-
-    CONTENT = "content"
-    REFUSAL = "refusal"
-    THOUGHT = "thought"
-    #: Of the audio.
-    SPOKEN = "transcript"
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One answer on its way."""
-
-    index: int
-    thoughts: ThoughtFilter
-    calls: UpstreamToolCallReader = field(default_factory=lambda: UpstreamToolCallReader())
-    halves: defaultdict[_Kind, Halves] = field(default_factory=lambda: defaultdict(Halves))
-    #: Why it ended, as the upstream says.
-    reason: str | None = None
-    #: Whether there is anything in it: text, a refusal, a call, a thought or sound.
-    says: bool = False
-    #: Whether something in it could not be read.
-    unread: bool = False
-    #: The texts so far, and whether any of them came in a delta.
-    texts: defaultdict[_Kind, list[str]] = field(default_factory=lambda: defaultdict(list))
-    has_deltas: bool = False
-    #: Text that the filter of thoughts has and has not given, in characters, and its tokens.
-    filtered: int = 0
-    tokens: list[TokenLogprob] = field(default_factory=list)
-    #: Whether text was held back because it might have been a thought.
-    waited: bool = False
-
-
 class ChatAnswer:
     """Reads the events of one answer. ``done`` is set by ``[DONE]``, or at the end of a stream that gave a reason.
 
@@ -134,32 +99,33 @@ class ChatAnswer:
     them that comes is the one that is used. What a model thinks before it answers is a ThoughtOutput.
     """
 
-    def __init__(self, *, sample_rate: int, upstream: str, choices: int = 1) -> None:
+    def __init__(self, *, sample_rate: int, choices: int = 1, log_content: bool = False) -> None:
         self.done = False
-        #: Whether the model is at work for certain: it has thought, written, spoken or called a tool.
-        self.begun = False
         #: Input tokens as the upstream counts them; None where it does not.
         self.prompt_tokens: int | None = None
-        self.audio = UpstreamAudio(sample_rate=sample_rate)
-        #: For the log.
-        self.upstream = upstream
-        self.log_content = False
-        self._choices = [_Choice(index, ThoughtFilter()) for index in range(choices)]
+        self._upstream = ""
+        self._log_content = log_content
+        self._audio = UpstreamAudio(sample_rate=sample_rate)
+        self._choices = [_Choice(index, self._audio) for index in range(choices)]
         self._usage: Mapping[str, Any] = {}
-        self._text_kind: _Kind | None = None
-        self._said: list[str] = []
-        #: Whether any event was read.
-        self._read = False
+        #: Whether any event was read, and whether one had outputs.
+        self._read = self._has_outputs = False
 
-    def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
-        """Before the first event: thoughts may lack their opening tag, see ThoughtFilter."""
+    def expect(self, upstream: str, *, holds: bool, watches: bool) -> None:
+        """Say before the first event who answers, for the log, and how thoughts are found; see ThoughtFilter."""
+        self._upstream = upstream
         for choice in self._choices:
-            choice.thoughts = ThoughtFilter(holds=holds, watches=watches)
+            choice.expect_thoughts(holds=holds, watches=watches)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the model is at work for certain: it has thought, written, spoken or called a tool."""
+        return self._has_outputs or any(choice.begun for choice in self._choices)
 
     @property
     def unopened_thought(self) -> bool:
         """Whether a thought lacked its opening tag."""
-        return any(choice.thoughts.unopened for choice in self._choices)
+        return any(choice.unopened_thought for choice in self._choices)
 
     @property
     def waited(self) -> bool:
@@ -167,23 +133,26 @@ class ChatAnswer:
         return any(choice.waited for choice in self._choices)
 
     def read(self, event: ServerSentEvent) -> list[EngineOutput]:
-        """Raises what an error event means, EngineFailed for garbage, and UpstreamInvalid for what says nothing."""
+        """Return the outputs of the next event.
+
+        Raises what an error event means, EngineFailed for garbage, and UpstreamInvalid for an answer that says nothing.
+        """
         if self.done:
             return []
         self._read = True
         if event.data.strip() == DONE:
             return self._end()
-        content = event_content(event, upstream=self.upstream, log_content=self.log_content)
+        content = event_content(event, upstream=self._upstream, log_content=self._log_content)
         if isinstance(usage := content.get("usage"), dict):
             self._usage = usage
             self.prompt_tokens = self._count("prompt_tokens", 0) or None
         is_whole = event.name == WHOLE_BODY
-        outputs = [*self._transcript(content), *self._read_choices(content, is_whole=is_whole)]
-        self.begun = self.begun or bool(outputs)
+        outputs = [*_transcript(content), *self._read_choices(content, is_whole=is_whole)]
+        self._has_outputs = self._has_outputs or bool(outputs)
         return outputs + self._end() if is_whole else outputs
 
     def end(self, *, is_stream: bool = True) -> list[EngineOutput]:
-        """The stream has ended, some without ``[DONE]``.
+        """Return what was held back when the stream ends, which some do without ``[DONE]``.
 
         Raises EngineFailed where the answer was not over, UpstreamInvalid where it is no stream and no answer.
         """
@@ -197,31 +166,29 @@ class ChatAnswer:
 
     def _end(self) -> list[EngineOutput]:
         self.done = True
-        outputs = [*self._rest(), *self.audio.flush()]
-        for choice in self._choices:
-            known = choice.reason in (*_FINISH_REASONS, CONTENT_FILTER)
-            unread = choice.unread or choice.calls.unread
-            if not (choice.says or choice.calls.count) and (unread or not known):
-                raise UpstreamInvalid("the upstream's answer has nothing in it that is understood")
+        outputs = [output for choice in self._choices for output in choice.finish()]
+        outputs += self._audio.flush()
+        if not all(choice.is_understood for choice in self._choices):
+            raise UpstreamInvalid("the upstream's answer has nothing in it that is understood")
         return outputs
 
     def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
-        """``input_words`` and ``input_audio_ms`` count where the upstream says nothing of it."""
+        """Return the end of the answer; ``input_words`` and ``input_audio_ms`` count if the upstream counts nothing."""
         usage = Usage(
             input_tokens=self._count("prompt_tokens", input_words),
-            output_tokens=self._count("completion_tokens", count_words("".join(self._said))),
+            output_tokens=self._count("completion_tokens", sum(choice.words for choice in self._choices)),
             input_audio_ms=self._count("input_audio_ms", input_audio_ms),
-            output_audio_ms=round(self.audio.output_ms),
+            output_audio_ms=round(self._audio.output_ms),
             cached_tokens=self._cached_tokens(),
         )
-        reasons = tuple(map(_finish_reason, self._choices))
+        reasons = tuple(choice.finish_reason for choice in self._choices)
         foreign = tuple(None if one.reason in (None, *_FINISH_REASONS) else one.reason for one in self._choices)
         warnings = [
             AnswerWarning(FINISH_REASON_WARNING, f"the upstream's reason for the end is {reason}")
             for reason in dict.fromkeys(foreign)
             if reason is not None
         ]
-        if any(choice.unread or choice.calls.unread for choice in self._choices):
+        if any(choice.unread for choice in self._choices):
             code = UpstreamInvalid.wire.code
             warnings.append(AnswerWarning(code, "something in the upstream's answer is not understood"))
         return Finished(
@@ -241,97 +208,188 @@ class ChatAnswer:
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         return cached if type(cached) is int and cached >= 0 else None
 
-    def _transcript(self, content: Mapping[str, Any]) -> Iterator[EngineOutput]:
-        heard = content.get("input_transcript")
-        if isinstance(heard, dict) and isinstance(text := heard.get("text"), str):
-            start_ms = heard.get("start_ms")
-            interim, start_ms = heard.get("interim") is True, start_ms if type(start_ms) is int else None
-            yield TranscriptOutput(whole_text(text), interim=interim, start_ms=start_ms)
-
     def _read_choices(self, content: Mapping[str, Any], *, is_whole: bool) -> Iterator[EngineOutput]:
         told = content.get("choices")
         for position, one in enumerate(told if isinstance(told, list) else ()):
             index = one.get("index") if isinstance(one, dict) else None
             index = position if index is None else index
             if not isinstance(one, dict) or type(index) is not int or not 0 <= index < len(self._choices):
-                self._choices[0].unread = True
+                self._choices[0].note_unread()
                 continue
-            choice, delta, message = self._choices[index], one.get("delta"), one.get("message")
-            reason = one.get("finish_reason")
-            reason = reason if isinstance(reason, str) else ""  # which some say before the end
-            if delta and isinstance(delta, dict):
-                choice.has_deltas = True
-                yield from self._fields(choice, delta, content.get("modality"), logprobs_of(one))
-            elif message is None and (text := one.get("text")) is not None:
-                yield from self._fields(choice, {"content": text}, None, ())  # as of a completion
-            if message and isinstance(message, dict) and (not delta or reason):
-                logprobs = () if choice.texts[_Kind.CONTENT] else logprobs_of(one)
-                message = self._unsaid(choice, message) if reason or is_whole else message
-                yield from self._fields(choice, message, content.get("modality"), logprobs)
-            choice.unread |= any(value and not isinstance(value, dict) for value in (delta, message))
-            if reason:
-                choice.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())
-                if reason in _BROKEN:
-                    raise EngineFailed("the upstream gave up the answer")
+            yield from self._choices[index].read(one, content.get("modality"), is_whole=is_whole)
 
-    def _unsaid(self, choice: _Choice, message: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def _transcript(content: Mapping[str, Any]) -> Iterator[EngineOutput]:
+    heard = content.get("input_transcript")
+    if isinstance(heard, dict) and isinstance(text := heard.get("text"), str):
+        start_ms = heard.get("start_ms")
+        interim, start_ms = heard.get("interim") is True, start_ms if type(start_ms) is int else None
+        yield TranscriptOutput(whole_text(text), interim=interim, start_ms=start_ms)
+
+
+class _Kind(StrEnum):
+    """What a piece of text is."""
+
+    CONTENT = "content"
+    REFUSAL = "refusal"
+    THOUGHT = "thought"
+    #: Of the audio.
+    SPOKEN = "transcript"
+
+
+class _Choice:
+    """Reads one of the answers of a completion; ``audio`` decodes the sound of all of them."""
+
+    def __init__(self, index: int, audio: UpstreamAudio) -> None:
+        #: Why the answer ended, as the upstream says; None until then.
+        self.reason: str | None = None
+        #: Whether text was held back because it might have been a thought.
+        self.waited = False
+        self._index = index
+        self._audio = audio
+        self._thoughts = ThoughtFilter()
+        self._calls = UpstreamToolCallReader()
+        self._halves: defaultdict[_Kind, Halves] = defaultdict(Halves)
+        #: Whether text has come, also if it is held back; and whether anything has: text, a thought or sound.
+        self._has_text = self._says = False
+        self._unread = False
+        #: The texts so far, and whether any of them came in a delta.
+        self._texts: defaultdict[_Kind, list[str]] = defaultdict(list)
+        self._has_deltas = False
+        #: Which of the two texts of a spoken answer is used.
+        self._text_kind: _Kind | None = None
+        #: Text that the filter of thoughts has taken and not given back, in characters, and its tokens.
+        self._filtered = 0
+        self._tokens: list[TokenLogprob] = []
+        self._said: list[str] = []
+
+    def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
+        """Say before the first event how thoughts without an opening tag are found; see ThoughtFilter."""
+        self._thoughts = ThoughtFilter(holds=holds, watches=watches)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the model has written, also a thought that is held back, or called a tool."""
+        return self._has_text or self._calls.begun
+
+    @property
+    def unopened_thought(self) -> bool:
+        """Whether a thought lacked its opening tag."""
+        return self._thoughts.unopened
+
+    @property
+    def words(self) -> int:
+        """How many words the text has."""
+        return count_words("".join(self._said))
+
+    @property
+    def unread(self) -> bool:
+        """Whether something in the answer could not be read."""
+        return self._unread or self._calls.unread
+
+    @property
+    def is_understood(self) -> bool:
+        """Whether the answer says something, or was read whole and ended for a reason that is known."""
+        known = self.reason in (*_FINISH_REASONS, CONTENT_FILTER)
+        return self._says or bool(self._calls.count) or (known and not self.unread)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the answer ended, in our words. Some servers say stop, also after a call."""
+        reason = _FINISH_REASONS.get(self.reason or "", FinishReason.STOP)
+        if reason is FinishReason.LENGTH or self.reason == CONTENT_FILTER:
+            return reason
+        return FinishReason.TOOL_CALLS if self._calls.count else FinishReason.STOP
+
+    def note_unread(self) -> None:
+        """Note that something in the answer could not be read."""
+        self._unread = True
+
+    def read(self, one: Mapping[str, Any], modality: object, *, is_whole: bool) -> Iterator[EngineOutput]:
+        """Yield the outputs of what an event says of this answer. Raises EngineFailed where the upstream gave it up."""
+        delta, message, reason = one.get("delta"), one.get("message"), one.get("finish_reason")
+        reason = reason if isinstance(reason, str) else ""  # which some say before the end
+        if delta and isinstance(delta, dict):
+            self._has_deltas = True
+            yield from self._fields(delta, modality, logprobs_of(one))
+        elif message is None and (text := one.get("text")) is not None:
+            yield from self._fields({"content": text}, None, ())  # as of a completion
+        if message and isinstance(message, dict) and (not delta or reason):
+            logprobs = () if self._texts[_Kind.CONTENT] else logprobs_of(one)
+            message = self._unsaid(message) if reason or is_whole else message
+            yield from self._fields(message, modality, logprobs)
+        self._unread |= any(value and not isinstance(value, dict) for value in (delta, message))
+        if reason:
+            self.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())
+            if reason in _BROKEN:
+                raise EngineFailed("the upstream gave up the answer")
+
+    def finish(self) -> Iterator[EngineOutput]:
+        """Yield what was held back, at the end of the answer."""
+        for kind, halves in tuple(self._halves.items()):
+            if kind in (_Kind.CONTENT, _Kind.SPOKEN) and (text := halves.finish()):
+                yield from self._text(kind, text, ())
+        yield from self._filtered_text(*self._thoughts.finish())
+        for call in self._calls.finish():
+            yield ToolCallOutput(call, self._index)
+
+    def _unsaid(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message at the end of an answer, without what deltas or messages before it have said."""
         kinds: defaultdict[_Kind, list[str]] = defaultdict(list)
-        for kind, text in self._texts(choice, message):
+        for kind, text in self._texts_of(message):
             kinds[kind].append(text)
         fields: dict[str, Any] = {"audio": message.get("audio")}
         for kind, texts in kinds.items():
-            text, before = "".join(texts), "".join(choice.texts[kind])
+            text, before = "".join(texts), "".join(self._texts[kind])
             if text.startswith(before):
                 fields[kind] = text[len(before) :]
-            elif not choice.has_deltas:
+            elif not self._has_deltas:
                 fields[kind] = text
-        if not choice.calls.begun:
+        if not self._calls.begun:
             fields |= {name: message.get(name) for name in ("tool_calls", "function_call")}
         return {"reasoning_content" if name is _Kind.THOUGHT else name: value for name, value in fields.items()}
 
     def _fields(
-        self, choice: _Choice, fields: Mapping[str, Any], modality: object, logprobs: tuple[TokenLogprob, ...]
+        self, fields: Mapping[str, Any], modality: object, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
         """What a delta or a message says."""
         # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
         if modality == "audio":
-            choice.says = True
+            self._says = True
             if isinstance(said := fields.get("content"), str):
-                yield from self.audio.feed_base64(said)
+                yield from self._audio.feed_base64(said)
             fields = {name: value for name, value in fields.items() if name != "content"}
-        for kind, text in self._texts(choice, fields):
-            choice.texts[kind].append(text)
-            text = choice.halves[kind].feed(text)
+        for kind, text in self._texts_of(fields):
+            self._texts[kind].append(text)
+            text = self._halves[kind].feed(text)
             match kind:
                 case _Kind.THOUGHT if text:
-                    choice.says, choice.thoughts.holds = True, False  # the upstream takes them out itself
-                    yield ThoughtOutput(text, choice.index)
+                    self._says = True
+                    self._thoughts.hold_no_more()  # the upstream takes them out itself
+                    yield ThoughtOutput(text, self._index)
                 case _Kind.REFUSAL if text:
-                    choice.says = True
+                    self._says = True
                     self._said.append(text)
-                    yield TextOutput(text, (), choice.index, refusal=True)
+                    yield TextOutput(text, (), self._index, refusal=True)
                 case _Kind.CONTENT:
-                    yield from self._text(choice, kind, text, logprobs)
+                    yield from self._text(kind, text, logprobs)
                     logprobs = ()
-        yield from self._audio(choice, fields.get("audio"))
-        for call in choice.calls.read(fields.get("tool_calls")):
-            yield ToolCallOutput(call, choice.index)
-        for call in choice.calls.read_legacy(fields.get("function_call")):
-            yield ToolCallOutput(call, choice.index)
-        if choice.calls.begun:
-            self.begun = True
+        yield from self._sound(fields.get("audio"))
+        for call in self._calls.read(fields.get("tool_calls")):
+            yield ToolCallOutput(call, self._index)
+        for call in self._calls.read_legacy(fields.get("function_call")):
+            yield ToolCallOutput(call, self._index)
 
-    def _texts(self, choice: _Choice, fields: Mapping[str, Any]) -> Iterator[tuple[_Kind, str]]:
+    def _texts_of(self, fields: Mapping[str, Any]) -> Iterator[tuple[_Kind, str]]:
         """The texts of a delta or a message, in any of their forms."""
         for name in _THOUGHTS:
             if value := fields.get(name):
-                yield from self._parts(choice, value, _Kind.THOUGHT)
+                yield from self._parts(value, _Kind.THOUGHT)
                 break
-        yield from self._parts(choice, fields.get("content"), _Kind.CONTENT)
-        yield from self._parts(choice, fields.get("refusal"), _Kind.REFUSAL)
+        yield from self._parts(fields.get("content"), _Kind.CONTENT)
+        yield from self._parts(fields.get("refusal"), _Kind.REFUSAL)
 
-    def _parts(self, choice: _Choice, value: object, kind: _Kind, depth: int = 0) -> Iterator[tuple[_Kind, str]]:
+    def _parts(self, value: object, kind: _Kind, depth: int = 0) -> Iterator[tuple[_Kind, str]]:
         """Content as text, as a part, or as a list of parts: of OpenAI and of Mistral."""
         match value:
             case None | {"type": "reference"}:
@@ -340,69 +398,49 @@ class ChatAnswer:
                 yield kind, value
             case list() if depth < _MOST_NESTED:
                 for part in value:
-                    yield from self._parts(choice, part, kind, depth + 1)
+                    yield from self._parts(part, kind, depth + 1)
             case {"thinking": inner} | {"reasoning": inner} if depth < _MOST_NESTED:
-                yield from self._parts(choice, inner, _Kind.THOUGHT, depth + 1)
+                yield from self._parts(inner, _Kind.THOUGHT, depth + 1)
             case {"type": "refusal", "refusal": str(text)}:
                 yield _Kind.REFUSAL, text
             case {"text": str(text)} | {"text": {"value": str(text)}}:
                 yield kind, text
             case _:
-                choice.unread = True
+                self._unread = True
 
-    def _audio(self, choice: _Choice, audio: object) -> Iterator[EngineOutput]:
+    def _sound(self, audio: object) -> Iterator[EngineOutput]:
         if not isinstance(audio, dict):
             return
         if isinstance(spoken := audio.get("transcript"), str):
-            yield from self._text(choice, _Kind.SPOKEN, choice.halves[_Kind.SPOKEN].feed(spoken), ())
+            yield from self._text(_Kind.SPOKEN, self._halves[_Kind.SPOKEN].feed(spoken), ())
         if isinstance(data := audio.get("data"), str) and data:
-            choice.says = True
-            yield from self.audio.feed_base64(data)
+            self._says = True
+            yield from self._audio.feed_base64(data)
 
-    def _rest(self) -> Iterator[EngineOutput]:
-        """What was held back."""
-        for choice in self._choices:
-            for kind, halves in tuple(choice.halves.items()):
-                if kind in (_Kind.CONTENT, _Kind.SPOKEN) and (text := halves.finish()):
-                    yield from self._text(choice, kind, text, ())
-            yield from self._filtered(choice, *choice.thoughts.finish())
-            for call in choice.calls.finish():
-                yield ToolCallOutput(call, choice.index)
-
-    def _text(
-        self, choice: _Choice, kind: _Kind, text: str, logprobs: tuple[TokenLogprob, ...]
-    ) -> Iterator[EngineOutput]:
+    def _text(self, kind: _Kind, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[EngineOutput]:
         if not text and not logprobs:
             return
-        self.begun = True  # also by a thought that is held back
-        choice.says = choice.says or bool(text)
+        self._has_text = True
+        self._says = self._says or bool(text)
         self._text_kind = self._text_kind or kind
         if self._text_kind is kind:
-            choice.filtered += len(text)
-            choice.tokens += logprobs
-            yield from self._filtered(choice, *choice.thoughts.feed(text))
+            self._filtered += len(text)
+            self._tokens += logprobs
+            yield from self._filtered_text(*self._thoughts.feed(text))
 
-    def _filtered(self, choice: _Choice, thought: str, answered: str) -> Iterator[EngineOutput]:
+    def _filtered_text(self, thought: str, answered: str) -> Iterator[EngineOutput]:
         if thought:
-            yield ThoughtOutput(thought, choice.index)
-        if choice.thoughts.waits:
-            choice.waited = True
+            yield ThoughtOutput(thought, self._index)
+        if self._thoughts.waits:
+            self.waited = True
             yield TextOutput("")  # it is at work
             return
         # The tokens of a piece that is cut are not those of its text.
-        logprobs = tuple(choice.tokens) if len(answered) == choice.filtered else ()
-        choice.filtered, choice.tokens = 0, []
+        logprobs = tuple(self._tokens) if len(answered) == self._filtered else ()
+        self._filtered, self._tokens = 0, []
         if answered or logprobs:
             self._said.append(answered)
-            yield TextOutput(answered, logprobs, choice.index)
-
-
-def _finish_reason(choice: _Choice) -> FinishReason:
-    called = bool(choice.calls.count)  # some servers say stop, also after a call
-    reason = _FINISH_REASONS.get(choice.reason or "", FinishReason.STOP)
-    if reason is FinishReason.LENGTH or choice.reason == CONTENT_FILTER:
-        return reason
-    return FinishReason.TOOL_CALLS if called else FinishReason.STOP
+            yield TextOutput(answered, logprobs, self._index)
 
 
 # Tool calls and log-probabilities. What is malformed is left out, and noted.
@@ -430,34 +468,76 @@ class Halves:
         return whole_text(text)
 
     def finish(self) -> str:
-        """Return what is in place of a half whose other one has not come."""
+        """Return what takes the place of a half whose other half has not come; empty without one."""
         half, self._half = self._half, ""
         return whole_text(half)
 
 
 def whole_text(text: str) -> str:
-    """The text with its surrogates joined, and those without the other half replaced."""
+    """Return a text with the halves of its characters joined, and U+FFFD in place of a half alone."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-@dataclass(slots=True, eq=False)
 class _Call:
-    """One call under way: the upstream's ``place`` and id, our own, and what is known of it.
+    """One call under way: the upstream's ``place`` and id, our own id, and what is known of the call."""
 
-    ``index`` is its place in our answer, None until it is told. ``held`` are arguments that may still mean none.
-    """
+    def __init__(self, place: int, their_id: str) -> None:
+        self.place = place
+        self.their_id = their_id
+        self.id = their_id or f"call_{uuid.uuid4().hex[:24]}"
+        self.name = ""
+        #: The place of the call in our answer; None until the call is told.
+        self.index: int | None = None
+        self.has_arguments = False
+        self._brackets = _Brackets()
+        self._halves = Halves()
+        #: Arguments that may still mean none.
+        self._held = ""
 
-    place: int
-    their_id: str
-    id: str
-    name: str = ""
-    index: int | None = None
-    has_arguments: bool = False
-    held: str = ""
-    halves: Halves = field(default_factory=Halves)
-    brackets: _Brackets = field(default_factory=lambda: _Brackets())
+    @property
+    def closed(self) -> bool:
+        """Whether the arguments are a whole JSON value; known of a call without an id alone."""
+        return self._brackets.closed
+
+    def take_id(self, their_id: str) -> None:
+        """Note the upstream's id, which came late: ours, too, unless another one was told."""
+        self.their_id = their_id
+        if self.index is None:
+            self.id = their_id
+
+    def take_name(self, name: str) -> None:
+        """Note a name, or the rest of one: before the arguments, and before the call is told."""
+        if name != self.name and not self.has_arguments and self.index is None:
+            self.name += name
+
+    def take_arguments(self, text: str) -> str:
+        """Take a piece of the arguments; return what may be told, nothing while they may still be ``null``."""
+        text = self._halves.feed(text)
+        if self.has_arguments:
+            return text
+        self._held += text
+        if "null".startswith(self._held.strip()):
+            self._held = self._held.strip()  # blanks must not pile up
+            return ""
+        self.has_arguments = True
+        text, self._held = self._held.lstrip(), ""
+        return text
+
+    def told(self, arguments: str, *, index: int | None = None) -> ToolCallFragment:
+        """Return the next piece of the call; the first one, which has its name, with an ``index``."""
+        if not self.their_id:
+            self._brackets.feed(arguments)
+        if index is None:
+            assert self.index is not None
+            return ToolCallFragment(self.index, arguments=arguments)
+        self.index = index
+        return ToolCallFragment(index, self.id, self.name, arguments)
+
+    def rest(self) -> str:
+        """Return what is left of the arguments at the end of the answer."""
+        return self._halves.finish() if self.has_arguments else _NO_ARGUMENTS
 
 
 class UpstreamToolCallReader:
@@ -510,14 +590,12 @@ class UpstreamToolCallReader:
     def finish(self) -> Iterator[ToolCallFragment]:
         """What has not been told of the calls, at the end of the answer."""
         for call in self._calls:
-            if call.index is None and call.name:
-                yield self._told(call, _NO_ARGUMENTS if not call.has_arguments else "")
-            elif call.index is None:
+            if call.index is None and not call.name:
                 self.unread = True
-            elif not call.has_arguments:
-                yield ToolCallFragment(call.index, arguments=_NO_ARGUMENTS)
-            elif rest := call.halves.finish():
-                yield ToolCallFragment(call.index, arguments=rest)
+            elif call.index is None:
+                yield self._told(call, "" if call.has_arguments else _NO_ARGUMENTS)
+            elif rest := call.rest():
+                yield call.told(rest)
 
     def _call(self, index: int, call_id: str, name: str, *, more: bool) -> _Call:
         """The call that a piece belongs to; ``more``: it has arguments."""
@@ -529,21 +607,20 @@ class UpstreamToolCallReader:
         if newest is None:
             return self._begin(index, call_id)
         if not call_id:
-            begins_another = name and newest.has_arguments and (name != newest.name or newest.brackets.closed)
+            begins_another = name and newest.has_arguments and (name != newest.name or newest.closed)
             return self._begin(index, "") if begins_another else newest
         if not name and more and newest.name:
             return newest  # some servers make up another id for each piece
         if newest.their_id or (name and newest.name not in ("", name)) or (name and newest.has_arguments):
             return self._begin(index, call_id)
-        newest.their_id = call_id
-        newest.id = call_id if newest.index is None else newest.id
+        newest.take_id(call_id)
         self._by_id[call_id] = newest
         return newest
 
     def _begin(self, index: int, call_id: str) -> _Call:
         if len(self._calls) == _MOST_CALLS:
             raise EngineFailed("the upstream's answer calls too many tools")
-        call = _Call(index, call_id, call_id or f"call_{uuid.uuid4().hex[:24]}")
+        call = _Call(index, call_id)
         self._calls.append(call)
         self._newest[index] = call
         if call_id:
@@ -551,18 +628,15 @@ class UpstreamToolCallReader:
         return call
 
     def _feed(self, call: _Call, name: str, arguments: object) -> Iterator[ToolCallFragment]:
-        if name and name != call.name and not call.has_arguments and call.index is None:
-            call.name += name
+        call.take_name(name)
         text = self._arguments(call, arguments)
         if not text:
             return
         if not call.name:
-            self.unread = True  # nobody knows whose they are
+            self.unread = True  # arguments of a call without a name
             return
-        if not call.their_id:
-            call.brackets.feed(text)
         if call.index is not None:
-            yield ToolCallFragment(call.index, arguments=text)
+            yield call.told(text)
             return
         for earlier in self._calls[: self._calls.index(call)]:
             if earlier.index is None and earlier.name:
@@ -577,24 +651,14 @@ class UpstreamToolCallReader:
             except orjson.JSONEncodeError:
                 self.unread = True
                 return ""
-        if not isinstance(arguments, str):
-            self.unread |= arguments is not None
-            return ""
-        text = call.halves.feed(arguments)
-        if call.has_arguments:
-            return text
-        call.held += text
-        if "null".startswith(call.held.strip()):
-            call.held = call.held.strip()  # blanks must not pile up
-            return ""
-        call.has_arguments = True
-        text, call.held = call.held.lstrip(), ""
-        return text
+        if isinstance(arguments, str):
+            return call.take_arguments(arguments)
+        self.unread |= arguments is not None
+        return ""
 
     def _told(self, call: _Call, arguments: str) -> ToolCallFragment:
-        call.index = self.count
         self.count += 1
-        return ToolCallFragment(call.index, call.id, call.name, arguments)
+        return call.told(arguments, index=self.count - 1)
 
 
 class _Brackets:
@@ -684,7 +748,7 @@ class ThoughtFilter:
     """
 
     def __init__(self, *, holds: bool = False, watches: bool = False) -> None:
-        self.holds = holds
+        self._holds = holds
         #: Whether a thought was closed that had not been opened.
         self.unopened = False
         self._watches = watches
@@ -701,6 +765,10 @@ class ThoughtFilter:
     def waits(self) -> bool:
         """Whether it is not certain yet what the text so far is."""
         return self._place is _Place.UNOPENED
+
+    def hold_no_more(self) -> None:
+        """Hold back nothing that comes from now on: thoughts come by themselves."""
+        self._holds = False
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return what the next piece adds to the thought and to the answer."""
@@ -740,7 +808,7 @@ class ThoughtFilter:
             if _OPENING_TAG.startswith(bare):
                 self._held = text
                 return ""
-        self._place = _Place.UNOPENED if self.holds else _Place.ANSWER
+        self._place = _Place.UNOPENED if self._holds else _Place.ANSWER
         return text
 
     def _think(self, text: str) -> tuple[str, str]:
@@ -758,7 +826,7 @@ class ThoughtFilter:
         self._size += len(text)
         closed = CLOSING_TAG in self._border + text
         self._border = (self._border + text)[1 - len(CLOSING_TAG) :]
-        if self.holds and self._size <= _MOST_UNOPENED and not closed:
+        if self._holds and self._size <= _MOST_UNOPENED and not closed:
             return "", ""
         whole = self._let_go()
         thought, _, answer = whole.partition(CLOSING_TAG)

@@ -6,19 +6,19 @@ from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
 from omni_ws.core.history import Message
-from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.answer_limit import count_history
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
 from omni_ws.engine.continued_input import whole_turns
 from omni_ws.engine.remote.answer_stream import CLOSING_TAG, ChatAnswer
-from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.engine.remote.refusal import ContextWindow
 from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
 from omni_ws.engine.remote.settings import (
@@ -154,7 +154,7 @@ class RemoteLlmEngine:
         return self._pool.describe()
 
     async def start(self) -> None:
-        """Returns when at least one upstream can be used. Idempotent."""
+        """Wait until an upstream can be used. Idempotent."""
         await self._pool.start()
         if self._pool.model is None:
             is_ollama = any(upstream.dialect is Dialect.OLLAMA for upstream in self.upstreams)
@@ -193,8 +193,8 @@ class RemoteLlmEngine:
                     async for output in outputs:
                         yield output
         except EngineFailed as error:
-            if request.near and error.private:
-                error.message, error.private = f"{error.message}: {error.private}", ""
+            if request.near:
+                error.tell_private()
             raise
         finally:
             self.active_requests -= 1
@@ -218,7 +218,9 @@ class RemoteLlmEngine:
         for attempt in count(1):
             kept = (*(message for turn in turns[left_out:] for message in turn), *stays)
             answer = ChatAnswer(
-                sample_rate=self.settings.audio_sample_rate, upstream="", choices=request.options.choices
+                sample_rate=self.settings.audio_sample_rate,
+                choices=request.options.choices,
+                log_content=self.settings.log_content,
             )
             size = fixed + sum(sizes[left_out:])
             try:
@@ -251,49 +253,41 @@ class RemoteLlmEngine:
         if dialect in CLOSE_AFTER_STREAM:
             headers["Connection"] = "close"
         async with pool.post("chat/completions", body, headers=headers) as upstream:
-            answer.upstream, answer.log_content = upstream.upstream, settings.log_content
-            self._expect_thoughts(request, answer, upstream.server, named=CLOSING_TAG.encode() in body)
+            self._expect(request, answer, upstream.server, names_tag=CLOSING_TAG.encode() in body)
             async with aclosing(self._events(upstream, answer)) as outputs:
                 async for output in outputs:
                     if not request.sink.offer(output):
                         yield output
             upstream.server.note_thoughts(answer.unopened_thought, waited=answer.waited)
-        history = sum(count_words(message.text) for message in request.history)
-        yield answer.finished(input_words=prompt.words + history, input_audio_ms=prompt.audio_ms)
+        words = prompt.words + count_history(request.history)
+        yield answer.finished(input_words=words, input_audio_ms=prompt.audio_ms)
 
-    def _expect_thoughts(
-        self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, named: bool
-    ) -> None:
-        """Say whether the answer may begin inside of a thought. ``named``: the prompt speaks of the tag itself."""
+    def _expect(self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, names_tag: bool) -> None:
+        """Tell ``answer`` who answers, and whether with a thought whose opening tag is in the prompt.
+
+        ``names_tag``: the prompt itself has a closing tag, so that one in the answer may be a quotation.
+        """
         thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING_ARGUMENTS)
         opens = self.settings.opens_thoughts
         opens = server.opens_thoughts if opens is None else opens
-        answer.expect_thoughts(
-            holds=thinks and (opens or (request.options.read_whole and not named)), watches=not named
-        )
+        holds = thinks and (opens or (request.options.read_whole and not names_tag))
+        answer.expect(server.name, holds=holds, watches=not names_tag)
 
     async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
-        reader = EventReader()
-        upstream.begun = False
-        async with aclosing(upstream.chunks()) as chunks:
-            async for chunk in chunks:
+        upstream.note(begun=False)
+        async with aclosing(upstream.events()) as pieces:
+            async for events, grows in pieces:
                 said = False
-                for event in reader.feed(chunk):
-                    for output in await self._read(answer, event):
+                for event in events:
+                    for output in await self._run(len(event.data), partial(answer.read, event)):
                         said = True
                         yield output
-                upstream.begun, upstream.shows_work = answer.begun, said or reader.grows
+                upstream.note(begun=answer.begun, shows_work=said or grows)
                 if answer.done:
-                    await upstream.finish(chunks)
+                    await upstream.finish(pieces)
                     return
-            for event in reader.finish():
-                for output in await self._read(answer, event):
-                    yield output
         for output in answer.end(is_stream=upstream.content_type.startswith("text/event-stream")):
             yield output
-
-    async def _read(self, answer: ChatAnswer, event: ServerSentEvent) -> list[EngineOutput]:
-        return await self._run(len(event.data), lambda: answer.read(event))
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Work on ``size`` bytes: here where they are few, else in a thread."""

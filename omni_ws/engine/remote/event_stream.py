@@ -30,14 +30,14 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class ServerSentEvent(NamedTuple):
-    """``name`` is ``message`` where the sender gives none."""
+    """An event; ``name`` is ``message`` where the sender gives none."""
 
     name: str
     data: bytes
 
 
 class EventReader:
-    """Fed with bytes, gives events. A body that begins as a JSON object does is one event, WHOLE_BODY.
+    """Reads server-sent events out of bytes. A body that begins like a JSON object is one event, WHOLE_BODY.
 
     Lines end in LF, CR or CRLF, wherever the bytes were cut; comments, ids and reconnection times are skipped.
     """
@@ -54,7 +54,7 @@ class EventReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """The events that ``data`` completes. Raises EngineFailed for one that does not end."""
+        """Return the events that ``data`` completes. Raises EngineFailed for one that does not end."""
         if self._is_whole:
             self._data += data
             self.grows = True
@@ -88,7 +88,7 @@ class EventReader:
         return events
 
     def finish(self) -> list[ServerSentEvent]:
-        """The event that the end of the stream completes: some servers leave out the last blank line."""
+        """Return the event that the end of the stream completes: some servers leave out the last blank line."""
         if self._is_whole:
             return [ServerSentEvent(WHOLE_BODY, bytes(self._data).removeprefix(_BYTE_ORDER_MARK))]
         events: list[ServerSentEvent] = []
@@ -139,11 +139,10 @@ _COMPRESSED: Final = (b"ID3", b"fLaC", b"OggS", b"\x1aE\xdf\xa3")
 
 
 class UpstreamAudio:
-    """Audio in whatever pieces it comes, as samples at one rate.
+    """Turns audio of an upstream, in whatever pieces it comes, into samples at one rate.
 
-    Takes bare 16-bit samples, one wav stream, and pieces that each are a wav file of their own.
-
-    ``sample_rate`` is that of bare samples. The first audio settles the rate of everything that comes out.
+    The audio may be bare 16-bit samples, one wav stream, or pieces that each are a wav file. Bare samples have
+    ``sample_rate``. The rate of the first audio is the rate of all outputs.
     """
 
     def __init__(self, *, sample_rate: int) -> None:
@@ -157,14 +156,17 @@ class UpstreamAudio:
         self._head = bytearray()
 
     def feed_base64(self, text: str, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """A piece of base64, padded or not, wherever it was cut. Raises EngineFailed for what is none."""
+        """Return the audio that a piece of base64 completes, padded or not. Raises EngineFailed for anything else."""
         text = self._base64 + text
         whole = len(text) - len(text) % 4
         self._base64 = text[whole:]
         return self.feed(_decoded_base64(text[:whole]), sample_rate=sample_rate)
 
     def feed(self, data: bytes, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """``sample_rate``: of these samples, where the upstream says so. Raises EngineFailed for what is no audio."""
+        """Return the audio that ``data`` completes. Raises EngineFailed for what is no audio.
+
+        ``sample_rate`` is the rate of bare samples, if the upstream tells it.
+        """
         if not data:
             return []
         try:
@@ -173,7 +175,7 @@ class UpstreamAudio:
             raise EngineFailed(f"the upstream sent audio that cannot be read: {error.message}") from error
 
     def flush(self) -> list[AudioOutput]:
-        """What was held back, of base64 without padding and by the resampler; the end of the audio."""
+        """Return what was held back, at the end of the audio: base64 without padding, and the resampler's rest."""
         held, self._base64 = self._base64.rstrip("="), ""
         if len(held) == 1:
             raise EngineFailed("the upstream's audio ends in the middle of a sample")
@@ -232,7 +234,7 @@ class UpstreamAudio:
 
 
 def _decoded_base64(text: str) -> bytes:
-    """Raises EngineFailed for what is none."""
+    """Decode base64. Raises EngineFailed for anything else."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

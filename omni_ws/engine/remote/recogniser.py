@@ -19,15 +19,15 @@ from omni_ws.core.chunks import HeardSegment, Hearing, Word
 from omni_ws.core.json_values import MAX_BODY_VALUES, check_values, language_name
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
+    ListenerSlots,
     Recognised,
-    Seats,
     Utterance,
     UtteranceLimits,
     asr_capabilities,
 )
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
 from omni_ws.engine.remote.answer_stream import DONE, event_content, whole_text
-from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
+from omni_ws.engine.remote.event_stream import ServerSentEvent
 from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
 from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
@@ -56,7 +56,7 @@ class RemoteRecogniser:
         self.model = settings.model or self.name
         self.hosts = self.pool.hosts
         #: Who has too much to do refuses by itself.
-        self.seats = Seats(sys.maxsize)
+        self.slots = ListenerSlots(sys.maxsize)
         #: Whether the upstreams may stream: none has refused to.
         self.streams = not settings.word_times
 
@@ -76,13 +76,17 @@ class RemoteRecogniser:
         return self.pool.describe("transcription ")
 
     async def start(self) -> None:
-        """Returns when at least one upstream can be used."""
+        """Wait until an upstream can be used."""
         await self.pool.start()
         self.model = self.pool.model or self.model
         self.streams = not self.settings.word_times
 
     async def stop(self) -> None:
         await self.pool.stop()
+
+    def note_no_stream(self) -> None:
+        """Note that an upstream has refused to stream: none is asked to any more."""
+        self.streams = False
 
     def transcriber(self, request: GenerationRequest) -> RemoteTranscriber:
         return RemoteTranscriber(self, request)
@@ -117,14 +121,14 @@ class RemoteTranscriber:
         return asyncio.create_task(self._transcribed(pcm, tell), name="transcript")
 
     async def _transcribed(self, pcm: Pcm16, tell: Callable[[str], None]) -> Recognised:
-        """Raises what the upstream's refusal means, and EngineFailed."""
+        """Return what an upstream understood. Raises what its refusal means, and EngineFailed."""
         streams = self._recogniser.streams
         try:
             return await self._ask(pcm, tell, streams=streams)
         except InvalidRequest as refused:
             if not streams or _STREAMING.search(refused.message) is None:
                 raise
-        self._recogniser.streams = False
+        self._recogniser.note_no_stream()
         return await self._ask(pcm, tell, streams=False)
 
     async def _ask(self, pcm: Pcm16, tell: Callable[[str], None], *, streams: bool) -> Recognised:
@@ -232,22 +236,20 @@ def _words(told: object) -> tuple[Word, ...]:
 
 async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Recognised:
     """The transcript of events; ``tell`` is told what it is so far."""
-    reader, transcript = EventReader(), _StreamedTranscript(answer.upstream)
-    shown = ""
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
-            for event in reader.feed(chunk):
+    transcript, shown = _StreamedTranscript(answer.upstream), ""
+    async with aclosing(answer.events()) as pieces:
+        async for events, grows in pieces:
+            for event in events:
                 transcript.read(event)
             if transcript.done:
-                await answer.finish(chunks)
+                await answer.finish(pieces)
                 break
-            answer.shows_work = reader.grows
-            if (text := transcript.text) and text != shown:
-                shown, answer.shows_work = text, True
+            text = transcript.text
+            is_new = bool(text) and text != shown
+            answer.note(shows_work=is_new or grows)
+            if is_new:
+                shown = text
                 tell(text)
-        else:
-            for event in reader.finish():
-                transcript.read(event)
     if not transcript.complete:
         raise EngineFailed("the upstream's transcript ended before its end")
     return Recognised(transcript.text)
@@ -274,7 +276,7 @@ class _StreamedTranscript:
         return whole_text("".join(self._pieces)).strip()
 
     def read(self, event: ServerSentEvent) -> None:
-        """Raises what an error event means, and EngineFailed for garbage."""
+        """Take an event. Raises what an error event means, and EngineFailed for garbage."""
         if self.done:
             return
         if event.data.strip() == DONE:

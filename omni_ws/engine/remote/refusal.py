@@ -136,10 +136,17 @@ def read_error(content: object) -> UpstreamError:
 
 
 def refusal(
-    status: int, body: bytes, *, retry_after: str | None, upstream: str, log_content: bool = False
+    status: int,
+    body: bytes,
+    *,
+    retry_after: str | None,
+    upstream: str,
+    log_content: bool = False,
+    where_key: str = "",
 ) -> OmniError:
-    """The error that an answer with ``status`` means. ``upstream`` names the server in the log.
+    """The error that an answer with ``status`` means.
 
+    ``upstream`` names the server in the log; ``where_key`` tells the operator where the key comes from.
     What an upstream says may quote what a client said: the log has it only with ``log_content``, or where it is about
     the key.
     """
@@ -148,7 +155,7 @@ def refusal(
         error = read_error(orjson.loads(body))
     except (InvalidFrame, ValueError):
         error = UpstreamError()
-    mapped = _mapped(status, error, retry_after)
+    mapped = _mapped(status, error, retry_after, where_key)
     logger.log(
         logging.DEBUG if isinstance(mapped, InvalidRequest) else logging.WARNING,
         "upstream %s answered %d: %s",
@@ -187,7 +194,7 @@ def retry_after_seconds(value: str | None) -> float | None:
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SEC)
 
 
-def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniError:
+def _mapped(status: int, error: UpstreamError, retry_after: str | None, where_key: str = "") -> OmniError:
     match status:
         case 400 | 413 | 422 | 500 if error.too_long:
             message = _line(error.message) or "the input is too long for the model"
@@ -197,7 +204,8 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
         case 400 | 415 | 422:
             return _clients_fault(status, error)
         case 401 | 403:
-            return EngineFailed("the upstream does not accept the key of this server", private=_line(error.message))
+            said = " ".join(filter(None, (_line(error.message), where_key and f"({where_key})")))
+            return EngineFailed("the upstream does not accept the key of this server", private=said)
         case 404 if error.param == "model" or error.code == "model_not_found" or "model" in error.message.lower():
             return ModelNotFound(_line(error.message) or "the upstream does not serve the model", param="model")
         case 413:
@@ -344,9 +352,9 @@ MOST_TRIES: Final = 5
 
 
 class ContextWindow:
-    """What is known of the context of a model: told by its server, or learnt from what that refused.
+    """The context of a model, as its server tells it or as its refusals show.
 
-    The number of tokens in a text is estimated from the upstream's own counts.
+    How many tokens a text has is estimated from the numbers that the server told for earlier prompts.
     """
 
     def __init__(self) -> None:
@@ -361,7 +369,7 @@ class ContextWindow:
         return min(known, default=None)
 
     def tell(self, limit: int | None) -> None:
-        """Take what the upstreams say now. A change makes what was learnt before void."""
+        """Take the context that the upstreams tell now. A change voids what was learnt."""
         if limit != self._told:
             self._told, self._learnt = limit, None
 

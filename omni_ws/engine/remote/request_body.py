@@ -73,7 +73,7 @@ class Prompt:
 
 
 async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int, share: MediaShare) -> Prompt:
-    """Waits for the whole input. Audio is decoded in ``executor``, and counted in ``share``; pictures stay what they
+    """Wait for the whole input. Audio is decoded in ``executor``, and counted in ``share``; pictures stay what they
     are.
 
     Raises PayloadTooLarge past ``max_bytes`` of a body, EmptyInput, UnsupportedFormat, or InvalidValue.

@@ -23,7 +23,7 @@ DEFAULT_SAMPLING: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamSettings:
-    """The servers of one part, which serve the same model, and how patient to be with them; times are in seconds."""
+    """The servers of one part, which serve the same model, and how long to wait for them, in seconds."""
 
     #: Base URLs, such as ``http://127.0.0.1:11434/v1``.
     urls: tuple[str, ...]

@@ -11,9 +11,8 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from itertools import count
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,6 +24,7 @@ from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
 from omni_ws.core.json_values import check_values
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
 from omni_ws.engine.remote.settings import (
     BY_OWNER,
@@ -62,9 +62,9 @@ _MOST_MODELS: Final = 1000
 
 
 class Pool:
-    """``start`` … ``post`` … ``stop``, any number of times.
+    """The upstreams of one part: watches which of them can be used, and sends each request to one that can.
 
-    ``reads_context``: whether the context of the model matters, and is asked for.
+    ``start``, ``post``, and ``stop``, any number of times. ``reads_context``: ask for the context of the model, too.
     """
 
     def __init__(self, settings: UpstreamSettings, *, reads_context: bool = False) -> None:
@@ -93,25 +93,25 @@ class Pool:
         """OK while one upstream is well."""
         if not self._started:
             return EngineState.STARTING
-        return EngineState.OK if any(map(_is_up, self.upstreams)) else EngineState.UNHEALTHY
+        return EngineState.OK if any(one.is_up for one in self.upstreams) else EngineState.UNHEALTHY
 
     @property
     def context(self) -> int | None:
         """The smallest context that the upstreams tell, in tokens; None where none does."""
-        return min((one.context for one in self.upstreams if _is_up(one) and one.context is not None), default=None)
+        return min((one.context for one in self.upstreams if one.is_up and one.context is not None), default=None)
 
     def describe(self, prefix: str = "") -> tuple[str, ...]:
         """Return a line for each upstream, once started."""
         return tuple(
             f"{prefix}upstream {upstream.name} "
-            f"{f'serves {self.model}' if _is_up(upstream) else f'is lost: {upstream.problem}'}"
+            f"{f'serves {self.model}' if upstream.is_up else f'is lost: {upstream.problem}'}"
             for upstream in (self.upstreams if self._started else ())
         )
 
     # life
 
     async def start(self) -> None:
-        """Returns when at least one upstream can be used. Raises EngineFailed when none can, or none in time."""
+        """Wait until an upstream can be used. Raises EngineFailed if none ever can, or none in time."""
         if self._started:
             return
         settings = self._settings
@@ -139,7 +139,7 @@ class Pool:
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop watching, and close all connections. Idempotent."""
         self._started = False
         upstreams, self.upstreams = self.upstreams, ()
         watchers, self._watchers = self._watchers, []
@@ -155,16 +155,16 @@ class Pool:
         """Whether any can be used. Raises EngineFailed where waiting helps none of them."""
         failures = await asyncio.gather(*(self._look_at(upstream) for upstream in self.upstreams))
         if self.model is None:
-            listed = (model for upstream in self.upstreams if _is_up(upstream) for model in upstream.models)
+            listed = (model for upstream in self.upstreams if upstream.is_up for model in upstream.models)
             self.model = next(filter(is_for_chat, listed), None)
             for upstream in self.upstreams:
                 self._judge_model(upstream)
             await asyncio.gather(*(self._read_context(upstream) for upstream in self.upstreams))
-        if not any(map(_is_up, self.upstreams)) and all(
+        if not any(one.is_up for one in self.upstreams) and all(
             failure is not None and failure.lasting for failure in failures
         ):
             raise EngineFailed(f"no upstream can be used: {'; '.join(self._problems())}", fatal=True)
-        return any(map(_is_up, self.upstreams))
+        return any(one.is_up for one in self.upstreams)
 
     def _problems(self) -> list[str]:
         return [f"{upstream.name}: {upstream.problem}" for upstream in self.upstreams]
@@ -172,15 +172,15 @@ class Pool:
     # health
 
     async def _watch(self, upstream: Upstream) -> None:
-        """Looks at it every now and then, at once when it made trouble, and ever less often while it is lost."""
+        """Check an upstream every now and then: at once after trouble, and ever less often while it is lost."""
         backoff = FIRST_BACKOFF
         while True:
-            lost = upstream.state is not UpstreamState.UP
+            lost = not upstream.is_up
             try:
                 async with asyncio.timeout(backoff if lost else self._settings.health_interval):
                     await self._troubled[upstream].wait()
                 self._troubled[upstream].clear()
-                if upstream.state is not UpstreamState.UP:
+                if not upstream.is_up:
                     continue  # lost just now: give it a moment
             except TimeoutError:
                 pass
@@ -192,20 +192,20 @@ class Pool:
             await upstream.check()
         except Unusable as problem:
             self._slow_checks[upstream] += 1
-            if not problem.slow or not _is_up(upstream) or self._slow_checks[upstream] >= SLOW_CHECKS:
+            if not problem.slow or not upstream.is_up or self._slow_checks[upstream] >= SLOW_CHECKS:
                 self._lose(upstream, str(problem))
             return problem
         self._slow_checks[upstream] = 0
-        was_up, was = _is_up(upstream), upstream.state
-        upstream.state, upstream.problem = UpstreamState.UP, ""
+        was_up, was_seen = upstream.is_up, upstream.problem != NOT_SEEN
+        upstream.set_problem("")
         wrong_model = self._judge_model(upstream, tell=was_up)
-        if not was_up and wrong_model is None and was is not UpstreamState.UNKNOWN:
+        if not was_up and wrong_model is None and was_seen:
             logger.info("upstream %s is back", upstream.name)
         await self._read_context(upstream)
         return wrong_model
 
     async def _read_context(self, upstream: Upstream) -> None:
-        if self._reads_context and _is_up(upstream) and self.model is not None:
+        if self._reads_context and upstream.is_up and self.model is not None:
             await upstream.read_context(self.model)
 
     def _judge_model(self, upstream: Upstream, *, tell: bool = True) -> Unusable | None:
@@ -213,7 +213,7 @@ class Pool:
 
         ``tell``: whether the loss of one with other models is news.
         """
-        if not _is_up(upstream) or self.model is None or not upstream.models or upstream.serves(self.model):
+        if not upstream.is_up or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
         listed = [name[:_MOST_NAME_CHARACTERS] for name in upstream.models[:_MOST_MODELS]]
         near = difflib.get_close_matches(self.model[:_MOST_NAME_CHARACTERS], listed, n=3)
@@ -224,9 +224,9 @@ class Pool:
         return problem
 
     def _lose(self, upstream: Upstream, problem: str, *, tell: bool = True) -> None:
-        if tell and _is_up(upstream):
+        if tell and upstream.is_up:
             logger.warning("upstream %s is lost: %s", upstream.name, problem)
-        upstream.state, upstream.problem = UpstreamState.DOWN, problem
+        upstream.set_problem(problem)
 
     # requests
 
@@ -234,45 +234,34 @@ class Pool:
     async def post(
         self, path: str, body: bytes, *, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[UpstreamAnswer, None]:
-        """An answer that has begun. Leaving the block closes it, and its connection if it is not at its end.
+        """Send a request, and enter a block with the answer, which has begun; leaving the block closes it.
 
-        Only what an upstream did no work on is tried again. Raises what the last refusal means.
+        A request on which an upstream did no work is tried again. Raises what the last refusal means.
         """
         tried: list[Upstream] = []
         for attempt in count():
             upstream = self._choose(tried)
             tried.append(upstream)
             self._last_turn[upstream] = next(self._turns)
-            upstream.active += 1
             try:
-                try:
-                    answer = await upstream.post(path, body, headers=headers or {})
-                except NotTaken as refused:
-                    self._note(upstream, refused)
-                    delay = self._delay_before_next(attempt, tried, refused)
-                    if delay is None:
-                        raise refused.error from None
-                except EngineFailed:
-                    self._troubled[upstream].set()
-                    raise
-                else:
-                    try:
-                        yield answer
-                    except EngineFailed:
-                        self._troubled[upstream].set()
-                        raise
-                    finally:
-                        await answer.aclose()
+                async with upstream.post(path, body, headers=headers or {}) as answer:
+                    yield answer
                     return
-            finally:
-                upstream.active -= 1
+            except NotTaken as refused:
+                self._note(upstream, refused)
+                delay = self._delay_before_next(attempt, tried, refused)
+                if delay is None:
+                    raise refused.error from None
+            except EngineFailed:
+                self._troubled[upstream].set()
+                raise
             await asyncio.sleep(delay)
 
     def _choose(self, tried: Sequence[Upstream]) -> Upstream:
         """One that is well; of these one not tried yet, not resting, with the fewest requests, idle for longest."""
         now = asyncio.get_running_loop().time()
         # Where none is well the ones that this very request lost may have another chance.
-        candidates = [upstream for upstream in self.upstreams if _is_up(upstream)] or tried
+        candidates = [upstream for upstream in self.upstreams if upstream.is_up] or tried
         if not candidates:
             raise EngineFailed("no upstream can be reached")
         return min(
@@ -300,7 +289,7 @@ class Pool:
             return None
         now = asyncio.get_running_loop().time()
         if any(
-            _is_up(upstream) and upstream not in tried and self._rests_until[upstream] <= now
+            upstream.is_up and upstream not in tried and self._rests_until[upstream] <= now
             for upstream in self.upstreams
         ):
             return 0.0
@@ -308,10 +297,6 @@ class Pool:
             return None
         delay = RETRY_DELAY * 2**attempt if refused.delay is None else refused.delay
         return delay if delay <= LONGEST_WAIT else None
-
-
-def _is_up(upstream: Upstream) -> bool:
-    return upstream.state is UpstreamState.UP
 
 
 # One server.
@@ -339,16 +324,14 @@ _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 _RETRYABLE: Final = frozenset({429, 502, 503})
 
 
-class UpstreamState(Enum):
-    UNKNOWN = "unknown"
-    UP = "up"
-    DOWN = "down"
+#: The problem of an upstream before its first check.
+NOT_SEEN: Final = "not looked at yet"
 
 
 class NotTaken(Exception):
-    """The upstream did no work on the request: it may be sent again. ``unreachable``: nobody was there.
+    """The upstream did no work on the request, which may be sent again.
 
-    ``delay`` is what the upstream asks to wait, in seconds, None where it does not ask.
+    ``unreachable``: there was no connection. ``delay`` is how long the upstream asks to wait, in seconds, or None.
     """
 
     def __init__(self, error: OmniError, *, delay: float | None, unreachable: bool, status: int | None) -> None:
@@ -360,7 +343,7 @@ class NotTaken(Exception):
 
 
 class Unusable(Exception):
-    """A check failed. ``lasting``: waiting will not help; ``slow``: it may only be busy."""
+    """An upstream cannot be used. ``lasting``: waiting will not help; ``slow``: it may only be busy."""
 
     def __init__(self, problem: str, *, lasting: bool = False, slow: bool = False) -> None:
         super().__init__(problem)
@@ -375,14 +358,17 @@ def normalised(url: str) -> str:
 
 
 class Upstream:
-    """``name`` is for people and logs: the address without credentials. ``active`` counts its requests under way."""
+    """One server.
+
+    ``name`` is for people and logs: the address without credentials. ``active`` counts the requests under way.
+    """
 
     def __init__(self, url: str, settings: UpstreamSettings) -> None:
         self.url = normalised(url)
         parts = urlsplit(self.url)
         self.name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
-        self.state = UpstreamState.UNKNOWN
-        self.problem = "not looked at yet"
+        #: Why it cannot be used; empty while it can.
+        self.problem = NOT_SEEN
         self.active = 0
         self.models: tuple[str, ...] = ()
         self.owner = ""
@@ -421,6 +407,15 @@ class Upstream:
         )
 
     @property
+    def is_up(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return not self.problem
+
+    def set_problem(self, problem: str) -> None:
+        """Note why it cannot be used; empty where it can."""
+        self.problem = problem
+
+    @property
     def is_local(self) -> bool:
         """Whether it runs on this machine."""
         return is_loopback(urlsplit(self.url).hostname or "")
@@ -431,7 +426,7 @@ class Upstream:
     # health
 
     async def check(self) -> None:
-        """Asks whether it is well, and which models it has. Raises Unusable."""
+        """Ask the server whether it is well, and which models it has. Raises Unusable."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 await self._check_health()
@@ -533,8 +528,24 @@ class Upstream:
 
     # requests
 
-    async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamAnswer:
-        """An answer whose head says that all is well. Raises NotTaken, or what the upstream's refusal means.
+    @asynccontextmanager
+    async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> AsyncGenerator[UpstreamAnswer, None]:
+        """Send a request, and enter a block with the answer once its head says that all is well.
+
+        Raises NotTaken, or what the upstream's refusal means.
+        """
+        self.active += 1
+        try:
+            response = await self._respond(path, body, headers)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        finally:
+            self.active -= 1
+
+    async def _respond(self, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamAnswer:
+        """Send a request, again where its connection turns out to be lost.
 
         A server may close an idle connection while a request is on its way to it (RFC 9112, section 9.5). What is lost
         with a connection that was used before therefore goes out again, at once.
@@ -549,7 +560,7 @@ class Upstream:
     async def _send(
         self, path: str, body: bytes, headers: Mapping[str, str], *, deadline: float
     ) -> httpx.Response | None:
-        """None: lost with a connection that was used before."""
+        """Send a request once; None if it was lost with a connection that was used before."""
         is_new = False
 
         async def note(event: str, _: Mapping[str, Any]) -> None:
@@ -588,33 +599,40 @@ class Upstream:
         finally:
             await response.aclose()
         error = refusal(
-            status, body, retry_after=retry_after, upstream=self.name, log_content=self._settings.log_content
+            status,
+            body,
+            retry_after=retry_after,
+            upstream=self.name,
+            log_content=self._settings.log_content,
+            where_key=self._where_key,
         )
-        if status in (401, 403) and isinstance(error, EngineFailed):
-            error.private = f"{error.private} ({self._where_key})".lstrip()
         if status not in _RETRYABLE:
             return error
         return NotTaken(error, delay=retry_after_seconds(retry_after), unreachable=False, status=status)
 
 
 class UpstreamAnswer:
-    """A body on its way; ``aclose`` drops the connection if it is not whole yet."""
+    """The body of a response that is still coming; ``aclose`` drops the connection if the body is not whole yet."""
 
     def __init__(self, response: httpx.Response, server: Upstream, *, deadline: float, idle: float) -> None:
         self.server = server
         self.upstream = server.name
-        #: Whether the bytes so far show work. The reader clears it while they do not: a server that only says that it
-        #: has the request has no more time than one that says nothing.
-        self.begun = True
-        #: Whether the newest bytes belong to an answer, and do more than keep the connection: those give it more time.
-        self.shows_work = True
+        self._begun = self._shows_work = True
         self.content_type: str = response.headers.get("content-type", "")
         self._response = response
         self._deadline = deadline
         self._idle = idle
 
+    def note(self, *, begun: bool = True, shows_work: bool = True) -> None:
+        """Note what the reader of the bytes found in them, which decides how long to wait for more.
+
+        ``begun``: whether the answer has begun. Before, a server that only says that it has the request gets no more
+        time. ``shows_work``: whether the newest bytes are part of an answer, and no comment that keeps the connection.
+        """
+        self._begun, self._shows_work = begun, shows_work
+
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Raises EngineFailed when it is cut off, or when nothing comes for too long."""
+        """Yield the body as it comes. Raises EngineFailed if it is cut off, or nothing comes for too long."""
         loop = asyncio.get_running_loop()
         pieces = inflated(self._response)
         deadline = self._deadline
@@ -626,20 +644,32 @@ class UpstreamAnswer:
                 return
             except TimeoutError:
                 logger.warning("upstream %s fell silent", self.upstream)
-                where = "in the middle of" if self.begun else "before"
+                where = "in the middle of" if self._begun else "before"
                 raise EngineFailed(f"the upstream fell silent {where} its answer") from None
             except httpx.HTTPError as error:
                 logger.warning("upstream %s: %s", self.upstream, _reason(error))
                 raise EngineFailed("the upstream broke off in the middle of its answer") from None
             yield piece
-            if self.begun and self.shows_work:
+            if self._begun and self._shows_work:
                 deadline = loop.time() + self._idle
 
-    async def finish(self, chunks: AsyncGenerator[bytes, None]) -> None:
+    async def events(self) -> AsyncGenerator[tuple[list[ServerSentEvent], bool], None]:
+        """Yield the events that each piece of the body completes, and whether it has a part of another; see ``chunks``.
+
+        The end of the body may complete an event, too.
+        """
+        reader = EventReader()
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                yield reader.feed(chunk), reader.grows
+        if last := reader.finish():
+            yield last, False
+
+    async def finish(self, events: AsyncGenerator[Any, None]) -> None:
         """Take the last bytes of an answer that has said all, if they are about to come."""
         with suppress(TimeoutError, EngineFailed):
             async with asyncio.timeout(_LAST_BYTES_SEC):
-                async for _ in chunks:
+                async for _ in events:
                     pass
 
     async def aclose(self) -> None:
@@ -684,7 +714,7 @@ async def _bounded_body(response: httpx.Response, most: int) -> bytes | None:
 
 
 async def inflated(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """A body in pieces of bounded size, also where it comes compressed, which nobody asked for.
+    """Yield a body in pieces of bounded size, inflated if the server compressed it, which nothing asks for.
 
     A kilobyte may stand for a megabyte. Raises EngineFailed for what cannot be inflated.
     """
@@ -726,6 +756,6 @@ async def _error_body(response: httpx.Response) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """For the operator."""
+    """Describe an error for the operator."""
     words: Any = str(error) or type(error).__name__
     return f"{type(error).__name__}: {words}" if words != type(error).__name__ else words

@@ -14,7 +14,7 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, OutputModa
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest
 from omni_ws.engine.clauses import is_speakable
 from omni_ws.engine.remote.answer_stream import DONE, event_content
-from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent, UpstreamAudio
+from omni_ws.engine.remote.event_stream import ServerSentEvent, UpstreamAudio
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
 from omni_ws.engine.tts.speech_engine import clause_by_clause
@@ -24,7 +24,7 @@ _EVENT_STREAM: Final = "text/event-stream"
 
 
 class RemoteVoice:
-    """A Voice, which tells where clauses end, and no words."""
+    """A Voice behind a server. It tells where clauses end in the text, and not when words are spoken."""
 
     name = "remote"
     measures_memory = False
@@ -54,7 +54,7 @@ class RemoteVoice:
         return self._pool.describe("speech ")
 
     async def start(self) -> None:
-        """Returns when at least one upstream can be used."""
+        """Wait until an upstream can be used."""
         await self._pool.start()
         self.model = self._pool.model or self.model
 
@@ -120,26 +120,19 @@ class RemoteVoice:
 
 
 async def _events(answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerator[AudioOutput, None]:
-    reader = EventReader()
-    done = False
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
+    async with aclosing(answer.events()) as pieces:
+        async for events, grows in pieces:
             said = False
-            for event in reader.feed(chunk):
+            for event in events:
                 outputs, done = _read_event(event, audio, answer.upstream)
                 for output in outputs:
                     said = True
                     yield output
                 if done:
-                    await answer.finish(chunks)
+                    await answer.finish(pieces)
                     return
-            answer.shows_work = said or reader.grows
-        for event in reader.finish():
-            outputs, done = _read_event(event, audio, answer.upstream)
-            for output in outputs:
-                yield output
-    if not done:
-        raise EngineFailed("the upstream's speech ended before its end")
+            answer.note(shows_work=said or grows)
+    raise EngineFailed("the upstream's speech ended before its end")
 
 
 def _read_event(event: ServerSentEvent, audio: UpstreamAudio, upstream: str) -> tuple[list[AudioOutput], bool]:

@@ -25,7 +25,7 @@ MAX_GROUP_CHARACTERS: Final = 200
 #: Words before a group that may tell how it is read, and the length of a word that tells nothing.
 _REMEMBERED: Final = 3
 _MAX_REMEMBERED: Final = 30
-#: A longer word, without its markup, stays as it is: nobody would follow it, and reading it would take long.
+#: A longer word, without its markup, stays as it is: no listener would follow it, and reading it would take long.
 _MAX_READ_WORD: Final = 600
 #: From this length on, in characters, a line of code cannot be the end of a block.
 _MAX_FENCE: Final = 200
@@ -256,7 +256,7 @@ class SpeakableText:
         return True
 
     def _open_fence(self, marks: str, language: str, start: int) -> None:
-        """Begin a block of code. Reading it aloud helps nobody: that there is one is said, and that it is left out."""
+        """Begin a block of code, which is not read aloud: a sentence says that it is left out."""
         self._skipping_line = True
         if self._text_fence and marks.startswith(self._text_fence):
             self._text_fence = ""
@@ -443,7 +443,7 @@ class WrittenWords:
         return tuple(placed)
 
     def written_end(self, end: int) -> int:
-        """Return where in the text ends what the voice has been given up to ``end``, which never decreases."""
+        """Return the place in the written text of ``end``, a place in what the voice was given that never decreases."""
         while self._pieces and self._begin + len(self._pieces[0].text) <= end:
             self._drop_first()
         return self._written
@@ -580,7 +580,7 @@ class InlineMarkup:
         self._skipping: str | None = None
 
     def end_line(self) -> None:
-        """Nothing but a comment goes on in the next line."""
+        """Note the end of a line: nothing but a comment goes on in the next one."""
         self._in_code = self._dollar = False
         if self._skipping != _COMMENT_ENDS:
             self._skipping = None
@@ -762,7 +762,7 @@ class SpokenTable:
         return rows + self._row(line, at)
 
     def end(self) -> list[TableWord]:
-        """The table is over. Return the row that was held back."""
+        """Note the end of the table; return the words of the row that was held back."""
         rows = self._row(*self._held) if self._held is not None else []
         self._held, self._names, self._begun = None, [], False
         return rows

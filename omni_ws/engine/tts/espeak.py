@@ -7,7 +7,6 @@ import ctypes.util
 import re
 import unicodedata
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
@@ -54,7 +53,7 @@ class Espeak:
     """Streams 22.05 kHz speech with word times. Voices are named by their languages in English, English ones first."""
 
     def __init__(self) -> None:
-        """Raises NoVoice where no espeak-ng can be loaded."""
+        """Load the library. Raises NoVoice where there is none."""
         path, data, source = _find()
         try:
             self._espeak: Any = ctypes.CDLL(path)
@@ -188,23 +187,14 @@ _OPENING: Final = "\"'`({[“‘«¿¡「『（"
 _CLOSING: Final = "\"'`.,:;!?)}]”’»、。，；：！？」』）"
 
 
-@dataclass(slots=True)
-class _OpenWord:
-    token_end: int
-    first: int
-    start_ms: int
-    #: Where a pause began with which it may have ended; None while it sounds.
-    silent_from_ms: int | None = None
-
-
 class WordTimes:
-    """The words of one text with their times, from what espeak-ng tells while it speaks.
+    """Finds the words of one text with their times, by the events of espeak-ng while it speaks.
 
     Each method takes the milliseconds from the start of the text's audio.
 
     A word is what stands between white space, without the punctuation around it, or one letter of a script that is
-    written without spaces. Where espeak-ng begins a word is only taken as a place in the text: it begins several in a
-    number ("21" is two, "3.5" three, all at places inside it), and how long it says they are is often wrong.
+    written without spaces. Of the words that espeak-ng tells, only the places in the text are used: it tells several in
+    a number ("21" is two, "3.5" three, all at places inside it), and their lengths are often wrong.
     """
 
     def __init__(self, text: str) -> None:
@@ -212,10 +202,13 @@ class WordTimes:
         tokens = [match.span() for match in _TOKEN.finditer(text)]
         self._starts = [start for start, _ in tokens]
         self._ends = [end for _, end in tokens]
-        self._word: _OpenWord | None = None
+        #: The word under way, None if there is none: its first character, the end of its token, and when it began.
+        self._word: tuple[int, int, int] | None = None
+        #: Where a pause began with which the word may have ended; None while it sounds.
+        self._silent_from_ms: int | None = None
 
     def begins(self, position: int, at_ms: int) -> SpokenWord | None:
-        """At the character at ``position`` something begins. Returns the word that ended there."""
+        """Note that something begins at the character ``position``; return the word that ended there."""
         if not self._starts:
             return None
         token = max(0, bisect_right(self._starts, position) - 1)
@@ -224,31 +217,32 @@ class WordTimes:
         start, end = self._starts[token], self._ends[token]
         word = self._word
         first = start
-        if word is not None and word.token_end == end:
-            if not (word.first < position < end and unicodedata.category(self._text[position]) == "Lo"):
-                word.silent_from_ms = None
+        if word is not None and word[1] == end:
+            if not (word[0] < position < end and unicodedata.category(self._text[position]) == "Lo"):
+                self._silent_from_ms = None
                 return None
             first = position
         ended = self.ends(at_ms, before=first)
-        self._word = _OpenWord(end, first, at_ms)
+        self._word, self._silent_from_ms = (first, end, at_ms), None
         return ended
 
     def sounds(self) -> None:
-        if self._word is not None:
-            self._word.silent_from_ms = None
+        self._silent_from_ms = None
 
     def pauses(self, at_ms: int) -> None:
-        if self._word is not None and self._word.silent_from_ms is None:
-            self._word.silent_from_ms = at_ms
+        if self._silent_from_ms is None:
+            self._silent_from_ms = at_ms
 
     def ends(self, at_ms: int, *, before: int | None = None) -> SpokenWord | None:
-        """The word under way ends here, or where the pause before began. Returns it if any of it was to be heard."""
+        """End the word under way, where the pause before began if there is one; return it if any of it was heard."""
         word, self._word = self._word, None
         if word is None:
             return None
-        end_ms = at_ms if word.silent_from_ms is None else word.silent_from_ms
-        if end_ms <= word.start_ms:
+        first, last, start_ms = word
+        end_ms = at_ms if self._silent_from_ms is None else self._silent_from_ms
+        if end_ms <= start_ms:
             return None
-        last = word.token_end if before is None or before <= word.first else min(before, word.token_end)
-        text = self._text[word.first : last]
-        return SpokenWord(text.lstrip(_OPENING).rstrip(_CLOSING) or text, word.start_ms, end_ms)
+        if before is not None and before > first:
+            last = min(before, last)
+        text = self._text[first:last]
+        return SpokenWord(text.lstrip(_OPENING).rstrip(_CLOSING) or text, start_ms, end_ms)

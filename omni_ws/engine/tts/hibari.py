@@ -195,7 +195,7 @@ class ReadPiece(NamedTuple):
 
 
 class _Word(NamedTuple):
-    """``written`` is "" where the word before goes on, and None where nothing is written for it."""
+    """A word to be spoken. ``written`` is "" where it goes on with the word before, None where nothing is written."""
 
     written: str | None
     ids: list[int]
@@ -247,7 +247,7 @@ class HibariReader:
             return ""
 
     def _phonemes(self, words: Sequence[str]) -> list[str]:
-        """Raises what the package raises, and ValueError where it makes other words of these."""
+        """Return the phonemes of each word. Raises what the package raises, and ValueError for other words."""
         spoken, current = [], ""
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(" ".join(words))):
             current += token.phonemes or ""
@@ -343,7 +343,7 @@ _TAGGER_WEIGHTS: Final = b',"weights":'
 
 
 def hibari_g2p(*, british: bool = False) -> Any:
-    """Return the package's ``G2P``, which pronounces the same."""
+    """Return a ``G2P`` of the package whose dictionaries are packed; it pronounces the same."""
     from hibari.g2p import G2P
     from hibari.g2p.lexicon import Lexicon
     from hibari.g2p.tagger import Tagger

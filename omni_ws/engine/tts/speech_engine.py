@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Protocol, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
-from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_words
+from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.clauses import (
     ClauseSplitter,
@@ -22,7 +22,7 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
-#: What speaks pieces of text. A voice that counts by itself what it used ends with a Finished.
+#: Speaks pieces of text. A voice that counts its own usage ends with a Finished.
 Speak: TypeAlias = Callable[[AsyncIterator[str]], AsyncGenerator[AudioOutput | Finished, None]]
 
 
@@ -62,7 +62,7 @@ class Voice(Protocol):
     def speak(
         self, request: GenerationRequest, text: AsyncIterator[str]
     ) -> AsyncGenerator[AudioOutput | Finished, None]:
-        """Speak the text of ``request``, whose pieces ``text`` yields; see ``Speak``.
+        """Speak the pieces that ``text`` yields, for ``request``; see ``Speak``.
 
         A voice that speaks a clause at a time has ``clause_by_clause`` cut the text. Raises InvalidValue.
         """
@@ -70,7 +70,7 @@ class Voice(Protocol):
 
 
 class SpeechEngine:
-    """Speaks with ``voice``: a synthesiser, a Talker, or a server. Once started, it is named as that is."""
+    """Speaks with ``voice``: a synthesiser, a Talker, or a server. Once started, it has the name of the voice."""
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice
@@ -137,7 +137,7 @@ async def read_aloud(request: GenerationRequest, speak: Speak) -> AsyncGenerator
         if not read.words:
             raise EmptyInput("there is no text to read aloud")
         usage = Usage(
-            input_tokens=read.words + sum(count_words(message.text) for message in request.history),
+            input_tokens=read.words + count_history(request.history),
             output_tokens=answer.words,
             output_audio_ms=round(audio_ms),
         )
@@ -206,7 +206,7 @@ async def clause_by_clause(
 
 
 class _SpokenClauses(ClauseSplitter):
-    """Splits what is read of a text of English, which is the text itself with its numbers in words, into clauses."""
+    """Splits English text into clauses after its numbers were put into words."""
 
     def __init__(self, language: str, first_comma_after: int) -> None:
         super().__init__(first_comma_after=first_comma_after)
@@ -232,7 +232,7 @@ class _SpokenClauses(ClauseSplitter):
 
 
 def _has_latin(text: str) -> bool:
-    """Whether any of a text can be read by who knows Latin letters and digits alone, accents aside."""
+    """Whether a text has a Latin letter, with or without an accent, or a digit."""
     return any(letter.isascii() and letter.isalnum() for letter in unicodedata.normalize("NFKD", text))
 
 

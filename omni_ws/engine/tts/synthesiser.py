@@ -38,7 +38,7 @@ class VoiceFacts:
 
 
 class SynthesisListener(Protocol):
-    """Takes what is being spoken."""
+    """Gets the audio and the words of a text while it is being spoken."""
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
         """The next samples, little-endian; says whether to go on."""
@@ -103,13 +103,13 @@ class SpokenWords(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The job has ended, or was cancelled."""
+    """The job has ended by itself, or after Cancel."""
 
     job: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The job has ended early."""
+    """The job has ended before its text, and ``message`` says why."""
 
     job: int
     message: str

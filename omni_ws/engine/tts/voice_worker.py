@@ -78,7 +78,7 @@ def _synthesiser(file: str | None) -> Synthesiser:
 
 
 def main() -> None:
-    """Ends with its input."""
+    """Speak until the standard input ends."""
     share_heaps(1)
     worker = _Worker()
     try:

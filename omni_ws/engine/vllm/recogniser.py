@@ -18,8 +18,8 @@ from omni_ws.audio.pcm import Pcm16, Samples, samples_from_pcm16
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
+    ListenerSlots,
     Recognised,
-    Seats,
     StretchedText,
     UtteranceLimits,
     asr_capabilities,
@@ -77,7 +77,7 @@ class VllmRecogniser(LanguageModel):
     def __init__(self, model: str, args: Mapping[str, Any], *, setting: str = "asr.args") -> None:
         super().__init__("ASR", {**_DEFAULT_ARGS, **args, "model": model}, setting=setting)
         self.model = Path(model).name if Path(model).is_dir() else model
-        self.seats = Seats(min(MAX_TALKERS, args.get("max_num_seqs", MAX_TALKERS)))
+        self.slots = ListenerSlots(min(MAX_TALKERS, args.get("max_num_seqs", MAX_TALKERS)))
         self.limits = UtteranceLimits(0, 0)
         self._languages: frozenset[str] = frozenset()
         self._class: Any = None

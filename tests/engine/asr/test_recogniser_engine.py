@@ -19,7 +19,14 @@ from support.until import until
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import Task, Word
 from omni_ws.engine.asr.listener import AudioPace, Listener
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Seats, Utterance, UtteranceLimits, asr_capabilities
+from omni_ws.engine.asr.recogniser import (
+    SAMPLE_RATE,
+    ListenerSlots,
+    Recognised,
+    Utterance,
+    UtteranceLimits,
+    asr_capabilities,
+)
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import EngineState, GenerationRequest, TranscriptGuess, TranscriptOutput
@@ -44,7 +51,7 @@ class CountingRecogniser:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.understands = True
-        self.seats = Seats(2)
+        self.slots = ListenerSlots(2)
         self.asked: list[int] = []
         self.futures: list[Future[Recognised]] = []
         self._threads = ThreadPoolExecutor(1)
@@ -102,7 +109,7 @@ async def engine(recogniser: CountingRecogniser) -> AsyncIterator[RecogniserEngi
     await engine.start()
     yield engine
     assert engine.active_requests == 0
-    assert engine.recogniser.seats.taken == 0
+    assert engine.recogniser.slots.taken == 0
     await engine.stop()
 
 
@@ -178,20 +185,20 @@ def test_cores_that_the_process_may_not_use_carry_nobody() -> None:
         whisper = WhisperRecogniser()
     finally:
         os.sched_setaffinity(0, allowed)
-    assert (whisper.workers, whisper.seats.count) == (1, 1)
+    assert (whisper.workers, whisper.slots.count) == (1, 1)
 
 
 def live_listener(
     recogniser: CountingRecogniser,
     executor: ThreadPoolExecutor,
     *,
-    seats: Seats | None = None,
+    slots: ListenerSlots | None = None,
     tells_guesses: bool = True,
 ) -> Listener:
     """A listener to whom every piece comes as it is spoken."""
     clock = itertools.count(0, 10)
     pace = AudioPace(lambda: next(clock))
-    return Listener(recogniser, seats or Seats(1), pace, executor, tells_guesses=tells_guesses)
+    return Listener(recogniser, slots or ListenerSlots(1), pace, executor, tells_guesses=tells_guesses)
 
 
 @pytest.mark.parametrize("session", ["sess_1", None])
@@ -199,18 +206,18 @@ async def test_a_seat_is_free_when_the_input_of_a_turn_is_over(
     engine: RecogniserEngine, recogniser: CountingRecogniser, session: str | None
 ) -> None:
     """A request by itself keeps it to its end: a file is read faster than it is written down."""
-    seats = engine.recogniser.seats
+    slots = engine.recogniser.slots
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     recogniser.goes_on.clear()
     source = open_input(*audio(SPEECH))
     running = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE, conversation=session))
-    await until(lambda: seats.taken == 1)
+    await until(lambda: slots.taken == 1)
     source.close()
     if session is not None:
-        await until(lambda: seats.taken == 0)
+        await until(lambda: slots.taken == 0)
     await until(lambda: bool(recogniser.asked))
     assert not running.done()
-    assert seats.taken == (session is None)
+    assert slots.taken == (session is None)
     recogniser.goes_on.set()
     assert (await running).text
 
@@ -218,12 +225,12 @@ async def test_a_seat_is_free_when_the_input_of_a_turn_is_over(
 async def test_parts_of_one_session_are_listened_to_on_one_seat(
     engine: RecogniserEngine, recogniser: CountingRecogniser
 ) -> None:
-    sources = [open_input(*audio(SPEECH)) for _ in range(3)]  # one more than there are seats
+    sources = [open_input(*audio(SPEECH)) for _ in range(3)]  # one more than there are slots
     running = [
         asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE, conversation="sess_1")) for source in sources
     ]
-    await until(lambda: engine.recogniser.seats._shared == {"sess_1": 3})
-    assert engine.recogniser.seats.taken == 1
+    await until(lambda: engine.recogniser.slots._shared == {"sess_1": 3})
+    assert engine.recogniser.slots.taken == 1
     for source in sources:
         source.close()
     assert all([result.text for result in await asyncio.gather(*running)])
@@ -234,8 +241,8 @@ async def test_where_seats_are_crowded_there_are_no_interim_texts(recogniser: Co
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
-        seats = Seats(1, lambda interims: carried if interims else 1)
-        listener = live_listener(recogniser, executor, seats=seats, tells_guesses=False)
+        slots = ListenerSlots(1, lambda interims: carried if interims else 1)
+        listener = live_listener(recogniser, executor, slots=slots, tells_guesses=False)
         for piece in np.array_split(clip_samples("goforward"), 40):
             outputs += [output async for output in listener.hear(piece)]
         outputs += [output async for output in listener.end_part()]

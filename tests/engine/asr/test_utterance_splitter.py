@@ -33,10 +33,8 @@ class LengthReader:
         self.held = 0
 
 
-def new_splitter(*, live: bool = True) -> UtteranceSplitter:
-    splitter = UtteranceSplitter(LengthReader(), LIMITS)
-    splitter.live = live
-    return splitter
+def new_splitter() -> UtteranceSplitter:
+    return UtteranceSplitter(LengthReader(), LIMITS)
 
 
 @pytest.fixture
@@ -53,10 +51,12 @@ def splitter(reader: LengthReader) -> Iterator[UtteranceSplitter]:
     assert reader.held == 0
 
 
-def heard(splitter: UtteranceSplitter, samples: Samples, length: int = 1600) -> list[UtteranceEvent]:
+def heard(
+    splitter: UtteranceSplitter, samples: Samples, length: int = 1600, *, live: bool = True
+) -> list[UtteranceEvent]:
     events: list[UtteranceEvent] = []
     for start in range(0, len(samples), length):
-        splitter.feed(samples[start : start + length])
+        splitter.feed(samples[start : start + length], live=live)
         while (event := splitter.advance()) is not None:
             events.append(event)
     ended = splitter.end()
@@ -89,8 +89,8 @@ def test_the_cuts_of_the_audio_do_not_move_the_utterances() -> None:
     speech = np.concatenate((quiet(0.7), clip_samples("cards_005"), quiet(0.9), clip_samples("cards_001"), quiet(0.1)))
     found = []
     for length in (320, 1600, 7777, len(speech)):
-        splitter = new_splitter(live=False)
-        found.append(utterances(heard(splitter, speech, length)))
+        splitter = new_splitter()
+        found.append(utterances(heard(splitter, speech, length, live=False)))
         splitter.close()
     assert len(found[0]) == 2
     assert all(each == found[0] for each in found)
@@ -100,8 +100,8 @@ def test_live_recognition_does_not_move_the_utterances() -> None:
     speech = np.concatenate((clip_samples("goforward"), quiet(0.6)))
     found = []
     for live in (True, False):
-        splitter = new_splitter(live=live)
-        events = heard(splitter, speech)
+        splitter = new_splitter()
+        events = heard(splitter, speech, live=live)
         assert any(isinstance(event, InterimText) for event in events) is live
         found.append(utterances(events))
         splitter.close()
@@ -153,19 +153,17 @@ def test_live_recognition_that_was_given_up_stays_away_for_the_utterance(splitte
     speech = clip_samples("librivox_ss_0870")
     splitter.feed(speech[:40_000])
     assert isinstance(splitter.advance(), InterimText)
-    splitter.live = False
+    splitter.feed(speech[:0], live=False)
     while splitter.advance() is not None:
         pass
-    splitter.live = True
     splitter.feed(speech[40_000:90_000])
     assert not isinstance(splitter.advance(), InterimText)
 
 
 @pytest.mark.slow
 def test_endless_speech_is_cut(splitter: UtteranceSplitter) -> None:
-    splitter.live = False
     speech = np.tile(clip_samples("librivox_ss_0870")[3000:-3000], 6)
-    found = utterances(heard(splitter, np.concatenate((speech, quiet(1))), 16_000))
+    found = utterances(heard(splitter, np.concatenate((speech, quiet(1))), 16_000, live=False))
     assert len(found) >= 3
     assert all(len(pcm) <= 2 * LIMITS.longest for _, pcm in found)
     ends = [start_ms + len(pcm) // 32 for start_ms, pcm in found]

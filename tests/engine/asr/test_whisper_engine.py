@@ -91,7 +91,7 @@ async def engine(started: RecogniserEngine) -> AsyncIterator[RecogniserEngine]:
     """The running engine; afterwards nothing of it may be held any more."""
     yield started
     assert started.active_requests == 0
-    assert started.recogniser.seats.taken == 0
+    assert started.recogniser.slots.taken == 0
 
 
 async def transcribed(engine: RecogniserEngine, *chunks: InputChunk, **fields: object) -> Answer:

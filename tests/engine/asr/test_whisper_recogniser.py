@@ -248,11 +248,11 @@ async def test_one_talker_too_many_is_refused(
     engine: RecogniserEngine, model: TimedModel, cost: RecognitionCost
 ) -> None:
     """With interim texts each takes half of the only worker; they go first, so that more are carried."""
-    carried = engine.recogniser.seats.count
+    carried = engine.recogniser.slots.count
     assert 1 < cost.talkers() < carried <= 4
     sources = [open_input(*audio(SPEECH[:16_000])) for _ in range(carried)]
     running = [asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE)) for source in sources]
-    await until(lambda: engine.recogniser.seats.taken == carried)
+    await until(lambda: engine.recogniser.slots.taken == carried)
     with pytest.raises(EngineOverloaded, match=f"all {carried} recognisers are in use") as refusal:
         await answered(engine, *audio(SPEECH[:16_000]), task=Task.TRANSCRIBE)
     assert refusal.value.retry_after_ms
@@ -266,4 +266,4 @@ async def test_the_upper_limit_holds_where_recognition_costs_little(
 ) -> None:
     costs_little(cost)
     assert cost.talkers() > 4
-    assert engine.recogniser.seats.count == 4
+    assert engine.recogniser.slots.count == 4

@@ -27,7 +27,7 @@ from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

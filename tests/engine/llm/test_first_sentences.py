@@ -25,7 +25,7 @@ from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
 from omni_ws.engine.llm.plain_words import plain_words
 from omni_ws.engine.llm.rules import CONNECT, answer
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 
 NOW = datetime(2031, 3, 4, 15, 7)
 ROWS: list[dict[str, Any]] = [

@@ -27,7 +27,7 @@ from omni_ws.errors import EngineFailed, EngineOverloaded, UpstreamInvalid
 
 
 def read(*events: Any) -> list[EngineOutput]:
-    reader = ChatAnswer(sample_rate=24_000, upstream="there")
+    reader = ChatAnswer(sample_rate=24_000)
     outputs = [output for event in events for output in reader.read(ServerSentEvent("message", orjson.dumps(event)))]
     outputs += reader.read(ServerSentEvent("message", b"[DONE]"))
     return [*outputs, reader.finished(input_words=0, input_audio_ms=0)]
@@ -212,7 +212,7 @@ def test_calls_are_told_apart_and_have_arguments(events: list[Any], expected: li
 
 
 def test_a_character_that_is_cut_in_two_in_arguments() -> None:
-    reader = ChatAnswer(sample_rate=24_000, upstream="there")
+    reader = ChatAnswer(sample_rate=24_000)
     pieces = [rb'"{\"a\":\"\ud83d"', rb'"\ude00\"}"']
     events = [
         b'{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":%b}}]}}]}' % piece

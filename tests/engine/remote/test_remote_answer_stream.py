@@ -26,7 +26,7 @@ TONE = (np.sin(np.arange(24_000) / 9) * 20_000).astype("<i2")
 
 
 def reader() -> ChatAnswer:
-    return ChatAnswer(sample_rate=24_000, upstream="there")
+    return ChatAnswer(sample_rate=24_000)
 
 
 def read(answer: ChatAnswer, *events: Any, done: bool = True) -> list[EngineOutput]:

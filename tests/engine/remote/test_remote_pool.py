@@ -168,7 +168,7 @@ async def test_an_upstream_that_went_is_passed_over() -> None:
             started = await engine.__aenter__()
         for _ in range(3):
             assert said(await answer(started)) == "here"
-        assert [one.state.value for one in started.llm.upstreams] == ["down", "up"]
+        assert [one.is_up for one in started.llm.upstreams] == [False, True]
         await engine.__aexit__(None, None, None)
 
 

@@ -69,30 +69,30 @@ def read(answer: ChatAnswer, *deltas: dict[str, Any]) -> list[object]:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_thoughts_in_fields_of_their_own(field: str) -> None:
-    answer = ChatAnswer(sample_rate=24_000, upstream="there")
+    answer = ChatAnswer(sample_rate=24_000)
     assert read(answer, {"content": "", field: "hm"}, {"content": "Yes."}) == [ThoughtOutput("hm"), TextOutput("Yes.")]
 
 
 def test_thoughts_in_the_text() -> None:
-    answer = ChatAnswer(sample_rate=24_000, upstream="there")
+    answer = ChatAnswer(sample_rate=24_000)
     deltas = [{"content": piece} for piece in ("<th", "ink>h", "m</thi", "nk>", "\n\n", "Yes", ".")]
     assert read(answer, *deltas) == [ThoughtOutput("h"), ThoughtOutput("m"), TextOutput("Yes"), TextOutput(".")]
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:
-    answer = ChatAnswer(sample_rate=24_000, upstream="there")
+    answer = ChatAnswer(sample_rate=24_000)
     assert read(answer, {"content": "<thi"}) == [TextOutput("<thi")]
-    answer = ChatAnswer(sample_rate=24_000, upstream="there")
+    answer = ChatAnswer(sample_rate=24_000)
     assert read(answer, {"content": "<think>hm</"}) == [ThoughtOutput("hm"), ThoughtOutput("</")]
 
 
 def test_a_thought_shows_that_the_model_works() -> None:
     worked: list[dict[str, Any]] = [{"reasoning": "hm"}, {"content": "<think>hm"}, {"content": "x"}]
     for delta in worked:
-        answer = ChatAnswer(sample_rate=24_000, upstream="there")
+        answer = ChatAnswer(sample_rate=24_000)
         assert not answer.begun
         read(answer, delta)
         assert answer.begun
-    answer = ChatAnswer(sample_rate=24_000, upstream="there")
+    answer = ChatAnswer(sample_rate=24_000)
     answer.read(ServerSentEvent("message", b'{"choices":[{"delta":{"role":"assistant","content":""}}]}'))
     assert not answer.begun

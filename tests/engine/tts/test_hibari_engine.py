@@ -20,10 +20,10 @@ from omni_ws.config import load
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.tts import synthesis_engine
+from omni_ws.engine.tts import voice_process
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess, hibari_file
 from omni_ws.engine.tts.synthesiser import NoVoice
+from omni_ws.engine.tts.voice_process import VoiceProcess, hibari_file
 from omni_ws.engine_choice import create_engine
 from omni_ws.errors import EngineFailed, InvalidValue
 
@@ -121,10 +121,10 @@ async def test_a_start_without_weights_says_what_to_do(monkeypatch: pytest.Monke
 
 async def test_a_start_without_the_packages_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
-        without.setattr(synthesis_engine, "find_spec", lambda name: None)
+        without.setattr(voice_process, "find_spec", lambda name: None)
         with pytest.raises(EngineFailed, match=r"packages are not installed: .*'omni_ws\[hibari\]'$"):
             await VoiceProcess(VoiceChoice.HIBARI).start()
-    monkeypatch.setattr(synthesis_engine, "version", lambda name: "0.3.0")
+    monkeypatch.setattr(voice_process, "version", lambda name: "0.3.0")
     with pytest.raises(EngineFailed, match=r"it needs hibari-tts 0\.2\.1, and 0\.3\.0 is installed: "):
         await VoiceProcess(VoiceChoice.HIBARI).start()
 

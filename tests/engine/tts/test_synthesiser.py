@@ -10,8 +10,8 @@ from support.child_messages import read_message
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.child_main import encode_message
-from omni_ws.engine.tts.synthesis_engine import WORKER_MODULE
 from omni_ws.engine.tts.synthesiser import FromWorker, Speak, VoiceReady
+from omni_ws.engine.tts.voice_process import WORKER_MODULE
 
 
 def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:

@@ -18,8 +18,8 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine import child
 from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.tts import synthesis_engine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts import voice_process
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.installing import install_command
 
@@ -191,7 +191,7 @@ async def test_a_killed_worker_costs_its_own_text_only(voice: VoiceProcess) -> N
 
 
 async def test_a_hanging_worker_is_replaced(voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthesis_engine, "SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr(voice_process, "SILENCE_TIMEOUT", 0.05)
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
     with pytest.raises(EngineFailed, match="died"):
@@ -203,7 +203,7 @@ async def test_a_hanging_worker_is_replaced(voice: VoiceProcess, monkeypatch: py
 async def test_a_worker_that_never_starts_again_is_reported(
     voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
+    monkeypatch.setattr(voice_process, "WORKER_MODULE", "omni_ws.not_there")
     monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGKILL)
@@ -219,7 +219,7 @@ async def test_a_worker_that_never_starts_again_is_reported(
 async def test_a_worker_may_take_longer_to_start_than_to_speak(
     voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "support.late_voice_worker")
+    monkeypatch.setattr(voice_process, "WORKER_MODULE", "support.late_voice_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     dead = voice.worker_pid
     assert dead is not None
@@ -273,7 +273,7 @@ async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
 
 
 async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "support.voiceless_worker")
+    monkeypatch.setattr(voice_process, "WORKER_MODULE", "support.voiceless_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     voice = VoiceProcess()
     await voice.start()

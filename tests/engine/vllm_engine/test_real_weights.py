@@ -32,7 +32,7 @@ from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import AnswerOptions, ReadoutManifest, TextOutput, TokenGeneration, TokenOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors

@@ -120,11 +120,11 @@ async def test_silence_has_no_words(engine: RecogniserEngine) -> None:
 async def test_a_request_that_is_cancelled_frees_its_seat(engine: RecogniserEngine) -> None:
     source = open_input(*audio(clip_bytes("goforward")))
     task = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
-    seats = engine.recogniser.seats
-    await until(lambda: seats.taken == 1)
+    slots = engine.recogniser.slots
+    await until(lambda: slots.taken == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert (engine.active_requests, seats.taken) == (0, 0)
+    assert (engine.active_requests, slots.taken) == (0, 0)
 
 
 async def test_a_file_over_http(engine: RecogniserEngine) -> None:

@@ -10,7 +10,7 @@ from omni_ws.engine.llm.intents import clock, letters, sums, told
 from omni_ws.engine.llm.intents.matcher import Intent, Value
 from omni_ws.engine.llm.plain_words import inserted, read
 
-#: In their order. Of intents whose keys tell as much, or that sound as much alike, the first is meant.
+#: Their order counts: where two intents fit a request equally well, the first one is meant.
 _FILES: Final = ("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "limits")
 _MODULES: Final = {"clock": clock, "letters": letters, "sums": sums, "told": told}
 _VALUES: Final = clock.VALUES | told.VALUES

@@ -53,7 +53,7 @@ def time_later(asked: Asked, slots: Slots) -> str | None:
 
 
 def which_day(asked: Asked, slots: Slots) -> str | None:
-    """Which day of the week a date is, and which date a day."""
+    """The day of the week of a date, or the date of a day."""
     today = asked.now.date()
     if (found := day_named(slots["day"], today)) is None:
         return None
@@ -92,12 +92,12 @@ def days_of_month(asked: Asked, slots: Slots) -> str | None:
 
 
 def in_full(day: date, *, weekday: bool = True) -> str:
-    """Such as "Tuesday, March 4, 2031"."""
+    """A date as it is spoken and written, such as "Tuesday, March 4, 2031"."""
     return f"{f'{day:%A}, ' if weekday else ''}{day:%B} {day.day}, {day.year}"
 
 
 def day_named(words: str, today: date) -> tuple[str, date] | None:
-    """The name, empty where there is only a date, and the day. Feasts are those to come; None for what is no day."""
+    """The name of a day, "" for a bare date, and its date. A feast is the next one. None for what is no day."""
     shorter = re.sub(r"^(?:on|the next|until) |(?: this year| day)$", "", words)
     try:
         for name in (words, shorter):

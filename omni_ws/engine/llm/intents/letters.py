@@ -70,7 +70,7 @@ def how_many_letters(asked: Asked, slots: Slots) -> str | None:
 
 
 def count(asked: Asked, slots: Slots) -> str | Iterator[str] | None:
-    """From ``first``, or 1, to ``last``, or 0."""
+    """The numbers from ``first`` (1) to ``last`` (0)."""
     first, last = parse_number(slots.get("first", "1")), parse_number(slots.get("last", "0"))
     if first is None or last is None:
         return None

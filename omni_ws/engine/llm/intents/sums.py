@@ -65,7 +65,7 @@ def parse_value(text: str) -> Fraction | None:
 
 
 def evaluate(text: str) -> Fraction:
-    """The value. Raises NotArithmetic for what is no calculation, ZeroDivisionError where there is no value."""
+    """The value of a calculation. Raises NotArithmetic for anything else, ZeroDivisionError if it has no value."""
     tokens = _tokens(text.lower())
     if len(tokens) < 2:
         raise NotArithmetic
@@ -85,7 +85,7 @@ def in_digits(value: Fraction) -> str:
 
 
 def _taken(tokens: list[_Token], binding: int = 1) -> Fraction:
-    """The value of the expression with which ``tokens`` begin, taken off them: what binds at least so much."""
+    """The value of the expression at the front of ``tokens``, which is removed; operators below ``binding`` stay."""
     value = _operand(tokens)
     while tokens and (found := _OPERATIONS.get(str(tokens[0]))) is not None and found[1] >= binding:
         tokens.pop(0)
@@ -184,7 +184,7 @@ def _spoken(words: list[str], position: int) -> tuple[Fraction, int]:
 
 
 def _run(words: list[str]) -> tuple[int, bool]:
-    """The number that words below a hundred name, and whether it is more than a part: a year, or digit by digit."""
+    """The number that words below a hundred name, and whether nothing can follow: "nineteen ninety", "one oh one"."""
     parts: list[int] = []
     for before, word in zip(["", *words], words, strict=False):
         value = _BELOW_HUNDRED[word]

@@ -184,7 +184,7 @@ WHO_IS_THERE: Final = "Who is there?"
 
 
 def solution(asked: Asked, slots: Slots) -> str | None:
-    """That of the riddle that the last answer asked."""
+    """The solution of the riddle in the last answer."""
     solutions = (words[0] for riddle, words in RIDDLES.items() if asked.talk.last_answer.endswith(riddle))
     return next((f"It is {words}." for words in solutions), None)
 

@@ -7,13 +7,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, samples_from_bytes
+from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_bytes
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Modality, OutputModality, Task, Word
@@ -29,6 +28,7 @@ from omni_ws.engine.tts.synthesiser import (
     NoVoice,
     Speak,
     SpokenPcm,
+    SpokenWord,
     SpokenWords,
     VoiceFacts,
     VoiceMissing,
@@ -58,14 +58,38 @@ MANY_VOICES = 20
 HOW_TO_GET_ONE = install_command("espeak")
 
 
-@dataclass(slots=True, eq=False)
 class _Job:
-    asked: Speak
-    #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
-    output: Channel[AudioOutput] = field(default_factory=lambda: Channel(0, cost=lambda spoken: len(spoken.samples)))
-    words: tuple[Word, ...] = ()
-    sample_rate: int = 0
-    withdrawn: bool = False
+    """A clause to be spoken, and what has been spoken of it."""
+
+    def __init__(self, asked: Speak) -> None:
+        self.asked = asked
+        #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
+        self.output: Channel[AudioOutput] = Channel(0, cost=lambda spoken: len(spoken.samples))
+        self.withdrawn = False
+        #: Words that were told and wait for audio, and the rate of the audio so far; 0 before the first.
+        self._words: tuple[Word, ...] = ()
+        self._sample_rate = 0
+
+    def withdraw(self) -> None:
+        """Put out nothing more: nobody listens."""
+        self.withdrawn = True
+
+    def take_words(self, words: list[SpokenWord]) -> None:
+        """Keep words for the next audio."""
+        self._words += tuple(Word(*word) for word in words)
+
+    def take_audio(self, samples: Samples, sample_rate: int) -> None:
+        """Put out audio, with the words that were told before it."""
+        self._sample_rate = sample_rate
+        words, self._words = self._words, ()
+        if not self.withdrawn:
+            self.output.put_nowait(AudioOutput(samples, sample_rate, words))
+
+    def end(self) -> None:
+        """Put out the last words of the text, which may be told after its last sample."""
+        if self._words and self._sample_rate and not self.withdrawn:
+            self.output.put_nowait(AudioOutput(NO_SAMPLES, self._sample_rate, self._words))
+        self.output.close()
 
 
 class VoiceProcess:
@@ -138,7 +162,7 @@ class VoiceProcess:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Voices by their languages, and by those without their regions: the first of each."""
+        """The first voice of each language, by the language with its region ("en-us") and without ("en")."""
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
         wider = {language.partition("-")[0]: voice for language, voice in first.items()}
         return {**wider, **first}
@@ -168,7 +192,7 @@ class VoiceProcess:
         return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source})",)
 
     async def start(self) -> None:
-        """Finds a voice and starts its worker. Finding none is no error, unless one was asked for by name."""
+        """Find a voice and start its worker. Finding none is no error, unless one was asked for by name."""
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
@@ -193,7 +217,7 @@ class VoiceProcess:
         self._keeper = asyncio.create_task(keeping, name="voice worker")
 
     async def stop(self) -> None:
-        """Ends the worker; whoever still waits for speech gets EngineFailed. Idempotent."""
+        """End the worker; speech under way fails with EngineFailed. Idempotent."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -230,7 +254,7 @@ class VoiceProcess:
     async def say(
         self, text: str, *, voice: str | None = None, speed: float = 1.0
     ) -> AsyncGenerator[AudioOutput, None]:
-        """Speaks one clause, ``speed`` times as fast as the voice does by itself; words count from its beginning.
+        """Speak one clause, ``speed`` times as fast as the voice does by itself; words count from its beginning.
 
         Closing the iterator takes the job back, at once and wherever it stands.
         Raises EngineFailed where there is no voice or the worker dies with this text.
@@ -252,7 +276,7 @@ class VoiceProcess:
             self._withdraw(job)
 
     def _give_next(self) -> None:
-        """Gives the worker its next job, if it is ready and free."""
+        """Give the worker its next job, if it is ready and free."""
         if self._current is not None or not self._waiting or not self._ready:
             return
         assert self._child is not None
@@ -264,7 +288,7 @@ class VoiceProcess:
         if job in self._waiting:
             self._waiting.remove(job)
         elif job is self._current and not job.withdrawn:
-            job.withdrawn = True
+            job.withdraw()
             if self._child is not None:
                 self._child.send(Cancel(job.asked.job))
 
@@ -346,16 +370,11 @@ class VoiceProcess:
         if job is None or said.job != job.asked.job:
             return
         match said:
-            case SpokenPcm(_, sample_rate) if not job.withdrawn:
-                job.sample_rate = sample_rate
-                words, job.words = job.words, ()
-                job.output.put_nowait(AudioOutput(samples_from_bytes(body, SampleLayout.S16), sample_rate, words))
+            case SpokenPcm(_, sample_rate):
+                job.take_audio(samples_from_bytes(body, SampleLayout.S16), sample_rate)
             case SpokenWords(_, words):
-                job.words += tuple(Word(*word) for word in words)
+                job.take_words(words)
             case Done():
-                if job.words and job.sample_rate and not job.withdrawn:
-                    # The last words of a text may be told after its last sample.
-                    job.output.put_nowait(AudioOutput(NO_SAMPLES, job.sample_rate, job.words))
                 self._deaths = 0
                 self._backoff.reset()
                 self._end_job()
@@ -367,7 +386,7 @@ class VoiceProcess:
         self._watch()
         if job is not None:
             if error is None:
-                job.output.close()
+                job.end()
             else:
                 job.output.fail(error)
         self._give_next()

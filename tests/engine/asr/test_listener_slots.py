@@ -1,4 +1,4 @@
-"""Seats of a recogniser: how many there are, who shares one, who waits, and for how long."""
+"""ListenerSlots of a recogniser: how many there are, who shares one, who waits, and for how long."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from omni_ws.engine.asr.recogniser import MAX_WAIT_SEC, Seat, Seats
+from omni_ws.engine.asr.recogniser import MAX_WAIT_SEC, ListenerSlot, ListenerSlots
 from omni_ws.errors import EngineOverloaded
 
 pytestmark = pytest.mark.virtual_clock
 
 
-async def full(count: int) -> tuple[Seats, list[Seat]]:
-    seats = Seats(count)
-    return seats, [await seats.take() for _ in range(count)]
+async def full(count: int) -> tuple[ListenerSlots, list[ListenerSlot]]:
+    slots = ListenerSlots(count)
+    return slots, [await slots.take() for _ in range(count)]
 
 
 async def some_passes() -> None:
@@ -24,28 +24,28 @@ async def some_passes() -> None:
 
 @pytest.mark.parametrize("past", [False, True])
 async def test_who_finds_no_seat_waits_for_so_long_and_is_refused(past: bool) -> None:
-    seats, (first,) = await full(1)
-    waiting = asyncio.create_task(seats.take())
+    slots, (first,) = await full(1)
+    waiting = asyncio.create_task(slots.take())
     await some_passes()
     asyncio.get_running_loop().call_later(MAX_WAIT_SEC + (0.001 if past else -0.001), first.leave)
     if past:
         with pytest.raises(EngineOverloaded, match="all 1 recognisers are in use") as refusal:
             await waiting
         assert refusal.value.retry_after_ms
-        assert seats.taken == 1
+        assert slots.taken == 1
     else:
         await waiting
-        assert seats.taken == 1
+        assert slots.taken == 1
 
 
 async def test_seats_are_given_in_the_order_in_which_they_were_asked_for() -> None:
-    seats, (first,) = await full(1)
+    slots, (first,) = await full(1)
     given: list[str] = []
 
-    async def take(name: str) -> Seat:
-        seat = await seats.take()
+    async def take(name: str) -> ListenerSlot:
+        slot = await slots.take()
         given.append(name)
-        return seat
+        return slot
 
     waiting = [asyncio.create_task(take("a")), asyncio.create_task(take("b"))]
     await some_passes()
@@ -60,67 +60,67 @@ async def test_seats_are_given_in_the_order_in_which_they_were_asked_for() -> No
 
 
 async def test_requests_of_one_holder_share_a_seat_and_wait_for_nobody() -> None:
-    seats = Seats(1)
-    first = await seats.take("session")
-    waiting = asyncio.create_task(seats.take("another"))
+    slots = ListenerSlots(1)
+    first = await slots.take("session")
+    waiting = asyncio.create_task(slots.take("another"))
     await some_passes()
-    second = await seats.take("session")
-    assert seats.taken == 1
+    second = await slots.take("session")
+    assert slots.taken == 1
     first.leave()
     first.leave()
     await some_passes()
     assert not waiting.done()
     second.leave()
     await waiting
-    assert seats.taken == 1
+    assert slots.taken == 1
 
 
 async def test_who_waits_with_its_own_earlier_part_is_given_the_seat_with_it() -> None:
-    seats, (first,) = await full(1)
-    parts = [asyncio.create_task(seats.take("session")) for _ in range(2)]
+    slots, (first,) = await full(1)
+    parts = [asyncio.create_task(slots.take("session")) for _ in range(2)]
     await some_passes()
     first.leave()
     for part in parts:
         await part
-    assert seats.taken == 1
+    assert slots.taken == 1
 
 
 @pytest.mark.parametrize("in_the_same_moment", [False, True])
 async def test_who_goes_while_waiting_leaves_nothing(in_the_same_moment: bool) -> None:
-    seats, (first,) = await full(1)
-    waiting = asyncio.create_task(seats.take("session"))
+    slots, (first,) = await full(1)
+    waiting = asyncio.create_task(slots.take("session"))
     await some_passes()
     if in_the_same_moment:
         first.leave()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     first.leave()
-    assert seats.taken == 0
-    await seats.take()
+    assert slots.taken == 0
+    await slots.take()
 
 
 async def test_who_is_cancelled_before_its_turn_is_passed_over() -> None:
-    seats, (first,) = await full(1)
-    gone, there = asyncio.create_task(seats.take()), asyncio.create_task(seats.take())
+    slots, (first,) = await full(1)
+    gone, there = asyncio.create_task(slots.take()), asyncio.create_task(slots.take())
     await some_passes()
     gone.cancel()
     first.leave()
     await there
     await asyncio.gather(gone, return_exceptions=True)
-    assert seats.taken == 1
+    assert slots.taken == 1
 
 
 @pytest.mark.parametrize("taken", [1, 2, 3])
 async def test_interim_texts_are_given_up_before_anybody_is_refused(taken: int) -> None:
-    seats = Seats(32, lambda interims: 2 if interims else 3)
+    slots = ListenerSlots(32, lambda interims: 2 if interims else 3)
     for _ in range(taken):
-        await seats.take()
-    assert seats.crowded is (taken > 2)
+        await slots.take()
+    assert slots.crowded is (taken > 2)
 
 
 async def test_there_are_as_many_as_are_carried_without_interim_texts() -> None:
-    seats = Seats(32, lambda interims: 2 if interims else 3)
+    slots = ListenerSlots(32, lambda interims: 2 if interims else 3)
     for _ in range(3):
-        await seats.take()
+        await slots.take()
     with pytest.raises(EngineOverloaded):
-        await seats.take()
+        await slots.take()

@@ -18,9 +18,9 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModali
 from omni_ws.core.history import Message
 from omni_ws.engine import child
 from omni_ws.engine.base import AnswerOptions, AudioOutput, EngineState, Finished
-from omni_ws.engine.tts import synthesis_engine
+from omni_ws.engine.tts import voice_process
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.engine.tts.synthesis_engine import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedModality, UnsupportedParameter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -254,7 +254,7 @@ async def test_a_voice_that_does_not_come_back_is_told_and_comes_back(
     await engine.start()
     try:
         assert voice.worker_pid is not None
-        monkeypatch.setattr(synthesis_engine, "WORKER_MODULE", "omni_ws.not_there")
+        monkeypatch.setattr(voice_process, "WORKER_MODULE", "omni_ws.not_there")
         monkeypatch.setattr(child, "MAX_BACKOFF_SEC", 0.01)
         os.kill(voice.worker_pid, signal.SIGKILL)
         await _until_it_is(engine, EngineState.UNHEALTHY)
