@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLogitsProcessor
 
 from omni_ws.engine.child_main import encode_message
-from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows, StepWatch, connect_worker
+from omni_ws.engine.vllm.worker_channel import AskedRows, SentReadouts, SentRows, StepWatch, connect_worker
 
 
 class ReadoutWorker:
@@ -63,7 +63,7 @@ class _Readout:
             torch.from_numpy(np.frombuffer(matrix, np.float32).reshape(concepts, -1).copy()).to(runner.device)
             for matrix in matrices
         ]
-        self._wanted: list[_StepRows] = []
+        self._wanted: list[AskedRows] = []
         self._rows: torch.Tensor | None = None
         self._values: list[torch.Tensor] = []
         self._socket: socket.socket | None = connect_worker(address)
@@ -99,15 +99,15 @@ class _Readout:
 
         return after_layer
 
-    def _wanted_rows(self) -> list[_StepRows]:
+    def _wanted_rows(self) -> list[AskedRows]:
         """Return the rows of this step whose positions are to be read out."""
-        wanted: list[_StepRows] = []
+        wanted: list[AskedRows] = []
         for step in self._watch.asked():
             for start, end in step.asked["ranges"]:
                 first, last = max(start, step.begins), min(end, step.begins + step.count)
                 if first < last:
                     row = step.first_row + first - step.begins
-                    wanted.append(_StepRows(step.asked["key"], row, first, last - first))
+                    wanted.append(replace(step, first_row=row, begins=first, count=last - first))
         return wanted
 
     def _send(self) -> None:
@@ -120,23 +120,13 @@ class _Readout:
         messages = bytearray()
         row = 0
         for one in wanted:
-            header = SentReadouts(one.key, one.first_position, one.count)
+            header = SentReadouts(one.asked["key"], one.begins, one.count)
             messages += encode_message(header, numbers[row : row + one.count].tobytes())
             row += one.count
         try:
             self._socket.sendall(messages)
         except OSError:
             self._socket = None  # the server has exited, and vLLM will be stopped
-
-
-@dataclass(slots=True)
-class _StepRows:
-    """``count`` consecutive rows of a step that belong to a request, with their positions in its tokens."""
-
-    key: str
-    first_row: int
-    first_position: int
-    count: int
 
 
 def _decoder_layers(model: Any) -> Any:
