@@ -66,8 +66,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Return the properties of the model's checkpoint. Blocks.
 
-    ``chat_template`` replaces the checkpoint's own; ``arguments`` are those of the template. Raises EngineFailed for a
-    template that cannot be used.
+    ``chat_template`` replaces the checkpoint's own template; ``arguments`` are passed to the template. Raises
+    EngineFailed for a template that cannot be used.
     """
     config = model.llm.model_config
     renderer = _Renderer(model, chat_template)
@@ -211,8 +211,8 @@ def lacks_chat_template(model: str) -> bool:
 
     ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
     """
-    settings = _template_file(model, "tokenizer_config.json")
-    if settings is None or any(_template_file(model, name) is not None for name in _TEMPLATE_FILES):
+    settings = _local_file(model, "tokenizer_config.json")
+    if settings is None or any(_local_file(model, name) is not None for name in _TEMPLATE_FILES):
         return False
     try:
         return not orjson.loads(settings.read_bytes()).get("chat_template")
@@ -220,7 +220,8 @@ def lacks_chat_template(model: str) -> bool:
         return False
 
 
-def _template_file(model: str, name: str) -> Path | None:
+def _local_file(model: str, name: str) -> Path | None:
+    """Return a file of a checkpoint, from its folder or the download cache; None if it is not there."""
     if Path(model).is_dir():
         path = Path(model, name)
     else:
@@ -369,7 +370,7 @@ _BOTH: Final = 0.9
 _LEAST: Final = 0.1
 #: The Thinker's share when the sizes are unknown.
 _UNKNOWN: Final = 0.65
-#: The formats of weights, by vLLM's precedence: it loads the first one that a checkpoint has.
+#: The formats of weights. vLLM loads the first format in this order that a checkpoint has.
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -378,8 +379,8 @@ def memory_shares(
 ) -> tuple[float, float]:
     """Return the shares, from 0 to 1, for checkpoints of ``thinker`` and ``talker`` bytes, None if unknown.
 
-    A share set in the arguments is kept, and the other model gets the rest. Raises ConfigurationError for one that is
-    not a number.
+    A share set in the arguments is kept, and the other model gets the rest. Raises ConfigurationError if it is not a
+    number.
     """
     first_given, second_given = _given(thinker_args, "vllm.args"), _given(talker_args, "vllm.talker_args")
     if first_given is not None:
@@ -398,7 +399,8 @@ def weights_bytes(model: str) -> int | None:
 
     Blocks, for seconds if the hub is asked.
     """
-    folder = Path(model) if Path(model).is_dir() else _downloaded(model)
+    config = _local_file(model, "config.json")
+    folder = Path(model) if Path(model).is_dir() else config and config.parent
     if folder is not None:
         return _weights((path.name, path.stat().st_size) for path in folder.iterdir() if path.is_file())
     return _weights(_at_the_hub(model))
@@ -429,16 +431,6 @@ def _weights(files: Iterable[tuple[str, int]]) -> int | None:
         if names:
             return sum(sizes[name] for name in names)
     return None
-
-
-def _downloaded(model: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # not a valid model name
-        return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def _at_the_hub(model: str) -> list[tuple[str, int]]:

@@ -127,8 +127,8 @@ class DecodeQueue:
     async def decode(self, window: CodecWindow) -> Samples:
         """Return the wanted samples of ``window``.
 
-        Raises EngineFailed on a closed queue, and what the decoder raises. Cancelling drops the window if it has not
-        started.
+        Raises EngineFailed on a closed queue, and the decoder's exceptions. Cancelling drops a window that is not being
+        decoded yet.
         """
         if self._closed:
             raise EngineFailed("the decoder is closed")
@@ -184,10 +184,10 @@ class DecodeQueue:
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """The number of context frames on either side of a chunk. Three are exact for SNAC at 24 kHz.
+    """The number of context frames on either side of a chunk. Three frames are exact for SNAC at 24 kHz.
 
-    A convolutional codec's receptive field is a few frames. A window that contains them on both sides of the wanted
-    frames decodes to exactly the same samples; the output for the context is discarded.
+    The receptive field of a convolutional codec is a few frames. With so many frames on both sides, the wanted frames
+    decode to exactly the same samples as in the whole clause; the samples of the context are discarded.
     """
 
     left: int = 3
@@ -209,9 +209,9 @@ class CodecWindow:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The state of decoding one clause, an immutable value: the frames still needed, and positions.
+    """The state of decoding one clause, an immutable value: the frames that are still needed, and positions.
 
-    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` that of the next frame to decode.
+    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` the position of the next frame to decode.
     """
 
     context: WindowContext

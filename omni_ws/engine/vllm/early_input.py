@@ -163,7 +163,7 @@ class EarlyBudget:
 
 
 class StreamedPrompt:
-    """An open vLLM request that is extended with input. Created by ``begin``."""
+    """An open vLLM request that is extended with input. It owns a slot that its creator took from ``budget``."""
 
     def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
         self.given = Given()
@@ -176,13 +176,8 @@ class StreamedPrompt:
         #: The tokens submitted, with placeholders expanded.
         self._tokens = 0
         self._holding = True
-        #: Whether media were processed, which have not reached the model until an output arrives.
+        #: Whether the last piece has media. They have not reached the model until an output arrives.
         self._media_in_flight = False
-
-    @classmethod
-    def begin(cls, origin: EarlyOrigin, budget: EarlyBudget) -> StreamedPrompt | None:
-        """Return a new streamed prompt, or None if the budget has no slot left."""
-        return cls(origin, budget) if budget.take_slot() else None
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
         prompt = await self._render(excerpt)
@@ -307,7 +302,7 @@ class WarmedPrefix:
         return await self._origin.at_once(whole, parameters)
 
     async def aclose(self) -> None:
-        """Do nothing: nothing is held between two steps."""
+        """Do nothing: a warmed prefix occupies nothing between two steps."""
 
 
 #: The maximum number of frames of a video in the prompt, spread evenly over it.
@@ -447,8 +442,8 @@ class AudioSegmenter:
     """Cuts speech in progress into segments that a model can process before the speech ends.
 
     It cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the first pause
-    after ``shortest_ms``, or without one after ``longest_ms``. The cuts depend on the samples alone, not on how they
-    arrive: a recording sent at once is cut like the same audio spoken live, so that both get the same answer.
+    after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone, not on how
+    they arrive: a recording sent at once is cut like the same audio spoken live, so that both get the same answer.
     """
 
     def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int = LONGEST_MS) -> None:
@@ -499,7 +494,7 @@ class AudioSegmenter:
         self._quiet_frames = self._quiet_frames + 1 if level <= self._loudest * PAUSE_RATIO else 0
 
     def _cut(self) -> int | None:
-        """Return None, or, if the segment ends here, how many of its last frames belong to the next one."""
+        """Return how many of the last frames belong to the next segment; None if the segment does not end here."""
         if self._frames >= self._longest:
             return 0
         # Leading digital silence is not a pause: nothing has been said yet.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import AnswerWarning, FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     AudioOutput,
     EngineCapabilities,
@@ -129,11 +129,11 @@ class VllmEngine:
         self._decoding: ThreadPoolExecutor | None = None
         self._tokenizing: ThreadPoolExecutor | None = None
         self._tokens: TokenGenerator | None = None
-        self._capabilities = self._found_capabilities()
+        self.capabilities = self._found_capabilities()
 
     @property
     def tokens(self) -> TokenGenerator:
-        """The generator for token sessions. Raises EngineFailed unless the engine has started."""
+        """The generator for token sessions. Raises EngineFailed before ``start``."""
         if self._tokens is None:
             raise EngineFailed("the engine is not running", fatal=True)
         return self._tokens
@@ -161,12 +161,8 @@ class VllmEngine:
         voice = self._voice or self._talker
         return {Role.LLM.value: self._thinker.state} | ({} if voice is None else {Role.TTS.value: voice.state})
 
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return self._capabilities
-
     def _found_capabilities(self) -> EngineCapabilities:
-        """Return the capabilities, as far as they are known before the start."""
+        """Return the capabilities; before the start without those that the checkpoint tells."""
         speaker = self._voice or self._speaker
         thinker = frozenset(f"{Thinker.name}.{name}" for name in SAMPLING)
         media = self._checkpoint.media if self._checkpoint is not None else frozenset()
@@ -257,7 +253,7 @@ class VllmEngine:
                 arguments=self.config.chat_template_kwargs,
             )
             parser = await asyncio.to_thread(parsers.load, self._thinker) if parsers else None
-            self._capabilities = self._found_capabilities()
+            self.capabilities = self._found_capabilities()
         except BaseException:
             await self.stop()
             raise
@@ -368,7 +364,7 @@ class VllmEngine:
             async with aclosing(decoded), pipeline(decoded, run.stages, run.links, sink=request.sink) as outputs:
                 async for output in outputs:
                     yield output
-            yield Finished(run.finish_reason, run.usage, run.finish_reasons, warnings=run.warnings)
+            yield run.finished()
         except OmniError:
             raise
         except Exception as error:
@@ -435,20 +431,11 @@ class RequestStages:
         self._vocoder = vocoder
         return (SpeechPart(own), SpeechPart(vocoder)) if goes_on else (own, vocoder)
 
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self._thinker.finish_reasons[0]
-
-    @property
-    def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """The finish reason of each answer, if there are several."""
+    def finished(self) -> Finished:
+        """Return the end of the request, once all answers have ended."""
         reasons = self._thinker.finish_reasons
-        return reasons if len(reasons) > 1 else ()
-
-    @property
-    def warnings(self) -> tuple[AnswerWarning, ...]:
-        """Warnings for the client, beside the finish reasons."""
-        return self._thinker.warnings
+        several = reasons if len(reasons) > 1 else ()
+        return Finished(reasons[0], self.usage, several, warnings=self._thinker.warnings)
 
     @property
     def usage(self) -> Usage:
@@ -469,7 +456,7 @@ _PROFILER_SETTING: Final = "profiler_config"
 
 
 def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
-    """Return vLLM's arguments with those that enable tracing, unless the operator set them."""
+    """Return vLLM's arguments, extended to enable tracing; unchanged if the operator has configured the profiler."""
     if root is None or _PROFILER_SETTING in args:
         return dict(args)
     setting = {

@@ -324,7 +324,7 @@ class LanguageModel:
 
 
 class _Running(NamedTuple):
-    """The engine client, and the process that kills the model if this one is killed."""
+    """vLLM's engine client, and the process that kills the model's processes if this process dies."""
 
     llm: AsyncLLM
     reaper: ProcessReaper
@@ -335,7 +335,7 @@ class _Running(NamedTuple):
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
-    """Return the processes that vLLM started on this machine; those on others are its executor's responsibility."""
+    """Return the processes that vLLM started on this machine; its executor looks after those on other machines."""
     return list(getattr(getattr(llm.engine_core.resources, "engine_manager", None), "processes", ()))
 
 
@@ -376,7 +376,7 @@ def _shut_down(running: _Running) -> None:
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:
-    """Return a message for an unknown argument, with the most similar one."""
+    """Return a message for an unknown argument, with the name of the most similar argument."""
     close = difflib.get_close_matches(name, known, n=1)
     return "unknown vLLM argument" + (f"; did you mean {close[0]}?" if close else "")
 
@@ -602,7 +602,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         self._collect(output)
 
     async def _end(self, *, running: bool = True) -> None:
-        """Release what vLLM holds for the request, which is aborted if it is ``running``."""
+        """Release vLLM's resources for the request; abort it if it is ``running``."""
         if self._ended:
             return
         self._ended = True

@@ -187,7 +187,7 @@ class OmniVoice:
         sampling: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> tuple[OmniTalker, VocoderStage]:
-        """Return the stages of one request; the first one takes TalkerItems.
+        """Return the Talker and the vocoder of one request; the Talker takes TalkerItems.
 
         ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. Raises InvalidValue.
         """
@@ -242,7 +242,7 @@ def _gpu_bytes() -> int | None:
     return None if current_platform.is_cpu() else int(current_platform.get_device_total_memory())
 
 
-#: Where a text may be cut so that its tokens are those of the whole: before white space that a word follows.
+#: A position between words, before the white space: both parts of the text have the same tokens as the whole text.
 _BORDER: Final = re.compile(r"(?<=\S)\s+(?=\S)")
 _CLAUSE_END: Final = re.compile(r"[.!?;:,]\s|\n")
 #: How much text without white space is held back, in characters.

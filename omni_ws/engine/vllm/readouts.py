@@ -149,7 +149,7 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
 def save_vectors(
     matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
 ) -> None:
-    """Write both files. ``matrices`` has one for each layer, with a row for each concept."""
+    """Write both files. ``matrices`` has a matrix for each layer, with a row for each concept."""
     from safetensors.numpy import save_file
 
     layers = sorted(matrices)
@@ -249,7 +249,7 @@ async def make_vectors(
 
 
 def _direction(concept: Concept, streams: Mapping[str, NDArray[np.float32]], layer: int) -> NDArray[np.float32]:
-    """Return the unit vector from the mean of the negative prompts to that of the positive ones."""
+    """Return the unit vector from the mean of the negative prompts to the mean of the positive prompts."""
     positive = np.mean([streams[text] for text in concept.positive], axis=0, dtype=np.float64)
     negative = np.mean([streams[text] for text in concept.negative], axis=0, dtype=np.float64)
     difference = positive - negative

@@ -131,7 +131,7 @@ def check_parameters(
 
 
 def prefill_parameters() -> SamplingParams:
-    """Return parameters for one prompt that is only computed; vLLM generates at least one token, which is discarded."""
+    """Return parameters for a prompt without an answer; vLLM generates at least one token, which is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -139,7 +139,7 @@ def prefill_parameters() -> SamplingParams:
 
 
 def survives_streaming(parameters: SamplingParams) -> bool:
-    """Whether a streamed prompt gives the same answer as one submitted at once.
+    """Whether a streamed prompt gets the same answer as a prompt that is submitted at once.
 
     For streamed prompts vLLM rejects stop strings and several answers, creates no generator for a seed, and ignores
     grammars and token options that are not part of the first piece.
@@ -160,8 +160,8 @@ def survives_streaming(parameters: SamplingParams) -> bool:
 class ParserNames:
     """The names of vLLM's parsers for a model's tool calls and for its thought; None for no parser.
 
-    Each family of models writes tool calls, and what it thinks before it answers, in its own format. vLLM has a parser
-    for each, which also provides the grammar that forces a call.
+    Each family of models writes tool calls, and its thought before the answer, in a format of its own. vLLM has a
+    parser for each format, which also provides the grammar that forces a call.
     """
 
     tools: str | None = None
@@ -226,8 +226,8 @@ class ParserUse:
         skip: bool = self.request.skip_special_tokens
         return skip
 
-    def reader(self) -> AnswerSplitter:
-        """Return a reader for one answer, for use on the event loop, with vLLM's own tokenizer."""
+    def splitter(self) -> AnswerSplitter:
+        """Return a splitter for one answer, for use on the event loop, with vLLM's own tokenizer."""
         return AnswerSplitter(self, self.new_parser(self.model.llm.get_tokenizer()))
 
     def new_parser(self, tokenizer: Any) -> Any:

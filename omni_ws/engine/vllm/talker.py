@@ -40,7 +40,7 @@ TEXT_LINK: Final = StageLink(2_000, len)
 class FirstClause:
     """The limits of the first clause in characters (see ClauseSplitter).
 
-    They are smaller than those of other clauses, because the first clause determines the time to first audio.
+    Other clauses may be longer; the first one is kept short, because it determines the time to first audio.
     """
 
     comma_after: int = 12
@@ -69,11 +69,11 @@ class TalkerModel(LanguageModel):
 class Talker:
     """A Stage of one request: pieces of text in, CodecFrames out.
 
-    Each clause is one request to vLLM, so its prosody is that of a complete utterance. While a clause is generated,
+    Each clause is one request to vLLM, and so has the prosody of a complete utterance. While a clause is generated,
     further text waits in the link.
 
-    ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling that vLLM
-    refuses.
+    ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling parameters
+    that vLLM refuses.
     """
 
     name = "talker"
@@ -125,7 +125,7 @@ class Talker:
     async def _speak(self, clause: TextClause, sink: Channel[CodecFrames]) -> None:
         """Generate the frames of one clause.
 
-        Their number is limited by the length of the text, since a model may fail to end its speech.
+        The length of the text limits the number of frames, since a model may fail to end its speech.
         """
         if not is_speakable(clause.text):
             return
@@ -292,7 +292,7 @@ _KNOWN: Final = {profile.name: profile for profile in (ORPHEUS, MAYA1)}
 
 
 def find_profile(wanted: str | None, model: str) -> TalkerProfile:
-    """Return the profile with the name or file ``wanted``, or the one that fits ``model`` by its name.
+    """Return the profile with the name or file ``wanted``; with None, the one whose name occurs in that of ``model``.
 
     Raises EngineFailed, with a message for the operator.
     """

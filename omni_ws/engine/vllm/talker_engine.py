@@ -183,7 +183,7 @@ class Speaker:
         priority: int = 0,
         being_written: bool = False,
     ) -> tuple[Talker, Code2Wav]:
-        """Return the stages of one request; the first one takes pieces of text.
+        """Return the Talker and Code2Wav of one request; the Talker takes pieces of text.
 
         ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. ``being_written``: see
         ``is_being_written``. Raises InvalidValue.

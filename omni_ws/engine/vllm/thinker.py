@@ -347,12 +347,10 @@ class Thinker:
 
     def _begin_early(self) -> EarlyWork:
         """Return a streamed prompt if possible, else a warmed prefix."""
-        origin = self._origin
-        if survives_streaming(self._parameters):
-            streamed = StreamedPrompt.begin(origin, self._shared.budget)
-            if streamed is not None:
-                return streamed
-        return WarmedPrefix(origin)
+        budget = self._shared.budget
+        if survives_streaming(self._parameters) and budget.take_slot():
+            return StreamedPrompt(self._origin, budget)
+        return WarmedPrefix(self._origin)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
         """Have the model compute stable parts of the prompt until the input ends. Input accumulates in each step."""
@@ -473,7 +471,7 @@ class Thinker:
         if self._parameters.logprobs is not None:
             data = await self._in_thread(self._shared.token_bytes)
             logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
-        splitter = self._parser.reader() if self._parser is not None else None
+        splitter = self._parser.splitter() if self._parser is not None else None
         options = self._request.options
         if self._feed is not None:
             self._spoken = SpokenTokens(self._shared.model.llm.get_tokenizer(), self._parameters, splitter)

@@ -35,7 +35,9 @@ _MEDIA: Final = ("audio", "image", "video")
 
 
 class ThinkerRows:
-    """The rows of one omni model with the checkpoint ``config``: how vLLM is told to send them, and those kept.
+    """The rows of one omni model: has vLLM send them through ``channel``, and keeps them in ``kept``.
+
+    ``config`` is the config.json of the checkpoint.
 
     ``every_state``: the Talker of Qwen2.5 reads the hidden state of every token, that of Qwen3 only the states of
     audio, images and video in the prompt. ``kept_bytes`` limits the memory of the rows kept for conversations.
@@ -395,7 +397,7 @@ class KeptPrompt:
         return same
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add ``tokens``, those of the answer, to the end of the prompt."""
+        """Add the tokens of the answer to the end of the prompt."""
         self.identity = np.concatenate([self.identity, np.asarray(tokens, np.int64)])
 
 
@@ -422,7 +424,7 @@ class KeptRows:
         return len(self._kept)
 
     def take(self, conversation: str | None) -> KeptPrompt:
-        """Remove and return the prompt of ``conversation``; a new, empty one, with a new salt, if none is kept."""
+        """Remove and return the prompt of ``conversation``; an empty prompt with a new salt if none is kept."""
         kept = None if conversation is None else self._kept.pop(conversation, None)
         if kept is None:
             return KeptPrompt()

@@ -117,7 +117,7 @@ class TokenGenerator:
                 yield event
 
     async def _prompt(self, generation: TokenGeneration) -> Any:
-        """Return the list as vLLM's prompt, with its images processed."""
+        """Return the session's tokens as a prompt of vLLM, with the images processed."""
         tokens = list(generation.tokens)
         if len(tokens) >= self.max_model_len:
             raise ContextLengthExceeded(f"at most {self.max_model_len - 1} tokens, got {len(tokens)}")
@@ -295,7 +295,7 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class ReadAhead:
-    """Iterates over vLLM's outputs; ``until`` reads one ahead, and so notices a failure while it waits."""
+    """Iterates over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
 
     def __init__(self, outputs: ModelOutputs) -> None:
         self._outputs = outputs
@@ -368,7 +368,7 @@ _VISION_ENDS: Final = ("<|vision_end|>", "<|vision_eos|>")
 
 
 def _vision_tokens(config: Any, tokenizer: Any) -> VisionTokens | None:
-    """Return the model's vision tokens; for omni models, those of the Thinker's configuration."""
+    """Return the model's vision tokens; for omni models, from the Thinker's configuration."""
     if not config.is_multimodal_model:
         return None
     for part in (config.hf_config, getattr(config.hf_config, "thinker_config", None)):

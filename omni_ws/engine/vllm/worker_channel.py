@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class WorkerChannel(ABC, Generic[T]):
-    """A Unix socket on which workers send what they compute, and the requests that wait for it.
+    """A Unix socket on which workers send the results of steps, and the receivers of these results.
 
     Messages have the form of ``child_main``, with headers of the type ``header``. ``address`` is valid between
     ``start`` and ``stop``.
