@@ -104,7 +104,7 @@ class EarlyOrigin:
 
 
 class EarlyWork(Protocol):
-    """The early computation of one prompt. ``aclose`` releases its slot and cache blocks."""
+    """The early computation of one prompt."""
 
     #: The part of the prompt that was accepted. The rest remains in the draft.
     given: Given
@@ -123,7 +123,7 @@ class EarlyWork(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release slot and cache. Idempotent."""
+        """Release the slot and the blocks of the KV cache. Idempotent."""
         ...
 
 

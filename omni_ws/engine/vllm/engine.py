@@ -103,7 +103,7 @@ class VllmEngine:
             args = {"reasoning_parser": config.reasoning_parser, **args}  # so that grammars apply behind the thought
         self._parsers = ParserNames(config.tool_parser, config.reasoning_parser)
         self._readouts = readouts
-        #: None for a model without a voice of its own.
+        #: None if the model is not an omni model.
         self._omni = find_omni_model(config.model, config.args)
         #: The omni model's own voice; None if it does not speak.
         self._voice = own_voice(config, self._omni)
@@ -471,7 +471,10 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """One trace at a time, of all ``models``, which were started with ``traced_arguments``, and of ``processes``."""
+    """Traces all ``models`` and ``processes``, one trace at a time.
+
+    ``models`` are pairs of a model and the operator's arguments; the models were started with ``traced_arguments``.
+    """
 
     def __init__(
         self,

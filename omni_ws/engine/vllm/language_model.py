@@ -445,8 +445,8 @@ if not sys.stdin.buffer.read(1):
 class ProcessReaper:
     """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
 
-    vLLM's processes would not notice that this process has died, and occupy the GPU. Call ``dismiss`` only after
-    ``processes`` have ended, but at once: later other processes may have the same IDs.
+    vLLM's processes would not notice that this process has died, and occupy the GPU. Call ``dismiss`` as soon as
+    ``processes`` have ended, and not before: other processes may get the same IDs later.
     """
 
     def __init__(self, processes: Sequence[int]) -> None:

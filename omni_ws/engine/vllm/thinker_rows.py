@@ -37,11 +37,10 @@ _MEDIA: Final = ("audio", "image", "video")
 class ThinkerRows:
     """The rows of one omni model: has vLLM send them through ``channel``, and keeps them in ``kept``.
 
-    ``config`` is the config.json of the checkpoint.
-
-    ``every_state``: the Talker of Qwen2.5 reads the hidden state of every token, that of Qwen3 only the states of
-    audio, images and video in the prompt. ``kept_bytes`` limits the memory of the rows kept for conversations.
-    ``positions`` limits prompt and speech together, in positions of the Talker; None for no limit.
+    ``config`` is the config.json of the checkpoint. ``every_state``: the Talker of Qwen2.5 reads the hidden state of
+    every token, the Talker of Qwen3 only the states of audio, images and video in the prompt. ``kept_bytes`` limits the
+    memory of the rows kept for conversations. ``positions`` limits prompt and speech together, in positions of the
+    Talker; None for no limit.
     """
 
     #: RowsWorker is also a ReadoutWorker, so readouts work as well.
