@@ -28,7 +28,7 @@ from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, P
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import read_checkpoint
 from omni_ws.engine.vllm.early_input import EarlyBudget
-from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.language_model import LanguageModel, use_first_model_runner
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.thinker_rows import ThinkerRows
 
@@ -118,7 +118,7 @@ class OmniThinker:
         self.parts: ThinkerParts
 
     async def start(self) -> None:
-        ThinkerRows.prepare_environment()
+        use_first_model_runner()
         await self.rows.channel.start()
         await self.model.start()
         checkpoint = await asyncio.to_thread(read_checkpoint, self.model)
@@ -130,7 +130,6 @@ class OmniThinker:
             sampling=checkpoint.sampling,
             sample_rate=checkpoint.sample_rate,
             shortest_segment_ms=3000,
-            longest_segment_ms=30_000,
             most_audio=checkpoint.most_audio,
             decoding=ThreadPoolExecutor(2),
             parser=None,

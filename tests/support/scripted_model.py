@@ -91,8 +91,13 @@ class ScriptedOutputs(AsyncIterator[RequestOutput]):
 
     def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
         self.arrived = False
-        self.take: object = None
         self._outputs = outputs
+
+    def hand_to(self, consume: object) -> None:
+        pass
+
+    def expect_output(self) -> None:
+        self.arrived = False
 
     async def __anext__(self) -> RequestOutput:
         output = await anext(self._outputs)

@@ -1,6 +1,6 @@
 """AnswerReader: converts vLLM's output for one answer to text, thought, tool calls and log-probabilities.
 
-AlignedTokens holds back what is told of single tokens until their text is sent, for AlignedLogprobs and SpokenTokens.
+AlignedTokens holds back an item for each token until the token's text is sent; AlignedLogprobs and SpokenTokens use it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 class AnswerReader:
     """Reads the ``choice``-th answer to a request, piece by piece.
 
-    ``splitter`` finds tool calls and thought in its text, ``logprobs`` assigns tokens to text; None where not
-    requested. With ``names_end`` the token that ends the answer is reported among those with log-probabilities. An
-    answer that is not ``wanted``, as that of a request for an echo alone, has no content: vLLM generates at least one
-    token.
+    ``splitter`` finds tool calls and thought in the text, ``logprobs`` assigns tokens to text; None if not requested.
+    With ``names_end`` the log-probabilities include the token that ends the answer. With ``wanted`` False the content
+    is dropped: vLLM generates at least one token even if a request only wants an echo of its prompt.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class AnswerReader:
     ) -> None:
         self.choice = choice
         self._wanted = wanted
-        #: Whether text is all there is to read.
+        #: Whether outputs only have to be converted to text.
         self._plain = wanted and logprobs is None and splitter is None
         self._names_end = names_end
         self.tokens = 0
@@ -56,7 +55,7 @@ class AnswerReader:
         self._logprobs = logprobs
         self._splitter = splitter
         self._thinking = splitter is not None and splitter.thinks
-        #: Generated text that was not yielded: the tool parser holds back what may become a call.
+        #: Generated text that was not yielded: the tool parser holds back text that may become a call.
         self._held_text = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterable[AnswerOutput]:
@@ -95,7 +94,7 @@ class AnswerReader:
         ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
         if tokens and ends and not self._names_end:
             tokens.pop()  # the end token is not part of the text
-        logprobs.add(tokens, (piece.logprobs or [])[: len(tokens)], prompt)
+        logprobs.add_logprobs(tokens, (piece.logprobs or [])[: len(tokens)], prompt)
 
     def _tokens_of(self, parts: AnswerParts, piece: CompletionOutput) -> tuple[TokenLogprob, ...]:
         if self._logprobs is None:
@@ -103,7 +102,7 @@ class AnswerReader:
         self._held_text += piece.text
         text = parts.text
         if self._thinking:
-            # What was generated before the text of the answer is thought.
+            # Everything before the text of the answer is thought.
             begins = self._held_text.rfind(text) if text else len(self._held_text) - _MOST_HELD_BACK
             self._logprobs.take(max(0, begins))
             self._held_text = self._held_text[max(0, begins) :]
@@ -130,17 +129,17 @@ T = TypeVar("T")
 
 
 class AlignedTokens(Generic[T]):
-    """Holds something about each token of one answer back until its text is sent.
+    """Holds back an item for each token of one answer, such as a log-probability, until the token's text is sent.
 
-    vLLM reports a token when it is sampled, but its text later, if several tokens form a character or a stop string may
-    have begun. The end of each token's text is determined with vLLM's own detokenizer.
+    vLLM reports a token when it is sampled, but the text later, if several tokens form a character or a stop string may
+    have begun. vLLM's own detokenizer tells where the text of each token ends.
     """
 
     def __init__(self, tokenizer: Any, parameters: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._parameters = parameters
         self._detokenizer: Any = None
-        #: The tokens that were not returned, each with the start and end of its text in the answer.
+        #: The items that were not returned, as (start, end, item) with the range of the token's text in the answer.
         self._waiting: deque[tuple[int, int, T]] = deque()
         self._given = 0
 
@@ -164,9 +163,9 @@ class AlignedTokens(Generic[T]):
         return tuple(self._waiting.popleft()[2] for _ in range(count))
 
     def rest(self, *, cut: bool) -> tuple[T, ...]:
-        """Return the items of the last tokens of the answer.
+        """Return the remaining items, at the end of the answer.
 
-        If a stop string ``cut`` its text, those that begin before the cut.
+        If a stop string ``cut`` the text, only tokens that begin before the cut count.
         """
         rest = tuple(one for begins, _, one in self._waiting if not cut or begins < self._given)
         self._waiting.clear()
@@ -201,17 +200,17 @@ class TokenBytes:
         text: str = self._tokenizer.decode([token])
         return text.encode()
 
-    def logprob(self, token: int, place: Mapping[int, Any] | None, top: int) -> TokenLogprob:
-        """Return a token with its log-probability and the ``top`` most probable ones.
+    def logprob(self, token: int, entry: Mapping[int, Any] | None, top: int) -> TokenLogprob:
+        """Return a token with its log-probability, and the ``top`` most probable tokens at its position.
 
-        ``place`` is vLLM's entry for its position; None for the first token of a prompt.
+        ``entry`` is vLLM's entry for that position; None for the first token of a prompt.
         """
-        if place is None:
+        if entry is None:
             return self._named(token, None)
         # vLLM's entry also contains the token itself, whatever its rank.
-        likeliest = sorted((one for one in place.items() if one[1].rank <= top), key=lambda one: one[1].rank)
+        likeliest = sorted((item for item in entry.items() if item[1].rank <= top), key=lambda item: item[1].rank)
         return self._named(
-            token, place[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
+            token, entry[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
         )
 
     def _named(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
@@ -219,23 +218,21 @@ class TokenBytes:
         return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
 
 
-class AlignedLogprobs:
+class AlignedLogprobs(AlignedTokens[TokenLogprob]):
     """The tokens of one answer with their log-probabilities, held back until their text is sent."""
 
     def __init__(self, tokenizer: Any, data: TokenBytes, parameters: SamplingParams) -> None:
+        super().__init__(tokenizer, parameters)
         self._data = data
         self._top = parameters.logprobs or 0
-        self._aligned = AlignedTokens[TokenLogprob](tokenizer, parameters)
-        self.take = self._aligned.take
-        self.rest = self._aligned.rest
 
-    def add(self, tokens: Sequence[int], places: Sequence[Mapping[int, Any]], prompt: Sequence[int]) -> None:
-        """Add sampled tokens with vLLM's log-probabilities. ``prompt`` is the prompt's tokens."""
-        named = [self._data.logprob(token, place, self._top) for token, place in zip(tokens, places, strict=True)]
-        self._aligned.add(tokens, named, prompt)
+    def add_logprobs(self, tokens: Sequence[int], entries: Sequence[Mapping[int, Any]], prompt: Sequence[int]) -> None:
+        """Add sampled tokens with vLLM's entries of log-probabilities. ``prompt`` is the prompt's tokens."""
+        named = [self._data.logprob(token, entry, self._top) for token, entry in zip(tokens, entries, strict=True)]
+        self.add(tokens, named, prompt)
 
 
-#: The place of a token in the answer, and the token.
+#: The index of a token in the answer, and the token.
 Placed: TypeAlias = tuple[int, int]
 
 #: Text that a parser may hold back before it is known to be the answer's, in characters.
@@ -243,26 +240,26 @@ _MOST_HELD_BACK: Final = 1024
 
 
 class SpokenTokens:
-    """Finds the spoken tokens of one answer, piece by piece: those whose text is passed on as text of the answer.
+    """Finds the spoken tokens of one answer, piece by piece: tokens whose text is passed on as text of the answer.
 
-    Not spoken are tool calls and thought, which ``splitter`` takes out of the text, and what a stop string cuts off.
-    Tokens are held back as long as their text is. The last token of an answer is never spoken: it is the end, or the
-    model has not gone on from it, and the Talker of Qwen2.5 reads its state.
+    Tool calls and thought, which ``splitter`` takes out of the text, are not spoken, nor is text that a stop string
+    cuts off. A token is held back as long as its text. The last token of an answer is never spoken: it is the end
+    token, or the model has not computed its hidden state, which the Talker of Qwen2.5 reads.
     """
 
     def __init__(self, tokenizer: Any, parameters: SamplingParams, splitter: AnswerSplitter | None) -> None:
         self._splitter = splitter
         self._thinking = splitter is not None and splitter.thinks
-        #: None where all text is passed on, and soon.
+        #: None if all text is passed on at once.
         self._aligned: AlignedTokens[Placed] | None = None
         if splitter is not None or parameters.stop:
             self._aligned = AlignedTokens(tokenizer, parameters)
         self._count = 0
-        #: Generated text that was neither passed on nor given up.
+        #: Generated text that was neither passed on nor taken out.
         self._held = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int], text: str) -> Iterable[Placed]:
-        """Return the tokens that are spoken now that ``text`` is passed on, of all up to vLLM's output ``piece``."""
+        """Return the tokens whose text has been passed on now, with vLLM's next output ``piece`` and its ``text``."""
         tokens: list[Placed] = list(enumerate(piece.token_ids, self._count))
         self._count += len(tokens)
         finished = piece.finish_reason is not None
@@ -279,7 +276,7 @@ class SpokenTokens:
 
     @property
     def _takes_out(self) -> bool:
-        """Whether what is generated now is no text of the answer."""
+        """Whether the model is generating thought or a tool call."""
         return self._thinking or (self._splitter is not None and self._splitter.called)
 
     def _of_text(self, aligned: AlignedTokens[Placed], text: str) -> tuple[Placed, ...]:
@@ -289,7 +286,7 @@ class SpokenTokens:
             return ()
         begins = 0
         if self._takes_out or not self._held.startswith(text):
-            # The parser took something out before it, at most all of what is held.
+            # The parser took something out before ``text``.
             begins = self._held.rfind(text)
         if begins < 0:
             return ()
@@ -309,7 +306,7 @@ PIECE_TOKENS: Final = 256
 
 
 class PromptEcho:
-    """The prompt as the beginning of its answer: pieces of text with their tokens.
+    """The prompt as the beginning of the answer: pieces of text with their tokens.
 
     ``text`` is the prompt if it was given as text; a prompt of token IDs is decoded. ``top`` is the number of most
     probable tokens to report for each position; None reports no log-probabilities.

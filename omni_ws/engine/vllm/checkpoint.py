@@ -1,6 +1,7 @@
-"""What a checkpoint says: how it is prompted once loaded, and what has to be known of it before.
+"""Checkpoint: the properties of a loaded model's checkpoint, such as its chat template and its input modalities.
 
-Before a model is loaded, chat templates are tested, and omni models are recognised by their config.json.
+The other functions work before a model is loaded. They test chat templates, recognise omni models by config.json, and
+divide the memory of a GPU by the sizes of weights.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _SAMPLE_TOOL: Final[Mapping[str, Any]] = {
     "function": {"name": "sample", "description": "A sample.", "parameters": {"type": "object", "properties": {}}},
 }
 _MEDIA: Final = (Modality.AUDIO, Modality.IMAGE, Modality.VIDEO)
-#: Placeholders by the type of a model, where vLLM's are not those that it was trained with: vLLM numbers the sounds of
-#: Qwen2.5-Omni, and puts around images tokens of another model, which are no tokens of this one.
+#: Placeholders by the type of a model, if the model was trained with other placeholders than vLLM's: for Qwen2.5-Omni
+#: vLLM numbers the audio, and puts tokens around images that only another model has.
 _PLACEHOLDERS: Final[Mapping[str, Mapping[Modality, str]]] = {
     "qwen2_5_omni": {
         Modality.AUDIO: "<|audio_bos|><|AUDIO|><|audio_eos|>",
@@ -65,8 +66,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Return the properties of the model's checkpoint. Blocks.
 
-    ``chat_template`` replaces the checkpoint's own; ``arguments`` are those of the template. Raises EngineFailed for a
-    template that cannot be used.
+    ``chat_template`` replaces the checkpoint's own template; ``arguments`` are passed to the template. Raises
+    EngineFailed for a template that cannot be used.
     """
     config = model.llm.model_config
     renderer = _Renderer(model, chat_template)
@@ -93,7 +94,7 @@ def _describes_tools(form: PromptForm, arguments: Mapping[str, Any]) -> bool:
     try:
         with_tool = form.frame(PromptContext(tools=(_SAMPLE_TOOL,), arguments=arguments))
     except InvalidValue:
-        return True  # it reads them, and expects more of them
+        return True  # the template reads tools, and expects further fields
     return with_tool != form.frame(PromptContext(arguments=arguments))
 
 
@@ -210,8 +211,8 @@ def lacks_chat_template(model: str) -> bool:
 
     ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
     """
-    settings = _template_file(model, "tokenizer_config.json")
-    if settings is None or any(_template_file(model, name) is not None for name in _TEMPLATE_FILES):
+    settings = _local_file(model, "tokenizer_config.json")
+    if settings is None or any(_local_file(model, name) is not None for name in _TEMPLATE_FILES):
         return False
     try:
         return not orjson.loads(settings.read_bytes()).get("chat_template")
@@ -219,7 +220,8 @@ def lacks_chat_template(model: str) -> bool:
         return False
 
 
-def _template_file(model: str, name: str) -> Path | None:
+def _local_file(model: str, name: str) -> Path | None:
+    """Return a file of a checkpoint, from its folder or the download cache; None if it is not there."""
     if Path(model).is_dir():
         path = Path(model, name)
     else:
@@ -258,15 +260,15 @@ def _template_problem(path: Path, what: str) -> ConfigurationError:
 
 
 class OmniFamily(StrEnum):
-    """The families of omni models whose voice is known, by ``model_type``."""
+    """The families of omni models whose own voice is supported, by ``model_type``."""
 
     QWEN25 = "qwen2_5_omni"
     QWEN3 = "qwen3_omni_moe"
 
 
-#: vLLM's arguments that say which version of a model is meant, and where it is kept.
+#: vLLM's arguments for the version of a model and its download folder, with the names of huggingface_hub for both.
 _PLACE_ARGS: Final = {"revision": "revision", "download_dir": "cache_dir"}
-#: The modules of a checkpoint beside the Thinker's.
+#: The name of the vocoder's module in the checkpoint.
 _VOCODERS: Final[Mapping[OmniFamily, str]] = {OmniFamily.QWEN25: "token2wav", OmniFamily.QWEN3: "code2wav"}
 #: Vocoders run in float32, whatever their weights are stored in.
 _VOCODER_BYTES: Final = 4
@@ -274,7 +276,7 @@ _VOCODER_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class OmniModel:
-    """``model`` is a name or a folder, ``config`` the whole config.json, ``args`` are vLLM's engine arguments."""
+    """An omni model: its name or folder, its config.json, and vLLM's engine arguments."""
 
     model: str
     family: OmniFamily
@@ -310,7 +312,7 @@ class OmniModel:
 
 @dataclass(frozen=True, slots=True)
 class OmniSizes:
-    """What the parts of an omni model take once loaded, in bytes."""
+    """The memory of the parts of an omni model once loaded, in bytes."""
 
     thinker: int
     talker: int
@@ -318,9 +320,9 @@ class OmniSizes:
 
 
 def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
-    """Return what ``model`` is if it is an omni model, from its folder, the download cache or the model hub.
+    """Return the omni model with the name or folder ``model``; None for other models, and if it is not found.
 
-    Blocks, for seconds if the hub is asked. A model that is nowhere is for vLLM to report.
+    Reads config.json in the folder, the download cache or the model hub. Blocks, for seconds if the hub is asked.
     """
     path = Path(model) / "config.json" if Path(model).is_dir() else _fetched_config(model, args)
     try:
@@ -333,7 +335,7 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
 
 
 def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> OmniSizes:
-    """Return what the parts take, from the files' headers alone. Raises ConfigurationError."""
+    """Return the memory that the parts need, from the headers of the files. Raises ConfigurationError."""
     from omni_ws.engine.omni.checkpoint import CheckpointTensors
     from omni_ws.engine.omni.slot_talker import talker_memory
 
@@ -368,7 +370,7 @@ _BOTH: Final = 0.9
 _LEAST: Final = 0.1
 #: The Thinker's share when the sizes are unknown.
 _UNKNOWN: Final = 0.65
-#: The formats of weights, by vLLM's precedence: it loads the first one that a checkpoint has.
+#: The formats of weights. vLLM loads the first format in this order that a checkpoint has.
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -377,8 +379,8 @@ def memory_shares(
 ) -> tuple[float, float]:
     """Return the shares, from 0 to 1, for checkpoints of ``thinker`` and ``talker`` bytes, None if unknown.
 
-    A share set in the arguments is kept, and the other model gets the rest. Raises ConfigurationError for one that is
-    not a number.
+    A share set in the arguments is kept, and the other model gets the rest. Raises ConfigurationError if it is not a
+    number.
     """
     first_given, second_given = _given(thinker_args, "vllm.args"), _given(talker_args, "vllm.talker_args")
     if first_given is not None:
@@ -397,7 +399,8 @@ def weights_bytes(model: str) -> int | None:
 
     Blocks, for seconds if the hub is asked.
     """
-    folder = Path(model) if Path(model).is_dir() else _downloaded(model)
+    config = _local_file(model, "config.json")
+    folder = Path(model) if Path(model).is_dir() else config and config.parent
     if folder is not None:
         return _weights((path.name, path.stat().st_size) for path in folder.iterdir() if path.is_file())
     return _weights(_at_the_hub(model))
@@ -415,7 +418,7 @@ def _rounded(share: float) -> float:
 
 
 def _gpus(args: Mapping[str, Any]) -> int:
-    """Return over how many GPUs the weights of one replica are distributed."""
+    """Return the number of GPUs over which the weights are distributed."""
     return int(args.get("tensor_parallel_size") or 1) * int(args.get("pipeline_parallel_size") or 1)
 
 
@@ -430,16 +433,6 @@ def _weights(files: Iterable[tuple[str, int]]) -> int | None:
     return None
 
 
-def _downloaded(model: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # not a valid model name
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
 def _at_the_hub(model: str) -> list[tuple[str, int]]:
     from huggingface_hub import HfApi
 
@@ -452,16 +445,16 @@ def _at_the_hub(model: str) -> list[tuple[str, int]]:
 
 #: The share of a GPU's memory that all parts of an omni model together may take.
 _ALL: Final = 0.92
-#: What a process takes besides its tensors, in bytes: CUDA's context and libraries.
+#: The GPU memory of a process besides its tensors, in bytes: CUDA's context and libraries.
 _CONTEXT_BYTES: Final = 700_000_000
-#: What the Thinker computes with, its graphs, and the least cache that is of use, in bytes.
+#: The least memory that the Thinker needs besides its weights, in bytes: activations, graphs and a KV cache.
 _LEAST_CACHE_BYTES: Final = 8_000_000_000
 
 
 def check_omni_fits(model: str, sizes: OmniSizes, *, total: int, gpus: int) -> None:
     """Raise ConfigurationError if the model does not fit into GPUs of ``total`` bytes each.
 
-    ``gpus`` is over how many the Thinker's weights are distributed; the other parts are on the first.
+    The Thinker's weights are distributed over ``gpus`` GPUs; the other parts are on the first.
     """
     thinker = sizes.thinker // gpus
     needed = thinker + sizes.talker + sizes.vocoder + 3 * _CONTEXT_BYTES + _LEAST_CACHE_BYTES
@@ -479,7 +472,7 @@ def check_omni_fits(model: str, sizes: OmniSizes, *, total: int, gpus: int) -> N
 
 
 def thinker_share(voice_bytes: int, *, total: int) -> float:
-    """Return the share of a GPU of ``total`` bytes that is left to the Thinker beside a voice of ``voice_bytes``."""
+    """Return the Thinker's share of a GPU of ``total`` bytes, next to a voice that takes ``voice_bytes``."""
     return round(_ALL - (voice_bytes + 2 * _CONTEXT_BYTES) / total, 3)
 
 

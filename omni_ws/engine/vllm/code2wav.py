@@ -1,7 +1,8 @@
 """Code2Wav: decodes codec frames to audio, in chunks that are small at first and grow as time allows.
 
-Chunks of all requests are decoded in batches (DecodeQueue), each within a CodecWindow, whose samples are those of a
-clause that is decoded at once. A FrameLayout says how the tokens of a speech language model encode codec frames.
+The DecodeQueue decodes the chunks of all requests in batches. Each chunk is decoded within a CodecWindow, which adds
+frames on both sides, so that its samples are the same as if the whole clause were decoded at once. A FrameLayout says
+how the tokens of a speech language model encode codec frames.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from omni_ws.errors import EngineFailed
 class Code2Wav:
     """A Stage of one request: CodecFrames in, AudioOutput to the client.
 
-    Decoding takes place in ``queue``, which all requests share. ``sample_rate`` (Hz) and ``frame_ms`` are those of its
-    decoder, ``slots`` is the number of tokens of a frame. ``policy`` and ``context`` control the size of chunks and
-    their context; ``clock`` is a monotonic clock in seconds.
+    ``queue`` decodes the chunks of all requests. ``sample_rate`` (Hz) and ``frame_ms`` are those of its decoder,
+    ``slots`` is the number of tokens in a frame. ``policy`` controls the size of chunks.
     """
 
     name = "code2wav"
@@ -42,12 +42,10 @@ class Code2Wav:
         frame_ms: float,
         slots: int,
         policy: ChunkPolicy | None = None,
-        context: WindowContext | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._slots = slots
-        self._context = context or WindowContext()
+        self._context = WindowContext()
         policy = policy or ChunkPolicy()
         around = self._context.left + self._context.right
         pace = ChunkPace(policy, frame_ms=frame_ms, context_frames=around, decode_ms_per_frame=queue.ms_per_frame)
@@ -57,7 +55,7 @@ class Code2Wav:
             sample_rate=sample_rate,
             # Enough for two chunks.
             most_held=2 * policy.largest + self._context.right,
-            clock=clock,
+            clock=time.monotonic,
         )
 
     @property
@@ -122,11 +120,15 @@ class DecodeQueue:
         self._closed = False
         self.ms_per_frame = 0.0
 
-    async def decode(self, window: CodecWindow) -> Samples:
-        """Return the samples that ``window`` asks for.
+    def measure_anew(self) -> None:
+        """Forget the decoding times measured so far, such as those of a warm-up."""
+        self.ms_per_frame = 0.0
 
-        Raises EngineFailed on a closed queue, and what the decoder raises. Cancelling drops the window if it has not
-        started.
+    async def decode(self, window: CodecWindow) -> Samples:
+        """Return the wanted samples of ``window``.
+
+        Raises EngineFailed on a closed queue, and the decoder's exceptions. Cancelling drops a window that is not being
+        decoded yet.
         """
         if self._closed:
             raise EngineFailed("the decoder is closed")
@@ -182,10 +184,10 @@ class DecodeQueue:
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """The number of context frames on either side of a chunk. Three are exact for SNAC at 24 kHz.
+    """The number of context frames on either side of a chunk. Three frames are exact for SNAC at 24 kHz.
 
-    A convolutional codec's receptive field is a few frames. A window that contains them on both sides of the wanted
-    frames decodes to exactly the same samples; the output for the context is discarded.
+    The receptive field of a convolutional codec is a few frames. With so many frames on both sides, the wanted frames
+    decode to exactly the same samples as in the whole clause; the samples of the context are discarded.
     """
 
     left: int = 3
@@ -194,7 +196,7 @@ class WindowContext:
 
 @dataclass(frozen=True, slots=True)
 class CodecWindow:
-    """The input of a decoding: of ``codes``, the ``keep`` frames after the first ``skip`` are wanted.
+    """The input of a decoding. Only the samples of ``keep`` frames of ``codes``, after the first ``skip``, are wanted.
 
     ``first_frame`` is the position of ``codes[0]`` in its clause.
     """
@@ -207,9 +209,9 @@ class CodecWindow:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The state of decoding one clause, an immutable value: the frames still needed, and positions.
+    """The state of decoding one clause, an immutable value: the frames that are still needed, and positions.
 
-    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` that of the next frame to decode.
+    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` the position of the next frame to decode.
     """
 
     context: WindowContext
@@ -225,7 +227,7 @@ class StreamState:
 
     @property
     def ready(self) -> int:
-        """The number of frames that can be decoded: all but those whose right context has not arrived."""
+        """The number of frames that can be decoded: the others wait for their right context."""
         coming = self.first_frame + len(self.held) - self.emitted
         return coming if self.ended else max(0, coming - self.context.right)
 
@@ -257,10 +259,6 @@ class StreamState:
 
 #: The codes of whole frames: int32 of shape (frames, slots), each an index into its slot's codebook.
 Codes: TypeAlias = NDArray[np.int32]
-
-
-class InvalidCodecToken(Exception):
-    """A token that is not allowed at its position in the frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,15 +297,25 @@ class FrameLayout:
         return [int(token) for token in (codes + offsets).reshape(-1)]
 
     def codes(self, tokens: Sequence[int]) -> Codes:
-        """Return the codes that the tokens of whole frames encode. Raises InvalidCodecToken."""
+        """Return the codes that the tokens of whole frames encode. Raises ValueError for a token in a wrong slot."""
         places = np.asarray(tokens, dtype=np.int64).reshape(-1, len(self.slots)) - self.first_token
         codes = places - np.arange(len(self.slots)) * self.codebook_size
         wrong = np.argwhere((codes < 0) | (codes >= self.codebook_size))
         if len(wrong):
             frame, slot = wrong[0]
             token = int(places[frame, slot]) + self.first_token
-            raise InvalidCodecToken(f"token {token} is not valid in slot {slot} of frame {frame}")
+            raise ValueError(f"token {token} is not valid in slot {slot} of frame {frame}")
         return codes.astype(np.int32)
+
+    def take_frames(self, tokens: list[int]) -> Codes:
+        """Remove the whole frames at the beginning of ``tokens``, often none, and return their codes.
+
+        Raises ValueError for a token in a wrong slot.
+        """
+        whole = len(tokens) - len(tokens) % len(self.slots)
+        codes = self.codes(tokens[:whole])
+        del tokens[:whole]
+        return codes
 
     def books(self, codes: NDArray[np.int32]) -> list[NDArray[np.int64]]:
         """Return the codes of each codebook in order of time.
@@ -324,27 +332,11 @@ class FrameLayout:
 class CodecFrames:
     """The next frames of a clause; ``last`` ends the clause, and may come without frames.
 
-    Clauses are numbered from 0 within an answer. Each is decoded independently. ``text_end`` is where it ends in the
-    text of the answer.
+    Clauses are numbered from 0 within an answer. Each is decoded independently. ``text_end`` is where the clause ends,
+    as a position in the text of the answer.
     """
 
     clause: int
     codes: Codes
     last: bool
     text_end: int
-
-
-class FrameAssembler:
-    """Collects tokens into whole frames. An incomplete frame at the end is dropped."""
-
-    def __init__(self, layout: FrameLayout) -> None:
-        self._layout = layout
-        self._tokens: list[int] = []
-
-    def feed(self, tokens: Sequence[int]) -> Codes:
-        """Return the frames that ``tokens`` complete, often none. Raises InvalidCodecToken."""
-        self._tokens += tokens
-        whole = len(self._tokens) - len(self._tokens) % len(self._layout.slots)
-        codes = self._layout.codes(self._tokens[:whole])
-        del self._tokens[:whole]
-        return codes

@@ -1,11 +1,12 @@
-"""Computes a prompt while its input is still arriving, so that little is left to do at its end.
+"""Computes a prompt while its input is still arriving, so that little is left to compute when the input ends.
 
-InputParts adds decoded input to the prompt, each part as soon as it is complete; speech in progress is cut into parts
-by an AudioSegmenter. As soon as a part of the prompt can no longer change (``PromptDraft.stable``), the model computes
-it, in one of two ways. A StreamedPrompt is an open request to which vLLM appends input: the fastest way, but it
-occupies a slot and cache blocks while the client speaks, and does not support all sampling parameters. A WarmedPrefix
-is computed by separate requests whose results stay in vLLM's prefix cache: it occupies nothing, and works for every
-request. Either way the answer is the same as to the complete prompt, up to rounding.
+InputParts adds decoded input to the prompt, each part as soon as it is complete; an AudioSegmenter cuts speech in
+progress into parts. As soon as a part of the prompt can no longer change (``PromptDraft.stable``), the model computes
+it, in one of two ways. A StreamedPrompt is an open request to which vLLM appends input: the fastest way, but the
+request occupies a slot and blocks of the KV cache while the client speaks, and does not support all sampling
+parameters. A WarmedPrefix is computed by separate requests whose results stay in vLLM's prefix cache: between them
+nothing is occupied, and all sampling parameters work. Both ways give the same answer as the complete prompt, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
 
-#: The share of vLLM's request slots and cache that streamed prompts may occupy while their input is open, which may
-#: take a minute. The rest is left to requests that are being answered.
+#: The share of vLLM's request slots and KV cache that streamed prompts may occupy. Their input may stay open for a
+#: minute. The rest is left to requests that are being answered.
 _STREAMED_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyOrigin:
-    """What all prompts that are submitted to vLLM for one request have in common.
+    """Submits the prompts of one request to vLLM, early parts and the complete prompt alike.
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
-    ``feed`` is told of every prompt, and decides on the salt itself; None if the model does not speak the answer.
+    ``feed`` sends hidden states to the Talker, and chooses the salt of prompts whose states it needs; None if the model
+    does not speak the answer.
     """
 
     model: LanguageModel
@@ -71,14 +73,14 @@ class EarlyOrigin:
             raise
         if self.feed is not None:
             self.feed.replace(prompt)
-        return self.generate(prompt, self.asking(parameters), suffix)
+        return self.generate(prompt, self.with_rows(parameters), suffix)
 
-    def asking(self, parameters: SamplingParams) -> SamplingParams:
-        """Return ``parameters`` with what the feed asks for the prompt that it was told."""
-        return parameters if self.feed is None else self.feed.asking(parameters)
+    def with_rows(self, parameters: SamplingParams) -> SamplingParams:
+        """Return ``parameters`` that also ask vLLM's worker for the hidden states that the feed needs of the prompt."""
+        return parameters if self.feed is None else self.feed.with_rows(parameters)
 
     async def fed(self, first: RequestOutput) -> bool:
-        """Wait until the feed has what it needs of a prompt, given vLLM's ``first`` output for it.
+        """Wait until the feed has the hidden states of a prompt, given vLLM's ``first`` output for the prompt.
 
         Returns False if the prompt has to be submitted again.
         """
@@ -102,11 +104,11 @@ class EarlyOrigin:
 
 
 class EarlyWork(Protocol):
-    """The early computation of one prompt. ``aclose`` releases what it holds."""
+    """The early computation of one prompt."""
 
     #: The part of the prompt that was accepted. The rest remains in the draft.
     given: Given
-    #: How many tokens the answer may find in the cache because of this work itself, not of earlier requests.
+    #: How many tokens of the prompt are in the prefix cache because this work, not an earlier request, computed them.
     own_tokens: int
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
@@ -121,7 +123,7 @@ class EarlyWork(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release slot and cache. Idempotent."""
+        """Release the slot and the blocks of the KV cache. Idempotent."""
         ...
 
 
@@ -161,7 +163,7 @@ class EarlyBudget:
 
 
 class StreamedPrompt:
-    """An open vLLM request that is extended with input. Created by ``begin``."""
+    """An open vLLM request that is extended with input. It owns a slot that its creator took from ``budget``."""
 
     def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
         self.given = Given()
@@ -174,13 +176,8 @@ class StreamedPrompt:
         #: The tokens submitted, with placeholders expanded.
         self._tokens = 0
         self._holding = True
-        #: Whether media were processed, which have not reached the model until an output arrives.
+        #: Whether the last piece has media. They have not reached the model until an output arrives.
         self._media_in_flight = False
-
-    @classmethod
-    def begin(cls, origin: EarlyOrigin, budget: EarlyBudget) -> StreamedPrompt | None:
-        """Return a new streamed prompt, or None if the budget has no slot left."""
-        return cls(origin, budget) if budget.take_slot() else None
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
         prompt = await self._render(excerpt)
@@ -203,7 +200,7 @@ class StreamedPrompt:
         When interrupted, the state of the request is unknown, and its slot is released.
         """
         try:
-            await self._next.put((prompt, self._origin.asking(prefill_parameters()), False))
+            await self._next.put((prompt, self._origin.with_rows(prefill_parameters()), False))
             async for output in self._outputs:
                 if (reason := output.outputs[0].finish_reason) is not None:
                     return reason in ("length", "stop") and await self._origin.fed(output)
@@ -221,7 +218,7 @@ class StreamedPrompt:
         prompt = await self._render(rest)
         self._tell(prompt)
         room = self._context - self._tokens - len(prompt["prompt_token_ids"])
-        parameters = self._origin.asking(parameters).clone()
+        parameters = self._origin.with_rows(parameters).clone()
         parameters.max_tokens = room if parameters.max_tokens is None else min(parameters.max_tokens, room)
         self._release_slot()
         await self._next.put((prompt, parameters, True))
@@ -235,7 +232,7 @@ class StreamedPrompt:
             await self._origin.model.forget_media()
 
     def _tell(self, prompt: Any) -> None:
-        """Tell the feed of the next piece."""
+        """Tell the feed the next piece of the prompt."""
         if self._origin.feed is None:
             return
         if self.given.tokens:
@@ -251,7 +248,7 @@ class StreamedPrompt:
     async def _render(self, excerpt: Excerpt) -> Any:
         prompt = await self._origin.render(excerpt)
         self._media_in_flight = bool(excerpt.media)
-        self._outputs.arrived = False
+        self._outputs.expect_output()
         self._origin.check_length(self._tokens + len(prompt["prompt_token_ids"]))
         return prompt
 
@@ -295,7 +292,7 @@ class WarmedPrefix:
         async with aclosing(warming) as outputs:
             async for output in outputs:
                 length, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
-                # What is in the cache beyond the step before is of somebody else.
+                # Other requests computed the cached tokens beyond those of the previous step.
                 self.own_tokens += length - max(self._computed, cached)
                 self._computed = length
                 complete = await self._origin.fed(output)
@@ -305,7 +302,7 @@ class WarmedPrefix:
         return await self._origin.at_once(whole, parameters)
 
     async def aclose(self) -> None:
-        """Do nothing: nothing is held between two steps."""
+        """Do nothing: a warmed prefix occupies nothing between two steps."""
 
 
 #: The maximum number of frames of a video in the prompt, spread evenly over it.
@@ -313,20 +310,18 @@ VIDEO_FRAMES: Final = 32
 
 
 class InputParts:
-    """Adds the parts of an input to ``draft``: audio at ``sample_rate`` Hz, in segments of the given lengths.
+    """Adds the parts of an input to ``draft``; audio at ``sample_rate`` Hz, in segments of ``shortest_segment_ms`` up.
 
     Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
     in ``room``.
     """
 
-    def __init__(
-        self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, longest_segment_ms: int, room: Room
-    ) -> None:
+    def __init__(self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, room: Room) -> None:
         self.audio_ms = 0.0
         self._draft = draft
         self._sample_rate = sample_rate
         self._room = room
-        self._segment_ms = (shortest_segment_ms, longest_segment_ms)
+        self._shortest_segment_ms = shortest_segment_ms
         self._part: int | None = None
         self._speech: AudioSegmenter | None = None
         self._video: VideoSampler | None = None
@@ -344,8 +339,7 @@ class InputParts:
             case AudioPart(samples=samples):
                 self.audio_ms += len(samples) * 1000 / self._sample_rate
                 if self._speech is None:
-                    shortest, longest = self._segment_ms
-                    self._speech = AudioSegmenter(self._sample_rate, shortest_ms=shortest, longest_ms=longest)
+                    self._speech = AudioSegmenter(self._sample_rate, shortest_ms=self._shortest_segment_ms)
                 self._room.take(samples.nbytes)
                 self._add_audio(self._speech.feed(samples))
             case ImagePart(pixels=pixels, part=part):
@@ -381,8 +375,8 @@ class InputParts:
 class VideoSampler:
     """Selects frames evenly from a video of unknown length.
 
-    It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of those kept is reserved in
-    ``room``.
+    It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of the frames that it keeps is
+    reserved in ``room``.
     """
 
     def __init__(self, most: int, room: Room) -> None:
@@ -448,11 +442,11 @@ class AudioSegmenter:
     """Cuts speech in progress into segments that a model can process before the speech ends.
 
     It cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the first pause
-    after ``shortest_ms``, or without one after ``longest_ms``. The cuts depend on the samples alone, not on how they
-    arrive: a recording sent at once is cut like the same audio spoken live, so that both get the same answer.
+    after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone, not on how
+    they arrive: a recording sent at once is cut like the same audio spoken live, so that both get the same answer.
     """
 
-    def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int) -> None:
+    def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int = LONGEST_MS) -> None:
         self._frame = sample_rate * FRAME_MS // 1000
         self._shortest = max(shortest_ms, PAUSE_MS) // FRAME_MS
         self._longest = max(longest_ms // FRAME_MS, self._shortest + 1)
@@ -500,7 +494,7 @@ class AudioSegmenter:
         self._quiet_frames = self._quiet_frames + 1 if level <= self._loudest * PAUSE_RATIO else 0
 
     def _cut(self) -> int | None:
-        """Return None, or, if the segment ends here, how many of its last frames belong to the next one."""
+        """Return how many of the last frames belong to the next segment; None if the segment does not end here."""
         if self._frames >= self._longest:
             return 0
         # Leading digital silence is not a pause: nothing has been said yet.

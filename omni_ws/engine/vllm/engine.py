@@ -1,4 +1,4 @@
-"""VllmEngine: an engine with a Thinker, which reads, hears and sees, and optionally a voice, which speaks.
+"""VllmEngine: an engine with a Thinker, which reads text, audio and images, and optionally a voice, which speaks.
 
 RequestStages are the stages of one request. TorchTrace traces torch's operations in the processes of the models.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import AnswerWarning, FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     AudioOutput,
     EngineCapabilities,
@@ -33,7 +33,7 @@ from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.composed.parts import PartDescription, Role
 from omni_ws.engine.decoding import DECODING_THREADS, decode_input
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.omni.stages import OmniTalker, SpeechPart, VocoderStage
+from omni_ws.engine.omni.stages import SpeechPart, VocoderStage
 from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.tts.speech_engine import SpeechEngine, read_aloud
 from omni_ws.engine.vllm.answer_reader import TokenBytes
@@ -48,8 +48,8 @@ from omni_ws.engine.vllm.checkpoint import (
     weights_bytes,
 )
 from omni_ws.engine.vllm.code2wav import Code2Wav
-from omni_ws.engine.vllm.early_input import LONGEST_MS, EarlyBudget
-from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.early_input import EarlyBudget
+from omni_ws.engine.vllm.language_model import LanguageModel, use_first_model_runner
 from omni_ws.engine.vllm.omni_voice import ForcedAnswer, OmniVoice, own_voice
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.sampling import SAMPLING, ParserNames
@@ -103,9 +103,9 @@ class VllmEngine:
             args = {"reasoning_parser": config.reasoning_parser, **args}  # so that grammars apply behind the thought
         self._parsers = ParserNames(config.tool_parser, config.reasoning_parser)
         self._readouts = readouts
-        #: The omni model that it is, if it is one.
+        #: None if the model is not an omni model.
         self._omni = find_omni_model(config.model, config.args)
-        #: Its own voice.
+        #: The omni model's own voice; None if it does not speak.
         self._voice = own_voice(config, self._omni)
         if self._voice is not None:
             args |= self._voice.rows.engine_args
@@ -113,7 +113,7 @@ class VllmEngine:
             "Thinker", traced_arguments(args, trace_root, "Thinker"), setting="vllm.args", prepare=self._prepare
         )
         traced: list[tuple[LanguageModel, Mapping[str, Any]]] = [(self._thinker, args)]
-        #: What has the task ``speech``, and its stages, which speak answers.
+        #: A separate Talker: the engine for the task ``speech``, and the speaker whose stages speak answers.
         self._talker: SpeechEngine | None = None
         self._speaker: Speaker | None = None
         if config.talker is not None:
@@ -129,11 +129,11 @@ class VllmEngine:
         self._decoding: ThreadPoolExecutor | None = None
         self._tokenizing: ThreadPoolExecutor | None = None
         self._tokens: TokenGenerator | None = None
-        self._capabilities = self._found_capabilities()
+        self.capabilities = self._found_capabilities()
 
     @property
     def tokens(self) -> TokenGenerator:
-        """The generator for token sessions. Raises EngineFailed unless the engine has started."""
+        """The generator for token sessions. Raises EngineFailed before ``start``."""
         if self._tokens is None:
             raise EngineFailed("the engine is not running", fatal=True)
         return self._tokens
@@ -148,7 +148,7 @@ class VllmEngine:
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The model, and its Talker."""
+        """The model and its Talker, by role."""
         talker = None if self._talker is None else PartDescription(self._talker.name, self._talker.model)
         if self._voice is not None:
             talker = PartDescription(Talker.name, self.model)
@@ -157,16 +157,12 @@ class VllmEngine:
 
     @property
     def part_states(self) -> dict[str, EngineState]:
-        """The states of both."""
+        """The states of the model and its Talker, by role."""
         voice = self._voice or self._talker
         return {Role.LLM.value: self._thinker.state} | ({} if voice is None else {Role.TTS.value: voice.state})
 
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        return self._capabilities
-
     def _found_capabilities(self) -> EngineCapabilities:
-        """Return the capabilities, as far as they are known before the start."""
+        """Return the capabilities; before the start without those that the checkpoint tells."""
         speaker = self._voice or self._speaker
         thinker = frozenset(f"{Thinker.name}.{name}" for name in SAMPLING)
         media = self._checkpoint.media if self._checkpoint is not None else frozenset()
@@ -239,7 +235,7 @@ class VllmEngine:
             if template is None and await asyncio.to_thread(lacks_chat_template, self.config.model or ""):
                 log.warning("%s has no chat template; it will serve raw prompts and token sessions only", self.model)
             if self._readouts is not None:
-                self._readouts.prepare_environment()
+                use_first_model_runner()
                 await self._readouts.channel.start()
             if self._voice is not None:
                 await self._voice.start()
@@ -257,7 +253,7 @@ class VllmEngine:
                 arguments=self.config.chat_template_kwargs,
             )
             parser = await asyncio.to_thread(parsers.load, self._thinker) if parsers else None
-            self._capabilities = self._found_capabilities()
+            self.capabilities = self._found_capabilities()
         except BaseException:
             await self.stop()
             raise
@@ -275,17 +271,16 @@ class VllmEngine:
             sampling=self._checkpoint.sampling,
             sample_rate=self._checkpoint.sample_rate,
             shortest_segment_ms=self.config.audio_segment_ms,
-            longest_segment_ms=LONGEST_MS,
             most_audio=self._checkpoint.most_audio,
             decoding=self._decoding,
             parser=parser,
             template_arguments=self.config.chat_template_kwargs,
-            token_bytes=cache(partial(_token_bytes, self._thinker)),
+            token_bytes=cache(lambda: TokenBytes(self._thinker.llm.get_tokenizer())),
             cache_salt=self._cache_salt,
         )
 
     async def _prepare(self, llm: AsyncLLM) -> None:
-        """Tell vLLM's workers what they have to report."""
+        """Tell vLLM's workers which readouts and hidden states they have to send."""
         if self._readouts is not None:
             await self._readouts.install(llm)
         if self._voice is not None:
@@ -369,7 +364,7 @@ class VllmEngine:
             async with aclosing(decoded), pipeline(decoded, run.stages, run.links, sink=request.sink) as outputs:
                 async for output in outputs:
                     yield output
-            yield Finished(run.finish_reason, run.usage, run.finish_reasons, warnings=run.warnings)
+            yield run.finished()
         except OmniError:
             raise
         except Exception as error:
@@ -377,10 +372,6 @@ class VllmEngine:
         finally:
             share.close()
             self._chats -= 1
-
-
-def _token_bytes(model: LanguageModel) -> TokenBytes:
-    return TokenBytes(model.llm.get_tokenizer())
 
 
 def _forced_speech(
@@ -394,10 +385,10 @@ def _forced_speech(
 
 
 class RequestStages:
-    """The stages of one request, and the results that they collect.
+    """The stages of one request, and their results.
 
-    ``voice`` speaks the answer: a Talker that reads text, or the omni model's own. Raises UnsupportedParameter for what
-    the engine cannot do.
+    ``voice`` speaks the answer: a separate Talker, or the omni model's own voice. Raises UnsupportedParameter for
+    options that the engine does not support.
     """
 
     def __init__(
@@ -415,7 +406,6 @@ class RequestStages:
         writes = OutputModality.TEXT in request.modalities
         rows = voice.rows if speaks and isinstance(voice, OmniVoice) else None
         self._thinker = Thinker(shared, request, writes=request.tells_text, share=share, rows=rows)
-        self._talker: OmniTalker | None = None
         self._vocoder: Code2Wav | VocoderStage | None = None
         self.stages: list[Stage[Any]] = [self._thinker]
         self.links: tuple[StageLink, ...] = ()
@@ -426,7 +416,7 @@ class RequestStages:
     def _speaking(
         self, voice: Speaker | OmniVoice, request: GenerationRequest, *, goes_on: bool
     ) -> tuple[Stage[Any], Stage[Any]]:
-        """Return the stages that speak. An answer ``goes_on`` without the voice of an omni model if it is written."""
+        """Return Talker and vocoder. With ``goes_on`` the written answer goes on if an omni model's voice fails."""
         sampling, parameters = request.stage_sampling.get("talker"), request.stage_params
         if isinstance(voice, Speaker):
             talker, self._vocoder = voice.stages(
@@ -437,23 +427,15 @@ class RequestStages:
                 priority=request.options.priority if voice.talker.by_priority else 0,
             )
             return talker, self._vocoder
-        self._talker, self._vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)
-        return (SpeechPart(self._talker), SpeechPart(self._vocoder)) if goes_on else (self._talker, self._vocoder)
+        own, vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)
+        self._vocoder = vocoder
+        return (SpeechPart(own), SpeechPart(vocoder)) if goes_on else (own, vocoder)
 
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self._thinker.finish_reasons[0]
-
-    @property
-    def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """The finish reason of each answer, if there are several."""
+    def finished(self) -> Finished:
+        """Return the end of the request, once all answers have ended."""
         reasons = self._thinker.finish_reasons
-        return reasons if len(reasons) > 1 else ()
-
-    @property
-    def warnings(self) -> tuple[AnswerWarning, ...]:
-        """What the client is told beside the finish reasons."""
-        return self._thinker.warnings
+        several = reasons if len(reasons) > 1 else ()
+        return Finished(reasons[0], self.usage, several, warnings=self._thinker.warnings)
 
     @property
     def usage(self) -> Usage:
@@ -467,14 +449,14 @@ class RequestStages:
         )
 
 
-#: The folder below the root of all profiles to which vLLM writes. It is fixed when vLLM starts, so traces are moved
-#: from there to their destination.
+#: The folder, below the root of all profiles, to which vLLM writes. The folder is fixed when vLLM starts, so traces are
+#: moved from there to their destination.
 _TRACE_FOLDER: Final = ".torch"
 _PROFILER_SETTING: Final = "profiler_config"
 
 
 def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
-    """Return vLLM's arguments with those that enable tracing, unless the operator set them."""
+    """Return vLLM's arguments, extended to enable tracing; unchanged if the operator has configured the profiler."""
     if root is None or _PROFILER_SETTING in args:
         return dict(args)
     setting = {
@@ -489,7 +471,10 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """One trace at a time, of all ``models``, which were started with ``traced_arguments``, and of ``processes``."""
+    """Traces all ``models`` and ``processes``, one trace at a time.
+
+    ``models`` are pairs of a model and the operator's arguments; the models were started with ``traced_arguments``.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """LanguageModel: a model that vLLM runs in a process of its own, supervised and restarted when it dies.
 
-What it generates for one prompt are its ModelOutputs.
+ModelOutputs are the outputs that the model generates for one prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
@@ -48,13 +48,13 @@ T = TypeVar("T")
 
 #: How often the process is checked, in seconds. Requests in progress notice its death at once.
 WATCH_SEC: Final = 0.1
-#: How long the processes may take to exit before they are killed, in seconds. They have nothing left to do, but
-#: tearing down torch and vLLM takes Python seconds.
+#: How long the processes may take to exit before they are killed, in seconds. No work is left by then, but Python takes
+#: seconds to tear down torch and vLLM.
 SHUTDOWN_SEC: Final = 1.0
 
 #: Environment variables that vLLM reads when it is imported. Those set by the operator take precedence.
 _ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-#: The variable that says where vLLM's processes have the sockets by which they talk to each other.
+#: The environment variable with the folder for the sockets between vLLM's processes.
 _SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 #: Default engine arguments; those of the operator take precedence.
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
@@ -74,10 +74,15 @@ def prepare_environment() -> None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def check_vllm() -> None:
-    """Raise ImportError where this vLLM lacks one of its inner parts that are used here; loads vLLM.
+def use_first_model_runner() -> None:
+    """Make vLLM use its first model runner, on whose internals the workers rely. To be called before vLLM's import."""
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
-    What workers replace is of the model and of its runner, and fails by name where it is missing.
+
+def check_vllm() -> None:
+    """Import vLLM. Raises ImportError if this version lacks one of the internal names that this module uses.
+
+    The workers use further names, of the model and its runner; a missing one fails by name when it is used.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import BackgroundResources, MPClient
@@ -288,8 +293,8 @@ class LanguageModel:
     async def _warm_up(self, llm: AsyncLLM) -> None:
         """Generate one token, so that the first request does not pay for what vLLM does on first use.
 
-        Also detects weights that are damaged, or overflow in this dtype: their logits are NaN, and vLLM would generate
-        arbitrary tokens.
+        The step also detects weights that are damaged, or overflow in this dtype: the logits are NaN, and vLLM would
+        generate arbitrary tokens.
         """
         from vllm import SamplingParams
 
@@ -319,7 +324,7 @@ class LanguageModel:
 
 
 class _Running(NamedTuple):
-    """The engine client, and the process that kills the model if this one is killed."""
+    """vLLM's engine client, and the process that kills the model's processes if this process dies."""
 
     llm: AsyncLLM
     reaper: ProcessReaper
@@ -330,7 +335,7 @@ class _Running(NamedTuple):
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
-    """Return the processes that vLLM started on this machine; those on others are its executor's responsibility."""
+    """Return the processes that vLLM started on this machine; its executor looks after those on other machines."""
     return list(getattr(getattr(llm.engine_core.resources, "engine_manager", None), "processes", ()))
 
 
@@ -371,7 +376,7 @@ def _shut_down(running: _Running) -> None:
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:
-    """Return a message for an unknown argument, with the most similar one."""
+    """Return a message for an unknown argument, with the name of the most similar argument."""
     close = difflib.get_close_matches(name, known, n=1)
     return "unknown vLLM argument" + (f"; did you mean {close[0]}?" if close else "")
 
@@ -440,8 +445,8 @@ if not sys.stdin.buffer.read(1):
 class ProcessReaper:
     """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
 
-    vLLM's processes would not notice, and occupy the GPU. They have to have ended when it is dismissed, lest it kill
-    other processes with the same IDs later.
+    vLLM's processes would not notice that this process has died, and occupy the GPU. Call ``dismiss`` as soon as
+    ``processes`` have ended, and not before: other processes may get the same IDs later.
     """
 
     def __init__(self, processes: Sequence[int]) -> None:
@@ -458,27 +463,27 @@ class ProcessReaper:
             self._process.communicate(b".")
 
 
-#: How long an output may wait for those that follow it. One that comes later than this after the last is taken at once:
-#: all of those of a model that makes up to 200 tokens a second for each answer.
+#: How long an output may wait for the next outputs, in seconds. An output that comes later than this after the previous
+#: one does not wait: up to 200 tokens a second for each answer, no output waits.
 GROUP_SEC: Final = 0.005
 
-#: Consumes an output, without waiting; returns False if that is impossible now.
+#: Consumes an output, without waiting; returns False if the output cannot be consumed now.
 Take: TypeAlias = "Callable[[RequestOutput], bool]"
 
 
 class ModelOutputs(AsyncIterator["RequestOutput"]):
-    """Iterates over vLLM's outputs for one prompt, which is submitted with the first of them.
+    """Iterates over vLLM's outputs for one prompt, which is submitted when the first output is asked for.
 
-    ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps what vLLM raises, and ``on_end`` is awaited at the end
-    of a request that was submitted, with whether any output arrived. ``aclose`` aborts a request that still runs; it
-    has to be called also when the iteration was cancelled.
+    ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps vLLM's exceptions, and ``on_end`` is awaited at the
+    end of a submitted request, with whether any output arrived. ``aclose`` aborts a request that still runs; call it
+    also after the iteration was cancelled.
 
-    ``AsyncLLM`` reads the outputs of its process in one task, which puts each into the ``RequestOutputCollector`` of
-    its request and so wakes the task that waits there. With eight answers, waking these tasks takes as much time as all
-    else that happens to an output. So while the iteration waits, outputs go to ``take``, if that is set, inside vLLM's
-    own loop. Those that come in quick succession are merged, as vLLM does for a consumer that is slow. What ``take``
-    refuses, the last output, and errors go to the iteration, so the order is kept. What ``take`` raises, the iteration
-    raises.
+    ``AsyncLLM`` reads the outputs of its process in one task, which puts each output into the
+    ``RequestOutputCollector`` of the request and so wakes the task that waits for it. With eight answers, waking these
+    tasks takes as much time as everything else that happens to an output. Therefore ``hand_to`` sets a function that
+    consumes outputs inside vLLM's own loop while the iteration waits. Outputs in quick succession are merged, as vLLM
+    does for a slow consumer. The iteration gets the outputs that the function refuses, the last output, and errors, so
+    the order is kept. It also raises what the function raises.
     """
 
     def __init__(
@@ -490,9 +495,9 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         on_end: Callable[[bool], Awaitable[None]],
         groups: OutputGroups,
     ) -> None:
-        self.take: Take | None = None
-        #: Whether any output arrived since this was last set to False.
+        #: Whether any output arrived, since the last call of ``expect_output`` if there was one.
         self.arrived = False
+        self._consume: Take | None = None
         self._llm = llm
         self._submit = submit
         self._translate = translate
@@ -501,9 +506,9 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         self._submitted = False
         self._ended = False
         self._waiting = False
-        #: What waits for further outputs, to be taken with them; only while the iteration waits.
+        #: An output that waits for the next outputs, to be consumed with them; only while the iteration waits.
         self._held: Any = None
-        #: When outputs were last taken, on the loop's clock.
+        #: When an output was last consumed inside vLLM's loop, on the clock of the event loop.
         self._taken_at = -math.inf
         self._failure: Exception | None = None
         #: vLLM's RequestOutputCollector, and its own ``put``.
@@ -532,6 +537,14 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
                 raise StopAsyncIteration
         return output
 
+    def hand_to(self, consume: Take | None) -> None:
+        """Let ``consume`` take outputs while the iteration waits; with None all outputs go through the iteration."""
+        self._consume = consume
+
+    def expect_output(self) -> None:
+        """Reset ``arrived``, as a further piece of the prompt is about to be submitted."""
+        self.arrived = False
+
     async def aclose(self) -> None:
         """Abort the request, unless it has ended. Idempotent."""
         await self._end()
@@ -558,7 +571,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
 
     def _put(self, output: Any) -> None:
         """Stand in for ``RequestOutputCollector.put``. An exception in here would end vLLM's loop, for all requests."""
-        if not self._waiting or self.take is None or getattr(output, "finished", True):
+        if not self._waiting or self._consume is None or getattr(output, "finished", True):
             self.take_held()
             self._waiting = False
             self._collect(output)
@@ -571,16 +584,16 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
             self._take(output)
 
     def take_held(self) -> None:
-        """Take what waits for further outputs. Raises nothing."""
+        """Consume the output that waits for the next outputs, if there is one. Raises nothing."""
         held, self._held = self._held, None
         if held is not None:
             self._take(held)
 
     def _take(self, output: Any) -> None:
-        assert self.take is not None
+        assert self._consume is not None
         self._taken_at = self._groups.now()
         try:
-            if self.take(output):
+            if self._consume(output):
                 self.arrived = True
                 return
         except Exception as error:
@@ -589,11 +602,11 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         self._collect(output)
 
     async def _end(self, *, running: bool = True) -> None:
-        """Release what vLLM holds for the request, which is aborted if it is ``running``."""
+        """Release vLLM's resources for the request; abort it if it is ``running``."""
         if self._ended:
             return
         self._ended = True
-        self.take = self._held = None
+        self._consume = self._held = None
         try:
             if self._collector is not None:
                 await self._release(running=running)
@@ -614,11 +627,11 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
 
 
 class OutputGroups:
-    """Lets outputs of all requests to a model wait for those that follow, with one timer.
+    """Lets outputs of all requests to a model wait for the next outputs, with one timer.
 
-    A model computes all its requests in the same steps, so their outputs come at the same times. One that makes more
-    tokens a second than anybody reads, hears or plays makes them for several answers at once: then sending each by
-    itself costs more than making it.
+    A model computes all its requests in the same steps, so their outputs come at the same times. A fast model generates
+    more tokens a second, for several answers, than anybody reads, hears or plays. Then sending each token by itself
+    costs more than generating it.
     """
 
     def __init__(self) -> None:
@@ -630,7 +643,7 @@ class OutputGroups:
         return asyncio.get_running_loop().time()
 
     def hold(self, outputs: ModelOutputs) -> None:
-        """Call ``outputs.take_held`` soon: GROUP_SEC after the first that was held."""
+        """Call ``outputs.take_held`` soon: GROUP_SEC after the first output that has been held since the last time."""
         self._holding.append(outputs)
         if len(self._holding) == 1:
             asyncio.get_running_loop().call_later(GROUP_SEC, self._release)
@@ -639,54 +652,3 @@ class OutputGroups:
         holding, self._holding = self._holding, []
         for outputs in holding:
             outputs.take_held()
-
-
-#: How long a readout may take to arrive after vLLM has reported its step, in seconds.
-_ARRIVAL_SEC: Final = 10.0
-
-
-class ReadAhead:
-    """Iterates over vLLM's outputs; ``until`` reads one ahead, and so notices a failure while it waits."""
-
-    def __init__(self, outputs: ModelOutputs) -> None:
-        self._outputs = outputs
-        self._next: asyncio.Task[RequestOutput | None] | None = None
-
-    async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
-        while True:
-            if self._next is None:
-                output = await _anext(self._outputs)
-            else:
-                await asyncio.wait([self._next])
-                output = self._next.result()
-                self._next = None
-            if output is None:
-                return
-            yield output
-
-    async def until(self, arrival: asyncio.Future[None]) -> None:
-        """Wait for ``arrival``. Raises vLLM's failure meanwhile, or EngineFailed if nothing arrives."""
-        if arrival.done():
-            return
-        if self._next is None:
-            self._next = asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
-        await asyncio.wait({self._next, arrival}, return_when=asyncio.FIRST_COMPLETED)
-        if arrival.done():
-            return
-        self._next.result()
-        try:
-            async with asyncio.timeout(_ARRIVAL_SEC):
-                await arrival
-        except TimeoutError:
-            raise EngineFailed("a readout did not arrive") from None
-
-    async def aclose(self) -> None:
-        """Abort the request."""
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.wait([self._next])
-        await self._outputs.aclose()
-
-
-async def _anext(outputs: ModelOutputs) -> RequestOutput | None:
-    return await anext(outputs, None)

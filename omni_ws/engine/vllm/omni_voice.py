@@ -1,6 +1,6 @@
 """OmniVoice: the voice of an omni model, its Talker and its vocoder, each in a process of its own.
 
-ForcedAnswer gives it a text to say that the Thinker did not write.
+ForcedAnswer makes the voice read a text aloud that the Thinker did not write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.checkpoint import SHARE, OmniFamily, OmniModel, check_omni_fits, omni_sizes, thinker_share
 from omni_ws.engine.vllm.early_input import EarlyOrigin
-from omni_ws.engine.vllm.language_model import prepare_environment
+from omni_ws.engine.vllm.language_model import prepare_environment, use_first_model_runner
 from omni_ws.engine.vllm.prompt import Excerpt, PromptContext
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.engine.vllm.thinker import LEAST_EARLY_TOKENS, ThinkerParts
@@ -46,15 +46,16 @@ _VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
 
 
 class OmniVoice:
-    """Owns both processes, and creates the stages that speak an answer.
+    """Owns the processes of Talker and vocoder, and creates the stages that speak an answer.
 
-    ``sessions`` is how many answers can be spoken at the same time, ``positions`` how long the prompt and the speech of
-    each can be together, in positions of the Talker. ``kept_bytes`` bounds what is kept of conversations that go on.
+    ``sessions`` is how many answers can be spoken at the same time. ``positions`` limits the prompt and the speech of
+    an answer together, in positions of the Talker. ``kept_bytes`` limits the memory of the hidden states that are kept
+    for conversations.
     """
 
     def __init__(self, model: OmniModel, *, sessions: int, positions: int, kept_bytes: int) -> None:
         self.model = model
-        #: What the Thinker tells the Talker.
+        #: The Thinker's hidden states, for the Talker.
         self.rows = ThinkerRows(model.config, kept_bytes=kept_bytes, positions=positions)
         self._sessions = sessions
         self._positions = positions
@@ -73,17 +74,17 @@ class OmniVoice:
 
     @property
     def processes(self) -> tuple[StepProcess, ...]:
-        """The Talker's and the vocoder's, once started."""
+        """The processes of Talker and vocoder, once started."""
         return tuple(host.process for host in self._hosts or ())
 
     @property
     def memory_bytes(self) -> int:
-        """What weights, slots and buffers of both take."""
+        """The memory of both processes, in bytes: weights, slots and buffers."""
         return sum(process.ready.memory_bytes for process in self.processes if process.ready is not None)
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions both have, for answers that are being spoken."""
+        """How many sessions are open in both processes, for answers that are being spoken."""
         return sum(process.open_sessions for process in self.processes)
 
     @property
@@ -111,12 +112,12 @@ class OmniVoice:
         return (f"{self.model.name} speaks with its own voice: {', '.join(self.voices)}; {at_once}",)
 
     async def start(self) -> None:
-        """Start both processes, and say what they take; then the way for rows. Downloads what is missing.
+        """Start both processes, and open the channel for hidden states. Downloads missing files.
 
-        Raises ConfigurationError for a model that cannot be read or does not fit, EngineFailed.
+        Raises ConfigurationError for a model that cannot be read or does not fit into memory, and EngineFailed.
         """
         prepare_environment()
-        self.rows.prepare_environment()
+        use_first_model_runner()
         folder = await asyncio.to_thread(self.model.folder)
         await asyncio.to_thread(self._check_memory, folder)
         await self._start_processes(folder)
@@ -162,7 +163,7 @@ class OmniVoice:
         await self.rows.channel.stop()
 
     def thinker_share(self) -> float | None:
-        """Return the share of a GPU that is left to the Thinker; None where there is no GPU, or it is set. Blocks."""
+        """Return the share of a GPU's memory left to the Thinker; None without a GPU, or if it is set. Blocks."""
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args:
             return None
@@ -171,7 +172,7 @@ class OmniVoice:
         return share
 
     def _check_memory(self, folder: Path) -> None:
-        """Refuse what does not fit. The memory of a model that is quantised when it is loaded is not known."""
+        """Raise ConfigurationError if the model does not fit. Not checked if vLLM quantises it when it loads."""
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args or self.model.args.get("quantization") is not None:
             return
@@ -186,7 +187,7 @@ class OmniVoice:
         sampling: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> tuple[OmniTalker, VocoderStage]:
-        """Return the stages of one request; the first one takes TalkerItems.
+        """Return the Talker and the vocoder of one request; the Talker takes TalkerItems.
 
         ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. Raises InvalidValue.
         """
@@ -241,20 +242,20 @@ def _gpu_bytes() -> int | None:
     return None if current_platform.is_cpu() else int(current_platform.get_device_total_memory())
 
 
-#: Where a text may be cut so that its tokens are those of the whole: before white space that a word follows.
+#: A position between words, before the white space: both parts of the text have the same tokens as the whole text.
 _BORDER: Final = re.compile(r"(?<=\S)\s+(?=\S)")
 _CLAUSE_END: Final = re.compile(r"[.!?;:,]\s|\n")
-#: How much text without any white space is held back, in characters.
+#: How much text without white space is held back, in characters.
 _LONGEST_WORD: Final = 200
 
 
 class ForcedAnswer:
-    """A Stage: pieces of text in, TalkerItems out, as if the Thinker had answered the text, with the Thinker's states.
+    """A Stage: pieces of text in, TalkerItems out, as if the Thinker had written the text as its answer.
 
-    The Thinker computes the text as its answer to an empty message, in steps of at least LEAST_EARLY_TOKENS tokens
-    while the text still arrives, and at the end of a clause and at a pause where a client is writing it. A Talker that
-    reads no states of the answer needs no step. A text without words has no items. Raises ContextLengthExceeded for a
-    text that is too long for the Thinker.
+    The Thinker computes hidden states of the text as its answer to an empty message. A step has at least
+    LEAST_EARLY_TOKENS tokens while the text still arrives; text that a client is writing is also computed at the end of
+    a clause and at a pause. A Talker that reads no states of the answer needs no steps. A text without words has no
+    items. Raises ContextLengthExceeded for a text that is too long for the Thinker.
     """
 
     name = "spoken text"
@@ -264,20 +265,20 @@ class ForcedAnswer:
         self._rows = rows
         self._request = request
         self._prompt: list[int] = []
-        #: The text so far, and of it what was not computed.
+        #: The tokens of the text that were handed on, and those that follow.
         self._said: list[int] = []
         self._new: list[int] = []
         self._steps = 0
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
-        """Hand on the text's tokens and states, behind those of a prompt without content."""
+        """Hand on an empty prompt, then the tokens and hidden states of the text."""
         assert sink is not None, "this stage requires a Talker after it"
         form = self._parts.form
         head, tail = await self._in_thread(form.frame, PromptContext())
         self._prompt = await self._in_thread(form.tokens, head + tail)
         with TalkerFeed(self._rows, sink, conversation=None, salt=None) as feed:
             held = ""
-            # One that is being written is computed clause by clause, and at pauses: nothing is left to say meanwhile.
+            # Text that is being written is computed clause by clause, and at pauses, so that speech goes on meanwhile.
             being_written = is_being_written(self._request.input)
             async with aclosing(with_pauses(source, lambda: BEGIN_AFTER if being_written else None)) as pieces:
                 async for piece in pieces:
@@ -312,7 +313,7 @@ class ForcedAnswer:
             cache_salt=feed.salt(media=False),
             priority=self._request.options.priority,
         )
-        parameters = feed.asking(prefill_parameters())
+        parameters = feed.with_rows(prefill_parameters())
         step = await origin.at_once(Excerpt([*self._prompt, *self._said]), parameters, f"-text-{self._steps}")
         async with aclosing(step) as outputs:
             async for _ in outputs:
@@ -324,9 +325,9 @@ class ForcedAnswer:
 
 
 def whole_words(text: str, *, ended: bool = False) -> tuple[str, str]:
-    """Cut ``text`` before its last word, which may go on; a word without end is cut anywhere.
+    """Split ``text`` before its last word, which may not be complete; a very long word is not held back.
 
-    ``ended``: a last word that white space follows belongs to the text before.
+    With ``ended``, a last word followed by white space is complete.
     """
     borders = [found.start() for found in _BORDER.finditer(text)]
     cut = last_border(text) if ended else borders[-1] if borders else 0

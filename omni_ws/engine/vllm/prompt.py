@@ -1,8 +1,9 @@
 """Prompts for a chat model, built while their input arrives.
 
 A PromptDraft is one prompt in progress: the chat template with the input inserted, in the PromptForm of the model. A
-*stable* part of it is one whose tokens no further input can change. Parts go to the model as Excerpts. HistoryTrim says
-which turns of a long history are left out, by the sizes of messages and of media (MediaSizes).
+part of the prompt is *stable* if no further input can change its tokens. Excerpts are the parts that are submitted to
+the model. HistoryTrim decides which turns of a long history are left out, by the sizes of messages and media
+(MediaSizes).
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ FREE_SEARCH_CHARACTERS: Final = 4096
 class PromptDraft:
     """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread.
 
-    Which part of it a model has received is not its concern; see Given.
+    The draft does not know which part of the prompt a model has received already; see Given.
     """
 
     form: PromptForm
-    #: What precedes the input; without the turns that were left out.
+    #: Instructions, tools and history before the input; without the turns that were left out.
     context: PromptContext
-    #: None for any length.
+    #: None for no limit.
     limit: PromptLimit | None = None
     #: The template's text before and after the input.
     head: str = field(init=False)
@@ -47,14 +48,15 @@ class PromptDraft:
     media: list[Media] = field(default_factory=list)
     #: The completed parts of the input, as text of the prompt.
     _body: str = ""
-    #: Start and end of each placeholder in the body; negative for those of the history, which are in the head.
+    #: Start and end of each placeholder, counted from the beginning of the body; negative for placeholders of the
+    #: history, which are in the head.
     _places: list[tuple[int, int]] = field(default_factory=list)
     _counts: dict[Modality, int] = field(default_factory=dict)
     _part: int | None = None
     #: The text of the current part. Control tokens are marked in the whole text, as they may span pieces.
     _open_pieces: list[str] = field(default_factory=list)
     _open_characters: int = 0
-    #: The length that the open text must have before its stable part is searched again: each search reads all of it.
+    #: The length that the open text must have before its stable part is searched again: each search reads all the text.
     _search_from: int = 0
     _searched_media: int = 0
     #: The IDs of the tool calls in the whole history.
@@ -73,9 +75,9 @@ class PromptDraft:
         self._frame()
         self._pinned = self._trim.open_calls
         if limit is not None and history:
-            room = limit.prompt - limit.input_reserve
-            if len(self.text.encode()) + self._media_tokens > room:  # a token has at least a byte
-                self._fit(room)
+            most = limit.prompt - limit.input_reserve
+            if len(self.text.encode()) + self._media_tokens > most:  # a token has at least a byte
+                self._shorten_to(most)
 
     def _frame(self) -> None:
         """Render the template around the input. Media of the input are numbered behind those of the history."""
@@ -113,11 +115,14 @@ class PromptDraft:
         self._counts[media.modality] = number
         return self.form.placeholder(media.modality, number)
 
-    def _fit(self, room: int) -> list[int]:
-        """Leave out turns of the history until the prompt has ``room`` tokens, or none is left; returns its tokens."""
+    def _shorten_to(self, most: int) -> list[int]:
+        """Leave out turns of the history until the prompt has at most ``most`` tokens, or no turn is left.
+
+        Returns the tokens of the prompt.
+        """
         while True:
             tokens = self.form.tokens(self.text)
-            excess = len(tokens) + self._media_tokens - room
+            excess = len(tokens) + self._media_tokens - most
             if excess <= 0 or not self._leave_out(excess):
                 return tokens
 
@@ -133,17 +138,17 @@ class PromptDraft:
         return True
 
     def costs_history(self, tokens: int) -> bool:
-        """Whether history would have to be left out of a prompt of so many tokens, besides its media."""
+        """Whether a prompt of so many tokens, besides its media, is too long for the whole history."""
         if self.limit is None or not self.context.history:
             return False
         return tokens + self._media_tokens > self.limit.prompt
 
     def shorten(self) -> bool:
-        """Leave out more of the history, as the prompt turned out to be too long; returns False if nothing is left."""
+        """Leave out more of the history, as the prompt turned out to be too long; returns False if no turn is left."""
         return self._leave_out(1)
 
     def add_tool_result(self, call_id: str, text: str) -> None:
-        """Add a piece of a tool result, a message of its own before the user's.
+        """Add a piece of a tool result; each result becomes a message before the user's message.
 
         Raises InvalidValue for an unknown call.
         """
@@ -176,7 +181,7 @@ class PromptDraft:
     def stable(self, given: Given, least: int) -> StableExcerpt | None:
         """Return the part after ``given`` that further input cannot change, or None.
 
-        It has at least ``least`` tokens, unless it contains media, which are always worth computing ahead.
+        A part without media has at least ``least`` tokens; media are always worth computing ahead.
         """
         if self.tool_results:
             return None  # more may follow, and they precede everything else
@@ -208,7 +213,7 @@ class PromptDraft:
             )
             self.context = replace(self.context, history=self._trim.kept(self._pinned))
             self._frame()
-        tokens = self.form.tokens(self.text) if self.limit is None else self._fit(self.limit.prompt)
+        tokens = self.form.tokens(self.text) if self.limit is None else self._shorten_to(self.limit.prompt)
         return Excerpt(tokens, tuple(self.media))
 
     @property
@@ -229,18 +234,18 @@ class PromptDraft:
 
 #: Marks the position of the input in the rendered template; private-use characters that do not occur in text.
 _MARKER: Final = "\U000f0a11\U000f0a12"
-#: Marks a control token that is only text, behind its first character; removed when that is tokenised. Unicode reserves
-#: this code point for such use.
+#: Marks a control token as text: it is inserted behind the token's first character, and removed when the text is
+#: tokenised. Unicode reserves this code point for internal use.
 _ONLY_TEXT: Final = "\ufdd0"
 #: A position between words, across which byte-pair tokenizers do not merge.
 _WORD_BORDER: Final = re.compile(r"(?<=\S) (?=\S)")
-#: Text to test whether a tokenizer really does not merge there.
+#: Text to test whether a tokenizer really does not merge across such a position.
 _SAMPLE: Final = ("One, two and three: some words", " that stand for all others.")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """What precedes the input: instructions, tools, history; and the role of the input's message."""
+    """Everything in a prompt but the input: instructions, tools, history, and the role of the input's message."""
 
     instructions: str = ""
     history: tuple[Message, ...] = ()
@@ -295,8 +300,8 @@ class PromptForm:
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of ``text``, without special tokens around it.
 
-        Control tokens that ``plain`` has marked are tokenised as text. They cannot share a piece with real ones, which
-        every tokenizer looks for first.
+        Control tokens that ``plain`` has marked are tokenised as text. Real control tokens separate the text into
+        pieces, as every tokenizer looks for them first.
         """
         if _ONLY_TEXT not in text:
             return self._encoded(text)
@@ -318,7 +323,7 @@ class PromptForm:
         tokens = list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
         if self._control_ids.isdisjoint(tokens):
             return tokens
-        # A placeholder that the tokenizer does not regard as special is still found; not so in two halves.
+        # The tokenizer still finds a placeholder that is not a special token, unless it gets the text in two halves.
         return [token for piece in marked.split(_ONLY_TEXT) for token in self._encoded(piece)]
 
     def size(self, message: Message, speech: Mapping[Speech, tuple[Media, ...]]) -> int:
@@ -355,10 +360,10 @@ class PromptForm:
         return border
 
     def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
-        """Return the template's text before and after the input; without ``user`` there is no message of the input.
+        """Return the template's text before and after the input; without ``user`` there is no message for the input.
 
-        The text after a message of the assistant is empty: the answer continues it. Raises InvalidValue when the
-        template rejects the messages.
+        The text after a message of the assistant is empty: the answer continues the message. Raises InvalidValue when
+        the template rejects the messages.
         """
         messages: list[dict[str, Any]] = []
         if context.instructions:
@@ -378,9 +383,10 @@ class PromptForm:
     def _rendered(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]
     ) -> str:
-        """Render ``messages``; an answer that opens them follows an empty message of the user where it has to.
+        """Render ``messages``.
 
-        Some templates demand that the user begins, but a greeting is an answer without a question.
+        Some templates demand that the user begins, but a conversation may begin with the assistant's greeting. Then an
+        empty message of the user is put first.
         """
         try:
             return self._render(messages, tools, arguments)
@@ -435,7 +441,7 @@ class PromptForm:
 class BareForm(PromptForm):
     """The form of raw prompts: no template, no media; control tokens in the text are effective.
 
-    The tokenizer adds what it adds to any text, such as a token that marks the beginning.
+    The tokenizer adds its special tokens, such as one for the beginning of the text.
     """
 
     def __init__(self, form: PromptForm) -> None:
@@ -455,7 +461,7 @@ class BareForm(PromptForm):
         return text
 
     def last_border(self, text: str, start: int) -> int:
-        return start  # the tokenizer adds tokens to the prompt as a whole, so no part of it is stable
+        return start  # no part is stable, as the tokenizer adds special tokens to the prompt as a whole
 
 
 class TokenForm(BareForm):
@@ -485,7 +491,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A contiguous part of a prompt: its tokens, and the media whose placeholders are among them, in order."""
+    """A contiguous part of a prompt: its tokens, and the media of the placeholders in it, in order."""
 
     tokens: list[int]
     media: tuple[Media, ...] = ()
@@ -504,7 +510,7 @@ class Excerpt:
         return prompt
 
     def after(self, given: Given) -> Excerpt | None:
-        """Return what follows ``given``; None if this excerpt does not start with it."""
+        """Return the rest of this excerpt behind ``given``; None if the excerpt does not start with ``given``."""
         count = len(given.tokens)
         if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
             return None
@@ -515,7 +521,7 @@ class Excerpt:
 class StableExcerpt(Excerpt):
     """An excerpt that further input cannot change.
 
-    ``end`` is its end, in characters of the template's head and the input.
+    ``end`` is the position behind the excerpt, in characters of the template's head and the input.
     """
 
     end: int = 0
@@ -523,9 +529,9 @@ class StableExcerpt(Excerpt):
 
 @dataclass(slots=True)
 class Given:
-    """The part of a draft, from its beginning, that a model has received. Owned by the code that submits it."""
+    """The beginning of a draft, as far as a model has received it. Owned by the code that submits it."""
 
-    #: Its length, in characters of the template's head and the input.
+    #: The length of this part, in characters of the template's head and the input.
     chars: int = 0
     tokens: list[int] = field(default_factory=list)
     media: list[Media] = field(default_factory=list)
@@ -537,11 +543,11 @@ class Given:
 
     @property
     def whole(self) -> Excerpt:
-        """All of it, as one prompt."""
+        """The received part as one prompt."""
         return Excerpt(self.tokens, tuple(self.media))
 
 
-#: What history may not take of the context, in tokens: room for the input, and for an answer without ``max_tokens``.
+#: The tokens of the context that are reserved for the input, and for an answer without ``max_tokens``.
 INPUT_RESERVE: Final = 1024
 ANSWER_RESERVE: Final = 2048
 
@@ -550,30 +556,30 @@ ANSWER_RESERVE: Final = 2048
 class PromptLimit:
     """The lengths that bound a prompt with history, in tokens."""
 
-    #: The prompt's own: the context, less a reserve for the answer.
+    #: The limit on the whole prompt: the context, less a reserve for the answer.
     prompt: int
-    #: What is left for the input before it has come.
+    #: The part of the prompt that is reserved for the input before the input has arrived.
     input_reserve: int
-    #: The length that history is shortened by at a time, see HistoryTrim.
+    #: The step in which history is shortened, see HistoryTrim.
     stride: int
 
     @classmethod
     def of(cls, context: int, max_tokens: int | None) -> Self:
-        """Return the limit for a model's context and the longest answer that is asked for."""
+        """Return the limit for a model's ``context``, if the answer may have ``max_tokens``."""
         answer = min(max_tokens or ANSWER_RESERVE, context // 4)
         return cls(prompt=context - answer, input_reserve=min(INPUT_RESERVE, context // 8), stride=max(1, context // 4))
 
 
 @dataclass(slots=True)
 class HistoryTrim:
-    """Which turns of ``history`` a prompt leaves out: the oldest, and whole ones only.
+    """Decides which turns of ``history`` a prompt leaves out: the oldest, and whole turns only.
 
     ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
 
-    The history is cut at multiples of ``stride``, counted from its beginning. vLLM's prefix cache only helps prompts
-    that begin alike: if each turn pushed out another one, a long conversation would be computed anew with every turn.
-    Cut this way, its prompts begin alike until they have grown by a stride. As the cut depends on the history alone,
-    nothing has to be remembered between requests.
+    The history is cut at multiples of ``stride`` tokens, counted from its beginning. vLLM's prefix cache only helps
+    prompts that begin alike: if each new turn pushed out an old one, every prompt of a long conversation would begin
+    differently and be computed anew. Cut at multiples of a stride, the prompts of a conversation begin alike until it
+    has grown by a stride. As the cut depends on the history alone, nothing has to be remembered between requests.
     """
 
     history: Sequence[Message]
@@ -581,7 +587,7 @@ class HistoryTrim:
     size: Callable[[Message], int]
     #: The number of each message's turn.
     _turns: list[int] = field(init=False)
-    #: Where each turn begins, in tokens, and where the last one ends. Counted when first needed: mostly all fits.
+    #: Where each turn begins, in tokens, and where the last turn ends. Counted when first needed: most histories fit.
     _begins: list[int] = field(default_factory=list)
     _cut: int = 0
     #: The first turn that is not left out.
@@ -601,7 +607,7 @@ class HistoryTrim:
         return self._first > first
 
     def kept(self, calls: Collection[str] = ()) -> tuple[Message, ...]:
-        """Return what is not left out, with the turns that have the tool calls ``calls``."""
+        """Return the messages that are not left out, and those of the turns with the tool calls ``calls``."""
         if not self._first:
             return tuple(self.history)
         numbered = list(zip(self._turns, self.history, strict=True))
@@ -612,7 +618,7 @@ class HistoryTrim:
 
     @property
     def open_calls(self) -> tuple[str, ...]:
-        """The tool calls of a last turn without an answer: the input may be their results."""
+        """The tool calls of the last turn, if it has no answer yet: the input may be their results."""
         if not self.history or not (self.history[-1].tool_calls or self.history[-1].role == "tool"):
             return ()
         numbered = zip(self._turns, self.history, strict=True)
@@ -632,19 +638,19 @@ class HistoryTrim:
         return self._begins
 
 
-#: What a second of audio takes before any was seen: Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
+#: The tokens of a second of audio, until vLLM has processed any: Qwen2-Audio and Qwen2.5-Omni read one for 40 ms.
 _AUDIO_TOKENS_PER_SEC: Final = 25
 
 
 class MediaSizes:
-    """Estimates of the tokens that media take, from the averages of those that vLLM has processed.
+    """Estimates how many tokens media take, from the averages of the media that vLLM has processed.
 
-    Placeholders grow when vLLM processes a prompt, so the length of a prompt with media is only known afterwards.
-    Images and video count nothing before the first of their kind. Methods may be called from any thread.
+    vLLM expands placeholders when it processes a prompt, so the length of a prompt with media is only known afterwards.
+    The first image and the first video are estimated as 0 tokens. Methods may be called from any thread.
     """
 
     def __init__(self) -> None:
-        #: The tokens of all media seen, and their amounts: samples or pixels.
+        #: For each modality, the tokens of all media processed, and their samples or pixels.
         self._seen: dict[Modality, tuple[int, int]] = {}
 
     def of(self, media: Media) -> int:

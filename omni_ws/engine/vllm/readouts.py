@@ -1,9 +1,12 @@
-"""Readouts of the residual stream: what vLLM needs for them, the files of their vectors, and how vectors are made."""
+"""Readouts: projections of a model's residual stream onto vectors, for token sessions.
+
+Readouts installs the vectors in vLLM's workers. ReadoutVectors are read from files, or made from prompts that have a
+concept and prompts that do not (``make_vectors``).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.base import ReadoutManifest, TokenGeneration, TokenOutput
-from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
+from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment, use_first_model_runner
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.worker_channel import ReadoutChannel
 
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-#: The values that vLLM's arguments must have. Others would distribute layers, requests or positions over processes,
-#: compute tokens that are then rejected, or take the cache of some positions from another engine.
+#: The values that vLLM's arguments must have. Other values distribute layers, requests or positions over processes,
+#: compute tokens that are then rejected, or take the KV cache of some positions from another engine.
 ONE_WORKER: Final[Mapping[str, Any]] = {
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
@@ -50,24 +53,17 @@ def refused_args(args: Mapping[str, Any], required: Mapping[str, Any], *, purpos
 
 
 class Readouts:
-    """The readouts of one model. ``engine_args`` enable them, at the cost of compiled graphs."""
+    """The readouts of one model. ``engine_args`` enable them; vLLM then runs without compiled graphs."""
 
     engine_args: Mapping[str, Any] = {
         "worker_extension_cls": "omni_ws.engine.vllm.workers.ReadoutWorker",
         "enforce_eager": True,
     }
-    #: The worker relies on internals of vLLM's first model runner.
-    environment: Mapping[str, str] = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
     def __init__(self, vectors: ReadoutVectors) -> None:
         self.vectors = vectors
         self.manifest = vectors.manifest
         self.channel = ReadoutChannel(len(self.manifest.layers) * len(self.manifest.concepts))
-
-    @classmethod
-    def prepare_environment(cls) -> None:
-        """Set the environment that vLLM reads when it is imported. To be called before that."""
-        os.environ.update(cls.environment)
 
     @staticmethod
     def check_args(args: Mapping[str, Any]) -> None:
@@ -153,7 +149,7 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
 def save_vectors(
     matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
 ) -> None:
-    """Write both files. ``matrices`` has one for each layer, with a row for each concept."""
+    """Write both files. ``matrices`` has a matrix for each layer, with a row for each concept."""
     from safetensors.numpy import save_file
 
     layers = sorted(matrices)
@@ -239,7 +235,7 @@ async def make_vectors(
     """
     Readouts.check_args(args)
     args = {"model": model, **args, **Readouts.engine_args}
-    Readouts.prepare_environment()
+    use_first_model_runner()
     hidden_size = await asyncio.to_thread(_hidden_size, args)
     prompts = dict.fromkeys(text for one in concepts for text in (*one.positive, *one.negative))
     streams = await _last_streams(tuple(prompts), layers, hidden_size, args)
@@ -253,7 +249,7 @@ async def make_vectors(
 
 
 def _direction(concept: Concept, streams: Mapping[str, NDArray[np.float32]], layer: int) -> NDArray[np.float32]:
-    """Return the unit vector from the mean of the negative prompts to that of the positive ones."""
+    """Return the unit vector from the mean of the negative prompts to the mean of the positive prompts."""
     positive = np.mean([streams[text] for text in concept.positive], axis=0, dtype=np.float64)
     negative = np.mean([streams[text] for text in concept.negative], axis=0, dtype=np.float64)
     difference = positive - negative

@@ -33,42 +33,47 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-#: Requests that are listened to at once, unless ``max_num_seqs`` is less.
+#: How many requests may be listened to at once; a lower ``max_num_seqs`` takes precedence.
 MAX_TALKERS: Final = 64
-#: The first interim text of an utterance is of so much speech.
+#: How much speech, in samples, the first interim text of an utterance needs.
 FIRST_INTERIM_SAMPLES: Final = SAMPLE_RATE // 2
-#: Each further one is of a so much longer utterance, as the model reads it from its beginning every time.
+#: For each further interim text the utterance has to be this many times as long as for the previous one, because the
+#: model reads an utterance from its beginning every time.
 INTERIM_GROWTH: Final = 1.3
-#: And it has to have taken at most half of the time since the one before.
+#: The share of time that may be spent on interim texts.
 INTERIM_SHARE: Final = 0.5
-#: In vLLM's queue, where settled texts go first.
+#: The priority of interim texts in vLLM's queue; final texts have 0, which goes first.
 INTERIM_PRIORITY: Final = 1
 
 
 def interim_gap_sec(read_sec: float, took_sec: float) -> float:
-    """How much more speech the next interim text needs, after one of ``read_sec`` that took ``took_sec``."""
+    """Return how much more speech the next interim text needs, in seconds.
+
+    The previous one read ``read_sec`` of speech, and took ``took_sec`` to compute.
+    """
     return max((INTERIM_GROWTH - 1) * read_sec, took_sec / INTERIM_SHARE)
 
 
-#: The longest utterance of models that name no limit, in seconds: Whisper's.
+#: The longest utterance for models that name no limit, in seconds; Whisper's limit.
 _LONGEST_SEC: Final = 30
-#: An utterance is cut at the next pause when so many seconds are left of the longest.
+#: An utterance is cut at the first pause that comes less than this before the longest utterance, in seconds.
 _CUT_BEFORE_SEC: Final = 8
-#: The limit on tokens for an utterance: models that hear no words may write the same ones for ever. Fast speech has 6 a
-#: second in English, and up to 15 in scripts of which each character is a token or two.
+#: The limit on the tokens of an utterance, as models that hear no words may repeat the same words for ever. Fast speech
+#: has 6 tokens a second in English, and up to 15 in scripts where each character takes one or two.
 _TOKENS_PER_SEC: Final = 20
 _LEAST_TOKENS: Final = 32
-#: Audio is not cached, as no utterance comes twice. A step has to take all audio of one: 1,500 tokens for Whisper.
+#: Audio is not cached, as no utterance comes twice. A step has to take the audio of a whole utterance, which is 1,500
+#: tokens for Whisper.
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {"mm_processor_cache_gb": 0, "max_num_batched_tokens": 4096}
 _ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
 
 
 class VllmRecogniser(LanguageModel):
-    """A Recogniser: Whisper, Voxtral, and whatever else vLLM transcribes with, by its class there.
+    """A Recogniser: Whisper, Voxtral, or any other model for which vLLM supports transcription.
 
     ``args`` are vLLM's engine arguments; ``setting`` is the configuration key that holds them, for messages. Interim
-    texts come at stretching intervals: the model reads an utterance from its beginning for each. Texts have no times of
-    words. The languages that the model knows, and the limits of its utterances, are known once it has started.
+    texts come at growing intervals, because the model reads the utterance from its beginning for each. Texts have no
+    times of words. The model's languages and limits are known after ``start``.
     """
 
     name = "vllm"
@@ -102,9 +107,9 @@ class VllmRecogniser(LanguageModel):
         return VllmTranscriber(self, language=request.language, translate=request.options.translate)
 
     async def transcribe(self, pcm: Pcm16, *, language: str | None, translate: bool = False, priority: int = 0) -> str:
-        """Return the words of an utterance of at most ``limits.longest`` samples, with ``translate`` in English.
+        """Return the words of an utterance of at most ``limits.longest`` samples; in English with ``translate``.
 
-        ``language`` None is detected.
+        A ``language`` of None is detected.
         """
         if language is None and self.detects_language:
             language = await self.language_of(pcm, priority=priority)
@@ -117,7 +122,7 @@ class VllmRecogniser(LanguageModel):
 
     @property
     def detects_language(self) -> bool:
-        """Whether the language has to be detected before an utterance is written down."""
+        """Whether a language that was not given has to be detected before the transcription."""
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
@@ -131,7 +136,7 @@ class VllmRecogniser(LanguageModel):
         return language
 
     async def _warm_up(self, llm: AsyncLLM) -> None:
-        """Read the properties of the model, and have it write down noise."""
+        """Read the properties of the model, and transcribe a second of noise."""
         await asyncio.to_thread(self._read, llm)
         noise = np.random.default_rng(0).integers(-300, 300, SAMPLE_RATE, dtype=np.int16)
         await self.transcribe(noise, language="en" if "en" in self._languages else min(self._languages))
@@ -192,7 +197,7 @@ class VllmRecogniser(LanguageModel):
 
 
 class VllmTranscriber:
-    """A Transcriber. Its language is that of its first utterance unless it was given."""
+    """A Transcriber. If no language was given, it detects the language of its first utterance and keeps it."""
 
     speculates = True
 

@@ -37,14 +37,14 @@ SAMPLING: Final = frozenset(
         "logit_bias",
     }
 )
-#: Parameters of vLLM that stem from other fields of a request, with the names of these.
+#: Parameters of vLLM that are set by another field of a request, with the name of that field.
 _FIELD_OF: Final = {"n": "n", "logprobs": "logprobs", "prompt_logprobs": "logprobs"}
 #: The limit on JSON Schemas. vLLM compiles them between two steps, to grammars of several times their size.
 MAX_SCHEMA_BYTES: Final = 1 << 16
 
 
 class AskedSampling(NamedTuple):
-    """The sampling parameters of a request by vLLM's names, and the field that set each, for error messages."""
+    """The sampling parameters of a request, by vLLM's names, and the request's field for each, for error messages."""
 
     values: Mapping[str, Any]
     fields: Mapping[str, str]
@@ -58,15 +58,15 @@ class AskedSampling(NamedTuple):
         return cls({**request.sampling, **staged}, fields)
 
     def field(self, parameter: str | None) -> str | None:
-        """Return the client's field for a parameter that vLLM refuses, or None."""
+        """Return the request's field for a parameter that vLLM refuses, or None."""
         return self.fields.get(parameter or "") or _FIELD_OF.get(parameter or "")
 
 
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
     """Return the sampling parameters of an answer. ``defaults`` are those of the checkpoint.
 
-    Without ``max_tokens`` the answer may fill the context. The parameters are for one request, as vLLM does not copy
-    them. Raises InvalidValue for what vLLM refuses.
+    Without ``max_tokens`` the answer may fill the context. The result is for one request only, as vLLM modifies it.
+    Raises InvalidValue for values that vLLM refuses.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
@@ -109,8 +109,8 @@ def check_parameters(
 ) -> None:
     """Validate ``parameters`` for this model. Blocks for milliseconds if the answer is constrained by a grammar.
 
-    Raises InvalidValue for what the model, or its backend for structured outputs, does not support. ``constraint`` is
-    the field of the request that set the grammar.
+    Raises InvalidValue for parameters that the model, or its backend for structured outputs, does not support.
+    ``constraint`` is the field of the request that set the grammar.
     """
     from vllm.exceptions import VLLMClientError
 
@@ -131,7 +131,7 @@ def check_parameters(
 
 
 def prefill_parameters() -> SamplingParams:
-    """Return parameters for one prompt that is only computed; vLLM generates at least one token, which is discarded."""
+    """Return parameters for a prompt without an answer; vLLM generates at least one token, which is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -139,7 +139,7 @@ def prefill_parameters() -> SamplingParams:
 
 
 def survives_streaming(parameters: SamplingParams) -> bool:
-    """Whether a streamed prompt gives the same answer as one submitted at once.
+    """Whether a streamed prompt gets the same answer as a prompt that is submitted at once.
 
     For streamed prompts vLLM rejects stop strings and several answers, creates no generator for a seed, and ignores
     grammars and token options that are not part of the first piece.
@@ -158,10 +158,10 @@ def survives_streaming(parameters: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParserNames:
-    """vLLM's parsers for a model's tool calls and for its thought; None for neither.
+    """The names of vLLM's parsers for a model's tool calls and for its thought; None for no parser.
 
-    Each family of models writes tool calls, and what it thinks before it answers, in its own format. vLLM has a parser
-    for each, which also provides the grammar that forces a call.
+    Each family of models writes tool calls, and its thought before the answer, in a format of its own. vLLM has a
+    parser for each format, which also provides the grammar that forces a call.
     """
 
     tools: str | None = None
@@ -212,7 +212,7 @@ class ParserUse:
     #: vLLM's own request object, possibly modified by the parser.
     request: Any
     parallel: bool
-    #: The arguments of the template, by which some parsers know whether the model thinks.
+    #: The arguments of the chat template, which tell some parsers whether the model thinks.
     arguments: Mapping[str, Any]
 
     @property
@@ -226,8 +226,8 @@ class ParserUse:
         skip: bool = self.request.skip_special_tokens
         return skip
 
-    def reader(self) -> AnswerSplitter:
-        """Return a reader for one answer, for use on the event loop, with vLLM's own tokenizer."""
+    def splitter(self) -> AnswerSplitter:
+        """Return a splitter for one answer, for use on the event loop, with vLLM's own tokenizer."""
         return AnswerSplitter(self, self.new_parser(self.model.llm.get_tokenizer()))
 
     def new_parser(self, tokenizer: Any) -> Any:
@@ -274,9 +274,9 @@ def parser_use(
 
 
 def _with_few_blanks(constraint: Any, model: LanguageModel) -> Any:
-    """Return the constraint with one blank at most between the parts of its JSON, as far as the backend can do that.
+    """Return the constraint with at most one blank between the parts of its JSON, if the backend supports that.
 
-    Where any number may follow one another, a model that prefers a blank, at temperature 0, writes nothing else.
+    If any number of blanks is allowed, a model that prefers a blank at temperature 0 writes blanks for ever.
     """
     if constraint is None or model.llm.vllm_config.structured_outputs_config.backend not in ("auto", "xgrammar"):
         return constraint
@@ -326,7 +326,7 @@ def _response_format(options: AnswerOptions) -> dict[str, Any] | None:
 
 
 class AnswerParts(NamedTuple):
-    """What a piece of an answer consists of."""
+    """The text, thought and tool calls in a piece of an answer."""
 
     text: str = ""
     thought: str = ""
@@ -349,7 +349,7 @@ class AnswerSplitter:
         return bool(self._begun)
 
     def read(self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool) -> AnswerParts:
-        """Return what the next piece of the answer consists of."""
+        """Return the text, thought and tool calls in the next piece of the answer."""
         delta = self._parser.parse_delta(text, list(tokens), self._use.request, list(prompt), finished=finished)
         if delta is None:
             return AnswerParts()

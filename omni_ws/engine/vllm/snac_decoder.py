@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ class SnacDecoder:
     """Decodes windows synchronously. For use by one thread at a time, such as a DecodeQueue's.
 
     ``noise_seed`` makes SNAC's noise a function of the position in the clause, so that windows agree about the samples
-    they share; None disables it. ``threads`` limits PyTorch on a CPU. ``model`` is modified: its encoder is dropped,
-    its weight parametrisations are removed and its noise is replaced.
+    they share; None disables it. ``model`` is modified: its encoder is dropped, its weight parametrisations are
+    removed and its noise is replaced.
 
     Raises EngineFailed for a codec that does not match ``layout``.
     """
@@ -38,7 +37,6 @@ class SnacDecoder:
         *,
         device: str | None = None,
         noise_seed: int | None = 0,
-        threads: int | None = None,
     ) -> None:
         strides = model.vq_strides
         if tuple(max(strides) // stride for stride in strides) != layout.codes_per_frame:
@@ -54,7 +52,6 @@ class SnacDecoder:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._layout = layout
         self._positions = NoisePositions()
-        self._threads = threads
         model.encoder = torch.nn.Identity()
         for module in model.modules():
             if parametrize.is_parametrized(module, "weight"):
@@ -84,9 +81,7 @@ class SnacDecoder:
         return self.frame_samples * 1000 / self.sample_rate
 
     def decode(self, windows: Sequence[CodecWindow]) -> list[Samples]:
-        """Return the samples of the frames that each window asks for. Windows of the same length form a batch."""
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        """Return the wanted samples of each window. Windows of the same length form a batch."""
         samples: list[Samples] = [np.empty(0, np.float32)] * len(windows)
         by_length = sorted(range(len(windows)), key=lambda index: len(windows[index].codes))
         for _, group in groupby(by_length, key=lambda index: len(windows[index].codes)):
@@ -101,8 +96,8 @@ class SnacDecoder:
         with torch.inference_mode():
             books = [torch.from_numpy(book).to(self.device) for book in self._layout.books(codes)]
             starts = torch.tensor([window.first_frame for window in windows], device=self.device)
-            with self._positions.at(starts, frames=codes.shape[1]):
-                audio = self._model.decode(books)[:, 0].float().cpu().numpy()
+            self._positions.move_to(starts, frames=codes.shape[1])
+            audio = self._model.decode(books)[:, 0].float().cpu().numpy()
         length = self.frame_samples
         return [
             audio[row, window.skip * length : (window.skip + window.keep) * length].copy()
@@ -117,11 +112,9 @@ class NoisePositions:
         self.starts = torch.zeros(1, dtype=torch.int64)
         self.frames = 1
 
-    @contextmanager
-    def at(self, starts: torch.Tensor, *, frames: int) -> Iterator[None]:
-        """Set the first frame of each window, and the number of frames in every one, for a decoding."""
+    def move_to(self, starts: torch.Tensor, *, frames: int) -> None:
+        """Set the first frame of each window, and the number of frames in every window, before a decoding."""
         self.starts, self.frames = starts, frames
-        yield
 
 
 class PositionalNoise(nn.Module):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Talker: generates codec frames for the text of an answer, clause by clause, with a model of its own.
 
-A TalkerProfile says how that model is prompted, and how its tokens are read.
+A TalkerProfile is the prompt format and token layout of such a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, is_speakable
-from omni_ws.engine.vllm.code2wav import CodecFrames, FrameAssembler, FrameLayout, InvalidCodecToken
+from omni_ws.engine.vllm.code2wav import CodecFrames, FrameLayout
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.profiler import events
@@ -40,7 +40,7 @@ TEXT_LINK: Final = StageLink(2_000, len)
 class FirstClause:
     """The limits of the first clause in characters (see ClauseSplitter).
 
-    They are smaller than those of other clauses, because the first clause determines the time to first audio.
+    Other clauses may be longer; the first one is kept short, because it determines the time to first audio.
     """
 
     comma_after: int = 12
@@ -69,11 +69,11 @@ class TalkerModel(LanguageModel):
 class Talker:
     """A Stage of one request: pieces of text in, CodecFrames out.
 
-    Each clause is one request to vLLM, so its prosody is that of a complete utterance. While a clause is generated,
+    Each clause is one request to vLLM, and so has the prosody of a complete utterance. While a clause is generated,
     further text waits in the link.
 
-    ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling that vLLM
-    refuses.
+    ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling parameters
+    that vLLM refuses.
     """
 
     name = "talker"
@@ -125,7 +125,7 @@ class Talker:
     async def _speak(self, clause: TextClause, sink: Channel[CodecFrames]) -> None:
         """Generate the frames of one clause.
 
-        Their number is limited by the length of the text, since a model may fail to end its speech.
+        The length of the text limits the number of frames, since a model may fail to end its speech.
         """
         if not is_speakable(clause.text):
             return
@@ -139,7 +139,7 @@ class Talker:
         number, self._clauses = self._clauses, self._clauses + 1
         prompt = self._prompt(clause.text)
         self.prompt_tokens += len(prompt)
-        assembler = FrameAssembler(self._profile.layout)
+        incomplete: list[int] = []  # the tokens of a frame that is not complete; dropped at the end
         parameters = self._parameters(max_tokens=most, clause=number)
         generation = self._model.generate(
             {"prompt_token_ids": prompt},
@@ -152,9 +152,10 @@ class Talker:
             async for output in events.generated(self.name, generation):
                 tokens = [token for token in output.outputs[0].token_ids if token not in self._profile.stop]
                 self._count(len(tokens))
+                incomplete += tokens
                 try:
-                    codes = assembler.feed(tokens)
-                except InvalidCodecToken as error:
+                    codes = self._profile.layout.take_frames(incomplete)
+                except ValueError as error:
                     raise EngineFailed("the Talker generated a token outside its codec pattern") from error
                 if output.finished:
                     self._note_end(output.outputs[0].finish_reason)
@@ -256,7 +257,7 @@ class TalkerProfile:
         return self.spare_frames + round(self.frames_per_character * len(clause))
 
 
-# Both are based on Llama 3, in which 128000 begins a text and 128009 ends a message; IDs from 128256 are their own.
+# Orpheus and Maya1 are based on Llama 3, where 128000 begins a text and 128009 ends a message; IDs from 128256 are new.
 _LLAMA: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "prefix": (128259, 128000),
@@ -275,7 +276,7 @@ ORPHEUS: Final = TalkerProfile(
     **_LLAMA,
 )
 
-#: Its voices are descriptions; a profile in a file can define others.
+#: The voices of Maya1 are descriptions; a profile in a file can define others.
 MAYA1: Final = TalkerProfile(
     name="maya1",
     text='<description="{voice}"> {text}',
@@ -291,7 +292,7 @@ _KNOWN: Final = {profile.name: profile for profile in (ORPHEUS, MAYA1)}
 
 
 def find_profile(wanted: str | None, model: str) -> TalkerProfile:
-    """Return the profile with the name or file ``wanted``, or the one that fits ``model`` by its name.
+    """Return the profile with the name or file ``wanted``; with None, the one whose name occurs in that of ``model``.
 
     Raises EngineFailed, with a message for the operator.
     """

@@ -1,4 +1,4 @@
-"""Speaker: a voice of a Talker on vLLM and its codec. ``staged_speech`` reads aloud with any Talker."""
+"""Speaker: a voice made of a Talker on vLLM and a neural codec. ``staged_speech`` reads aloud with any Talker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 async def staged_speech(
     request: GenerationRequest, text: AsyncIterator[str], stages: Sequence[Stage[Any]], links: Sequence[StageLink]
 ) -> AsyncGenerator[AudioOutput | Finished, None]:
-    """Yield the speech of ``text`` that ``stages`` make; the last two are a Talker and its vocoder."""
+    """Yield the speech of ``text``. The last two ``stages`` are a Talker and its vocoder."""
     talker, vocoder = stages[-2:]
     assert isinstance(talker, Talker | OmniTalker)
     assert isinstance(vocoder, Code2Wav | VocoderStage)
@@ -48,7 +48,7 @@ async def staged_speech(
 
     request.meter.read = lambda: usage() if talker.prompt_tokens else None
     try:
-        # Leaving the pipeline cancels its stages, which abort what they have asked for.
+        # Leaving the pipeline cancels its stages, which abort their requests to the models.
         async with pipeline(text, stages, links, sink=request.sink) as outputs:
             async for output in outputs:
                 assert isinstance(output, AudioOutput)
@@ -67,7 +67,7 @@ _WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
 
 
 class Speaker:
-    """A Voice that also speaks the answers of a Thinker: owns the Talker's model and the codec's decoder.
+    """A Voice that can also speak the answers of a Thinker. Owns the Talker's model and the codec's decoder.
 
     ``talker`` is a model's name or folder, ``args`` are vLLM's engine arguments for it; ``profile`` is the name or file
     of its profile (None to recognise it). ``device`` is where the codec runs, by default PyTorch's choice. Raises
@@ -85,7 +85,6 @@ class Speaker:
         profile: str | None = None,
         args: Mapping[str, Any] | None = None,
         device: str | None = None,
-        decoder_threads: int | None = None,
     ) -> None:
         self.model = Path(talker).name if Path(talker).is_dir() else talker
         try:
@@ -94,7 +93,6 @@ class Speaker:
             raise ConfigurationError([f"vllm.talker_profile: {error.message}"]) from error
         self.talker = TalkerModel("Talker", {"model": talker, **(args or {})}, setting="vllm.talker_args")
         self._device = device
-        self._decoder_threads = decoder_threads
         self._decoder: SnacDecoder | None = None
         self._queue: DecodeQueue | None = None
 
@@ -185,7 +183,7 @@ class Speaker:
         priority: int = 0,
         being_written: bool = False,
     ) -> tuple[Talker, Code2Wav]:
-        """Return the stages of one request; the first one takes pieces of text.
+        """Return the Talker and Code2Wav of one request; the Talker takes pieces of text.
 
         ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. ``being_written``: see
         ``is_being_written``. Raises InvalidValue.
@@ -222,8 +220,7 @@ class Speaker:
             from omni_ws.engine.vllm.snac_decoder import SnacDecoder
         except ImportError as error:
             raise EngineFailed(f"speech output requires the package snac: {error}") from error
-        layout = self.profile.layout
-        return SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
+        return SnacDecoder.load(self.profile.codec, self.profile.layout, device=self._device)
 
     async def _warm_up(self, queue: DecodeQueue) -> None:
         """Decode windows of typical lengths; also measures the decoding time, which determines the first chunk."""
@@ -231,7 +228,7 @@ class Speaker:
         for frames in _WARM_UP_FRAMES * 2:
             codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
             await queue.decode(CodecWindow(codes, 0, 0, frames))
-        queue.ms_per_frame = 0.0
+        queue.measure_anew()
         for frames in _WARM_UP_FRAMES:
             codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
             await queue.decode(CodecWindow(codes, 0, 0, frames))

@@ -65,7 +65,10 @@ LEAST_EARLY_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerParts:
-    """What all requests to a Thinker share. ``thread`` is a single thread, because the tokenizer is not thread-safe."""
+    """The model and settings that all requests to a Thinker share.
+
+    ``thread`` is a single thread, because the tokenizer is not thread-safe.
+    """
 
     model: LanguageModel
     form: PromptForm
@@ -75,8 +78,8 @@ class ThinkerParts:
     sampling: Mapping[str, Any]
     #: Of input audio, in Hz.
     sample_rate: int
+    #: The least length of a segment of input audio, see AudioSegmenter.
     shortest_segment_ms: int
-    longest_segment_ms: int
     #: The maximum number of audio segments in a prompt.
     most_audio: int
     #: The threads that decode input.
@@ -93,9 +96,10 @@ class ThinkerParts:
 class Thinker:
     """A Stage of one request: decoded input in; text to the next stage and, with ``writes``, to the client.
 
-    It collects the input into a PromptDraft, gives stable parts of it to the model early, and generates the answer when
-    the input ends. ``share`` accounts for the media in the prompt. With ``rows``, the next stage is the model's own
-    Talker, and gets TalkerItems in place of text. Raises InvalidValue for sampling that vLLM refuses.
+    It collects the input into a PromptDraft, has the model compute stable parts of the prompt early, and generates the
+    answer when the input ends. ``share`` accounts for the memory of the media in the prompt. With ``rows``, the next
+    stage is the model's own Talker, and gets TalkerItems instead of text. Raises InvalidValue for sampling parameters
+    that vLLM refuses.
     """
 
     name = "thinker"
@@ -109,24 +113,23 @@ class Thinker:
         share: MediaShare,
         rows: ThinkerRows | None = None,
     ) -> None:
-        #: Of the prompt, or of what was computed while the input was open.
+        #: The length of the prompt; while the input is open, of the part that was computed.
         self.prompt_tokens = 0
-        #: The prompt tokens that earlier requests had computed; of a streamed prompt, those of its first part.
+        #: The prompt tokens that earlier requests had computed. Of a streamed prompt only the first part counts.
         self.cached_tokens: int | None = None
-        #: Those in the cache that this request has put there, while its input was open.
+        #: The prompt tokens in the prefix cache that this request computed while its input was open.
         self._own_tokens = 0
         #: The number of parts of the prompt that were computed before the end of the input.
         self.early_steps = 0
         self._shared = parts
         self._request = request
         self._writes = writes
-        #: Accounts for the media in the prompt.
         self._share = share
         self._rows = rows
         self._feed: TalkerFeed | None = None
         self._asked = AskedSampling.of(request, self.name)
         self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
-        #: The limit on the answer. vLLM sets one in the parameters where there is none.
+        #: The limit on the answer that was asked for; None for no limit. vLLM later sets one in the parameters.
         self._most_tokens: int | None = self._parameters.max_tokens
         self._origin = EarlyOrigin(
             model=parts.model,
@@ -161,7 +164,7 @@ class Thinker:
 
     @property
     def warnings(self) -> tuple[AnswerWarning, ...]:
-        """That an answer has filled the context, and was cut off by that."""
+        """A warning if an answer was cut off because it filled the context."""
         context = self._shared.model.llm.model_config.max_model_len
         wanted = math.inf if self._most_tokens is None else self._most_tokens
         full = any(
@@ -210,7 +213,7 @@ class Thinker:
     async def _answer_at_once(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
-        """Answer input that is here already. Text becomes a prompt in one call in the thread, since each is a delay."""
+        """Answer input that has arrived already. Text becomes a prompt in a single call in the thread, to save time."""
         begun: tuple[PromptDraft, InputParts] | None = None
         texts: list[DecodedPart] = []
         async for decoded in source:
@@ -237,13 +240,12 @@ class Thinker:
         return draft, parts
 
     def _begin(self) -> tuple[PromptDraft, InputParts]:
-        """Return an empty prompt, and what adds the input to it. Raises as ``_prepare``."""
+        """Return an empty prompt, and the InputParts that add input to it. Raises as ``_prepare``."""
         draft, shared = self._prepare(), self._shared
         self._input = InputParts(
             draft,
             sample_rate=shared.sample_rate,
             shortest_segment_ms=shared.shortest_segment_ms,
-            longest_segment_ms=shared.longest_segment_ms,
             room=self._share,
         )
         return draft, self._input
@@ -263,7 +265,7 @@ class Thinker:
         )
         limit = PromptLimit.of(self._shared.model.llm.model_config.max_model_len, self._parameters.max_tokens)
         if self._rows is not None and self._rows.positions is not None:
-            # The Talker reads the same history. How long speech becomes does not follow from the text's limit.
+            # The Talker reads the same history. Its own reserve applies: ``max_tokens`` does not limit speech.
             limit = min(limit, PromptLimit.of(self._rows.positions, None), key=lambda each: each.prompt)
         return PromptDraft(form, context, limit)
 
@@ -290,9 +292,7 @@ class Thinker:
     def _segments(self, samples: Samples) -> tuple[Media, ...]:
         """Cut earlier speech into the same segments as when it was input."""
         shared = self._shared
-        segmenter = AudioSegmenter(
-            shared.sample_rate, shortest_ms=shared.shortest_segment_ms, longest_ms=shared.longest_segment_ms
-        )
+        segmenter = AudioSegmenter(shared.sample_rate, shortest_ms=shared.shortest_segment_ms)
         segments = segmenter.feed(samples)
         last = segmenter.finish()
         return tuple(
@@ -347,15 +347,13 @@ class Thinker:
 
     def _begin_early(self) -> EarlyWork:
         """Return a streamed prompt if possible, else a warmed prefix."""
-        origin = self._origin
-        if survives_streaming(self._parameters):
-            streamed = StreamedPrompt.begin(origin, self._shared.budget)
-            if streamed is not None:
-                return streamed
-        return WarmedPrefix(origin)
+        budget = self._shared.budget
+        if survives_streaming(self._parameters) and budget.take_slot():
+            return StreamedPrompt(self._origin, budget)
+        return WarmedPrefix(self._origin)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
-        """Give stable parts of the prompt to the model until the input ends. Input accumulates during each step."""
+        """Have the model compute stable parts of the prompt until the input ends. Input accumulates in each step."""
         least = 1  # the head of the prompt is worth a step at any length
         takes_more = True
         while takes_more and not self._input_ended.is_set():
@@ -374,7 +372,7 @@ class Thinker:
     async def _extend(self, early: EarlyWork, excerpt: StableExcerpt, draft: PromptDraft) -> bool:
         """Compute a part of the prompt; returns whether more can follow before the end of the input."""
         if draft.costs_history(len(early.given.tokens) + len(excerpt.tokens)):
-            return False  # the prompt will be another one, and a Talker may have no room for this one
+            return False  # turns of the history will be left out, so the prompt will begin differently
         try:
             takes_more = await early.extend(excerpt)
             self.prompt_tokens = len(early.given.tokens)
@@ -382,7 +380,7 @@ class Thinker:
         except ContextLengthExceeded:
             if not draft.context.history:
                 raise
-            return False  # how much of the history has to go is known at the end of the input
+            return False  # at the end of the input it is known how many turns have to be left out
 
     async def _answer(
         self,
@@ -422,9 +420,9 @@ class Thinker:
                     self._note_prompt(output)
                     if echo is not None:
                         await self._send_echo(echo, output.prompt_logprobs, outputs)
-                await self._room(sink, outputs)
+                await self._wait_for_room(sink, outputs)
                 self._pass_on(sink, outputs, output)
-                answer.take = take if events.recorder is None else None
+                answer.hand_to(take if events.recorder is None else None)
         return True
 
     async def _submit(
@@ -432,7 +430,7 @@ class Thinker:
     ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
         """Submit the complete prompt, with less of the history when it turns out to be too long.
 
-        Returns the prompt, how it was submitted, and the outputs.
+        Returns the prompt, the work that submitted it, and the outputs.
         """
         while True:
             self.prompt_tokens = len(whole.tokens)
@@ -473,7 +471,7 @@ class Thinker:
         if self._parameters.logprobs is not None:
             data = await self._in_thread(self._shared.token_bytes)
             logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
-        splitter = self._parser.reader() if self._parser is not None else None
+        splitter = self._parser.splitter() if self._parser is not None else None
         options = self._request.options
         if self._feed is not None:
             self._spoken = SpokenTokens(self._shared.model.llm.get_tokenizer(), self._parameters, splitter)
@@ -486,14 +484,14 @@ class Thinker:
         cached = output.num_cached_tokens
         self.cached_tokens = None if cached is None else max(0, cached - self._own_tokens)
 
-    async def _room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def _wait_for_room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
         """Wait until an output can be passed on."""
         await outputs.room()
         if sink is not None and not sink.closed:
             await sink.room()
 
     def _take(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput) -> bool:
-        """Pass an output on, inside vLLM's own loop; returns False if that has to wait."""
+        """Pass an output on, inside vLLM's own loop; returns False if a channel is full."""
         if outputs.full or (sink is not None and sink.full):
             return False
         self._pass_on(sink, outputs, output)

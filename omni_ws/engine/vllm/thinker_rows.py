@@ -1,12 +1,13 @@
-"""ThinkerRows: what an omni model's vLLM has to tell, so that the model's own Talker can speak its answers.
+"""ThinkerRows: the hidden states of an omni model's Thinker, from which its own Talker speaks the answers.
 
-A TalkerFeed gives one request's states to the Talker; RowTable and KeptRows hold those of prompts, by position.
+A row is the hidden state of one token. vLLM's worker sends the rows that a request asks for (RowsChannel); a TalkerFeed
+hands the rows of one request on to the Talker. A RowTable stores rows by their place, the index of the token in prompt
+and answer. KeptRows keeps the tables of conversations.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,22 +30,21 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-#: The places of media in a prompt, by the names of their tokens in the Thinker's configuration, of both families.
+#: The modalities whose tokens the configurations of both families name, such as ``audio_token_id``.
 _MEDIA: Final = ("audio", "image", "video")
 
 
 class ThinkerRows:
-    """The rows of one omni model, ``config`` of whose checkpoint it reads.
+    """The rows of one omni model: has vLLM send them through ``channel``, and keeps them in ``kept``.
 
-    ``every_state``: the Talker of Qwen2.5 reads the Thinker's state of every token; that of Qwen3 reads those of audio,
-    images and video in the prompt. ``kept_bytes`` bounds what is kept of conversations. ``positions`` is how long
-    prompt and speech can be together for the Talker; None sets no limit.
+    ``config`` is the config.json of the checkpoint. ``every_state``: the Talker of Qwen2.5 reads the hidden state of
+    every token, the Talker of Qwen3 only the states of audio, images and video in the prompt. ``kept_bytes`` limits the
+    memory of the rows kept for conversations. ``positions`` limits prompt and speech together, in positions of the
+    Talker; None for no limit.
     """
 
-    #: The worker has what readouts need as well.
+    #: RowsWorker is also a ReadoutWorker, so readouts work as well.
     engine_args: Mapping[str, Any] = {"worker_extension_cls": "omni_ws.engine.vllm.workers.RowsWorker"}
-    #: The worker relies on internals of vLLM's first model runner.
-    environment: Mapping[str, str] = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
     def __init__(self, config: Mapping[str, Any], *, kept_bytes: int, positions: int | None = None) -> None:
         thinker = config["thinker_config"]
@@ -56,14 +56,9 @@ class ThinkerRows:
         self.channel = RowsChannel()
         self.kept = KeptRows(kept_bytes)
 
-    @classmethod
-    def prepare_environment(cls) -> None:
-        """Set the environment that vLLM reads when it is imported. To be called before that."""
-        os.environ.update(cls.environment)
-
     @staticmethod
     def check_args(args: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError for engine arguments with which there are no rows."""
+        """Raise ConfigurationError for engine arguments that are incompatible with rows."""
         required = {**ONE_WORKER, **ThinkerRows.engine_args}
         if problems := refused_args(args, required, purpose="a model that speaks itself"):
             raise ConfigurationError(problems)
@@ -74,25 +69,25 @@ class ThinkerRows:
         await llm.collective_rpc("install_rows", args=(self.channel.address, tokens))
 
 
-#: The states that are handed on in one pass of the event loop: some milliseconds.
+#: How many states of a prompt are handed on in one pass of the event loop, which takes some milliseconds.
 _STATES_AT_ONCE: Final = 512
 #: How long a row may take to arrive after vLLM has reported its step, in seconds.
 _ARRIVAL_SEC: Final = 10.0
 
 
 class TalkerFeed:
-    """Feeds ``sink`` with one request's items, as soon as tokens and rows are there.
+    """Puts the TalkerItems of one request into ``sink``, as soon as their tokens and rows have arrived.
 
-    It is a context manager, which ends all that the request holds.
-    What the prompt consists of is told by ``append`` and ``replace``, what is spoken of the answer by ``say``. Rows
-    come by themselves, to requests with the parameters of ``asking``. What the request leaves is kept for the next one
-    of its ``conversation``. ``salt`` is the cache salt of prompts whose states nobody reads.
+    The caller tells the prompt with ``append`` and ``replace``, and the spoken tokens of the answer with ``say``. The
+    rows arrive from vLLM's worker, for requests with sampling parameters of ``with_rows``. At the end of the context
+    manager, the rows are kept for the next request of ``conversation``. ``salt`` is the cache salt of prompts whose
+    states the Talker does not read.
     """
 
     def __init__(
         self, rows: ThinkerRows, sink: Channel[TalkerItem], *, conversation: str | None, salt: str | None
     ) -> None:
-        #: Whether rows that are not kept were found in the cache. Then the prompt has to be computed without that.
+        #: Whether vLLM has to compute the prompt without its prefix cache, which had tokens whose rows are not kept.
         self.skips_cache = False
         self._rows = rows
         self._sink = sink
@@ -100,16 +95,16 @@ class TalkerFeed:
         self._text_salt = salt
         self._prompt = rows.kept.take(conversation)
         self._tokens: NDArray[np.int64] = np.zeros(0, np.int64)
-        #: Which tokens of the prompt the Talker reads the state of.
+        #: For each token of the prompt, whether the Talker reads its state.
         self._wanted: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        #: The length of the prompt that was handed on, and the position that follows it.
+        #: How many tokens of the prompt were handed on, and the M-RoPE position after them.
         self._handed_on = 0
         self._next_position = 0
-        #: Tokens that are spoken, with their places in the answer.
+        #: Spoken tokens that were not handed on, as (place in the answer, token).
         self._said: deque[tuple[int, int]] = deque()
         self._answer: list[int] = []
         self._changed = asyncio.Event()
-        #: Whether the worker has ended, which owes rows.
+        #: Whether the worker has ended, so that no more rows arrive.
         self._left = False
         self._key = ""
         self._renew_key()
@@ -120,40 +115,39 @@ class TalkerFeed:
     def __exit__(self, *error: object) -> None:
         del self._rows.channel.receivers[self._key]
         if self._conversation is not None and self._prompt.table.nbytes:
-            answer = np.asarray(self._answer, np.int64)
-            self._prompt.identity = np.concatenate([self._prompt.identity, answer])
+            self._prompt.append(self._answer)
             self._rows.kept.keep(self._conversation, self._prompt)
 
     def salt(self, *, media: bool) -> str | None:
         """Return the cache salt of a prompt, with or without ``media``."""
         return self._prompt.salt if media or self._rows.every_state else self._text_salt
 
-    def asking(self, parameters: SamplingParams) -> SamplingParams:
-        """Return ``parameters`` for the prompt that was last told, so that its rows come."""
+    def with_rows(self, parameters: SamplingParams) -> SamplingParams:
+        """Return ``parameters`` with which the worker sends the rows of the prompt that was last told."""
         if not self._wanted.any():
             return parameters
-        asking = parameters.clone()
-        asking.extra_args = {**(parameters.extra_args or {}), "rows": self._key}
+        extended = parameters.clone()
+        extended.extra_args = {**(parameters.extra_args or {}), "rows": self._key}
         if self.skips_cache:
-            asking.skip_reading_prefix_cache = True
-        return asking
+            extended.skip_reading_prefix_cache = True
+        return extended
 
     def append(self, rendered: Mapping[str, Any]) -> None:
-        """Go on with a piece of the prompt, as vLLM's renderer made it."""
+        """Add a piece, rendered by vLLM, to the end of the prompt."""
         self._take_prompt(
             np.concatenate([self._tokens, np.asarray(rendered["prompt_token_ids"], np.int64)]),
             np.concatenate([self._prompt.identity[: len(self._tokens)], self._identity(rendered)]),
         )
 
     def replace(self, rendered: Mapping[str, Any]) -> None:
-        """Take ``rendered`` as the prompt from its beginning, which may be what was told already."""
+        """Set the whole prompt, rendered by vLLM. What it shares with the prompt before is not handed on again."""
         self._take_prompt(np.asarray(rendered["prompt_token_ids"], np.int64), self._identity(rendered))
 
     async def computed(self, cached: int | None) -> bool:
-        """Wait until the rows of the prompt have arrived, which vLLM has computed.
+        """Wait until the rows of a prompt that vLLM has computed have arrived.
 
-        ``cached`` is the number of places at its beginning that vLLM found in its cache. Returns False if rows of these
-        are not kept: the prompt has to be submitted again.
+        ``cached`` is how many tokens at the beginning of the prompt vLLM found in its prefix cache. Returns False if
+        rows of these tokens are not kept: then the prompt has to be submitted again.
         """
         if self._known() < min(cached or 0, len(self._tokens)):
             self.skips_cache = True
@@ -162,32 +156,32 @@ class TalkerFeed:
         return True
 
     def say(self, tokens: Iterable[tuple[int, int]]) -> None:
-        """Speak ``tokens``, with their places in the answer, behind those before."""
+        """Add spoken tokens, each as (place in the answer, token)."""
         self._said.extend(tokens)
         self._hand_on_answer()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Note the tokens that the model has generated, spoken or not."""
+        """Note the tokens that the model has generated, whether spoken or not."""
         if self._rows.every_state:
             self._answer += tokens
 
     def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
-        """Take the places of rows (n,) in the request's tokens, their positions (3, n), and the rows."""
+        """Receive rows (n, width), with their places (n,) in prompt and answer and their M-RoPE positions (3, n)."""
         self._prompt.table.add(places, positions, rows)
         self._hand_on_prompt()
 
     def worker_left(self) -> None:
-        """Expect no more of them."""
+        """Note that the worker has ended, and that no more rows arrive."""
         self._left = True
         self._changed.set()
 
     async def finish(self) -> None:
-        """End the answer, once all of it was handed on."""
+        """Wait until the whole answer was handed on, then put its end."""
         await self.all_handed_on()
         self._put(AnswerEnd())
 
     async def all_handed_on(self) -> None:
-        """Wait until all of the prompt and of what is spoken was handed on. Raises EngineFailed if rows do not come."""
+        """Wait until the prompt and all spoken tokens were handed on. Raises EngineFailed if rows do not arrive."""
         try:
             async with asyncio.timeout(_ARRIVAL_SEC):
                 while self._handed_on < len(self._tokens) or self._said:
@@ -199,13 +193,13 @@ class TalkerFeed:
             raise EngineFailed("the Thinker's states did not arrive") from None
 
     def _renew_key(self) -> None:
-        """Take no rows any more of what was asked for so far."""
+        """Receive rows under a new key, and so ignore rows of earlier prompts."""
         self._rows.channel.receivers.pop(self._key, None)
         self._key = uuid.uuid4().hex
         self._rows.channel.receivers[self._key] = self
 
     def _identity(self, rendered: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Return the tokens, with numbers below zero for the places of media, by their content."""
+        """Return a number for each place: the token, or a negative hash of the content for a place of media."""
         identity = np.array(rendered["prompt_token_ids"], np.int64)
         places = np.isin(identity, self._rows.media_tokens)
         for modality, items in (rendered.get("mm_placeholders") or {}).items():
@@ -229,9 +223,9 @@ class TalkerFeed:
         self._hand_on_prompt()
 
     def _hand_on_prompt(self) -> None:
-        """Hand on what follows in the prompt, up to the first token whose state is wanted and missing.
+        """Hand on the next tokens of the prompt, up to the first token whose state is wanted but has not arrived.
 
-        Of many states only some are handed on in one pass of the event loop.
+        One pass of the event loop hands on at most _STATES_AT_ONCE states.
         """
         begin, end = self._handed_on, self._known()
         wanted = begin + np.flatnonzero(self._wanted[begin:end])
@@ -249,7 +243,7 @@ class TalkerFeed:
         self._hand_on_answer()
 
     def _known(self) -> int:
-        """Return the place up to which nothing is missing of the prompt."""
+        """Return the first place of the prompt whose state is wanted but has not arrived, or the prompt's length."""
         wanted = self._handed_on + np.flatnonzero(self._wanted[self._handed_on :])
         missing = wanted[~self._prompt.table.has(wanted)]
         return int(missing[0]) if len(missing) else len(self._tokens)
@@ -257,7 +251,7 @@ class TalkerFeed:
     def _positions(self, begin: int, end: int) -> Iterable[NDArray[np.int64]]:
         """Yield the M-RoPE positions (3, n) of the places of the prompt, in pieces.
 
-        Those of media come with their rows; those of text go on from the largest before.
+        Positions of media arrive with the rows. Positions of text count on from the largest position before.
         """
         wanted = self._wanted[begin:end]
         borders = [begin, *(begin + 1 + np.flatnonzero(wanted[1:] != wanted[:-1])).tolist(), end]
@@ -271,7 +265,7 @@ class TalkerFeed:
             yield piece
 
     def _hand_on_answer(self) -> None:
-        """Hand on what may be spoken, up to the first token whose state is missing."""
+        """Hand on spoken tokens, up to the first token whose state is needed but has not arrived."""
         if self._handed_on < len(self._tokens) or not self._said:
             return
         count = len(self._said)
@@ -288,16 +282,19 @@ class TalkerFeed:
         self._changed.set()
 
     def _put(self, item: TalkerItem) -> None:
-        if not self._sink.closed:  # the Talker may have ended, or the request
+        if not self._sink.closed:  # closed once the Talker or the request has ended
             self._sink.put_nowait(item)
 
 
-#: What an entry without rows takes, in bytes, about.
+#: About how many bytes a KeptPrompt takes besides its arrays.
 _OVERHEAD_BYTES: Final = 4096
 
 
 class RowTable:
-    """States and M-RoPE positions of tokens. Each is stored once, as the model computes the same again."""
+    """The hidden states and M-RoPE positions of tokens, by place.
+
+    The first state of a place stays: after a preemption the model computes and sends the same state again.
+    """
 
     def __init__(self) -> None:
         #: For each place, the row that holds its state; -1 for none.
@@ -308,12 +305,12 @@ class RowTable:
         self._expected = 0
 
     def expect(self, rows: int) -> None:
-        """Prepare for this number of rows, so that they need not be copied to grow."""
+        """Reserve memory for this number of rows when the table grows next, so that rows are not copied repeatedly."""
         self._expected = rows
 
     @property
     def nbytes(self) -> int:
-        """What the table takes."""
+        """The size of the table in bytes."""
         return self._row_of.nbytes + self._positions.nbytes + self._rows.nbytes
 
     def add(
@@ -322,7 +319,7 @@ class RowTable:
         positions: NDArray[np.int64],
         rows: Rows,
     ) -> None:
-        """Store the ``rows`` of ``places`` in the prompt; see RowsChannel for the shapes."""
+        """Store ``rows`` (n, width) with their ``places`` (n,) and M-RoPE ``positions`` (3, n)."""
         if places[-1] >= len(self._row_of):
             more = max(int(places[-1]) + 1, 2 * len(self._row_of)) - len(self._row_of)
             self._row_of = np.concatenate([self._row_of, np.full(more, -1)])
@@ -352,7 +349,7 @@ class RowTable:
         return as_float32(self._rows[self._row_of[places]])
 
     def cut(self, length: int) -> None:
-        """Forget all from ``length`` on, and what is allocated for much more than there is."""
+        """Forget the places from ``length`` on, and release memory that the others do not need."""
         places = np.flatnonzero(self._row_of[:length] >= 0)
         if len(places) == self._count and self._count >= len(self._rows) * 3 // 4:
             return
@@ -372,10 +369,10 @@ def _grown(old: NDArray[Any], shape: tuple[int, int], kind: np.dtype[Any]) -> ND
 
 @dataclass(slots=True)
 class KeptPrompt:
-    """What is known of a prompt: its rows, and what they are rows of.
+    """The rows of one prompt, and the numbers that identify its tokens.
 
-    Prompts with the same ``salt`` share cached prefixes. ``identity`` has a number for each place, which is the same in
-    two prompts only where the tokens, or the media, are the same.
+    Prompts with the same ``salt`` share cached prefixes. ``identity`` has a number for each place. Two prompts have the
+    same number at a place only if they have the same token, or the same media, there.
     """
 
     salt: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -384,13 +381,13 @@ class KeptPrompt:
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """The size in bytes."""
         return self.identity.nbytes + self.table.nbytes + _OVERHEAD_BYTES
 
     def follow(self, identity: NDArray[np.int64]) -> int:
-        """Go on with a prompt of ``identity``; returns how many of its places are those of the one before.
+        """Change to the prompt of ``identity``; returns the length of the prefix that both prompts share.
 
-        The rows of the others are forgotten.
+        Rows behind that prefix are forgotten.
         """
         same = shared_prefix(self.identity, identity)
         if same < len(self.identity):
@@ -398,19 +395,23 @@ class KeptPrompt:
         self.identity = identity
         return same
 
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add the tokens of the answer to the end of the prompt."""
+        self.identity = np.concatenate([self.identity, np.asarray(tokens, np.int64)])
+
 
 def shared_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return the number of places from the beginning that are equal in both."""
+    """Return the length of the prefix that both identities share."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length
 
 
 class KeptRows:
-    """What is kept of each conversation for its next request, up to ``capacity`` bytes; the oldest goes first.
+    """The prompts that conversations keep for their next request, up to ``capacity`` bytes; the oldest goes first.
 
-    vLLM does not compute what it finds in its prefix cache, so states of that have to be kept. A conversation has a
-    salt of its own with them, which a request takes together: whoever finds nothing here finds nothing in the cache.
+    vLLM does not compute tokens that are in its prefix cache again, so their rows have to be kept. Each kept prompt has
+    a salt of its own. A request that finds no kept prompt gets a new salt, and so finds nothing in the prefix cache.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -422,7 +423,7 @@ class KeptRows:
         return len(self._kept)
 
     def take(self, conversation: str | None) -> KeptPrompt:
-        """Remove and return what is kept of ``conversation``; an empty one, with a new salt, if nothing is."""
+        """Remove and return the prompt of ``conversation``; an empty prompt with a new salt if none is kept."""
         kept = None if conversation is None else self._kept.pop(conversation, None)
         if kept is None:
             return KeptPrompt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -20,7 +21,7 @@ from omni_ws.engine.base import (
     TokenStop,
 )
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.vllm.language_model import LanguageModel, ReadAhead
+from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
 from omni_ws.engine.vllm.worker_channel import ReadoutChannel, ReadoutCollector
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
@@ -61,7 +62,7 @@ class TokenGenerator:
             try:
                 picture = await self._picture(image)
             except OmniError as error:
-                error.param = f"images[{index}]"
+                error.about(param=f"images[{index}]")
                 raise
             block = [self.vision_tokens.start, self.vision_tokens.pad, self.vision_tokens.end]
             # With a unique ID, as vLLM assumes that its engine process has every item that it processed once.
@@ -116,7 +117,7 @@ class TokenGenerator:
                 yield event
 
     async def _prompt(self, generation: TokenGeneration) -> Any:
-        """Return the list as vLLM's prompt, with its images processed."""
+        """Return the session's tokens as a prompt of vLLM, with the images processed."""
         tokens = list(generation.tokens)
         if len(tokens) >= self.max_model_len:
             raise ContextLengthExceeded(f"at most {self.max_model_len - 1} tokens, got {len(tokens)}")
@@ -289,8 +290,59 @@ class _Call:
         )
 
 
+#: How long a readout may take to arrive after vLLM has reported its step, in seconds.
+_ARRIVAL_SEC: Final = 10.0
+
+
+class ReadAhead:
+    """Iterates over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
+
+    def __init__(self, outputs: ModelOutputs) -> None:
+        self._outputs = outputs
+        self._next: asyncio.Task[RequestOutput | None] | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
+        while True:
+            if self._next is None:
+                output = await _anext(self._outputs)
+            else:
+                await asyncio.wait([self._next])
+                output = self._next.result()
+                self._next = None
+            if output is None:
+                return
+            yield output
+
+    async def until(self, arrival: asyncio.Future[None]) -> None:
+        """Wait for ``arrival``. Raises vLLM's failure meanwhile, or EngineFailed if nothing arrives."""
+        if arrival.done():
+            return
+        if self._next is None:
+            self._next = asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
+        await asyncio.wait({self._next, arrival}, return_when=asyncio.FIRST_COMPLETED)
+        if arrival.done():
+            return
+        self._next.result()
+        try:
+            async with asyncio.timeout(_ARRIVAL_SEC):
+                await arrival
+        except TimeoutError:
+            raise EngineFailed("a readout did not arrive") from None
+
+    async def aclose(self) -> None:
+        """Abort the request."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        await self._outputs.aclose()
+
+
+async def _anext(outputs: ModelOutputs) -> RequestOutput | None:
+    return await anext(outputs, None)
+
+
 def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
-    """Yield the positions of the list that any range selects, in order."""
+    """Yield the positions below ``length`` in any range of log-probabilities or readouts, in order."""
     return TokenRanges([*generation.logprob_ranges.pairs(), *generation.readout_ranges.pairs()]).below(length)
 
 
@@ -311,12 +363,12 @@ def _picture(data: bytes) -> Any:
         raise InvalidValue(error.message) from None
 
 
-#: What ends the block of an image where the configuration does not say: in Qwen's models.
+#: The tokens of Qwen's models that end the block of an image, for configurations that do not name the token.
 _VISION_ENDS: Final = ("<|vision_end|>", "<|vision_eos|>")
 
 
 def _vision_tokens(config: Any, tokenizer: Any) -> VisionTokens | None:
-    """Return the model's vision tokens; for omni models, those of the Thinker's configuration."""
+    """Return the model's vision tokens; for omni models, from the Thinker's configuration."""
     if not config.is_multimodal_model:
         return None
     for part in (config.hf_config, getattr(config.hf_config, "thinker_config", None)):
@@ -330,7 +382,7 @@ def _vision_tokens(config: Any, tokenizer: Any) -> VisionTokens | None:
         )
         if start is None or pad is None:
             continue
-        if end is None:  # configurations of Qwen3-Omni do not name it
+        if end is None:  # in configurations of Qwen3-Omni
             end = next(iter(_ids_of(tokenizer, _VISION_ENDS)), None)
         if end is not None:
             return VisionTokens(start, pad, end)
@@ -338,12 +390,12 @@ def _vision_tokens(config: Any, tokenizer: Any) -> VisionTokens | None:
 
 
 def _first_of(part: Any, names: Sequence[str]) -> int | None:
-    """The first of these fields that is set."""
+    """Return the value of the first field in ``names`` that is set, or None."""
     return next((value for name in names if (value := getattr(part, name, None)) is not None), None)
 
 
 def _ids_of(tokenizer: Any, texts: Sequence[str]) -> Iterator[int]:
-    """The ids of those texts that are tokens."""
+    """Yield the IDs of the ``texts`` that are tokens."""
     known = tokenizer.get_vocab()
     return (known[text] for text in texts if text in known)
 

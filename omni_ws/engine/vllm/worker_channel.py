@@ -1,4 +1,7 @@
-"""What vLLM's workers send to the server: the channels on which it comes, and whose rows are in a step."""
+"""Channels on which vLLM's workers send hidden states and readouts to the server, and StepWatch, for the workers.
+
+A row is what a step computes for one token: its hidden state, or the readout of it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -24,15 +27,15 @@ T = TypeVar("T")
 
 
 class WorkerChannel(ABC, Generic[T]):
-    """A Unix socket on which workers send what they compute, and the requests that wait for it.
+    """A Unix socket on which workers send the results of steps, and the receivers of these results.
 
-    Its messages have the form of ``child_main``, with headers of the kind ``header``. ``address`` is valid between
+    Messages have the form of ``child_main``, with headers of the type ``header``. ``address`` is valid between
     ``start`` and ``stop``.
     """
 
     def __init__(self, header: type[msgspec.Struct]) -> None:
         self.address = ""
-        #: By the key that a request has in the worker.
+        #: The receiver of each request's messages, by the request's key in the worker.
         self.receivers: dict[str, T] = {}
         self._folder: Path | None = None
         self._server: asyncio.Server | None = None
@@ -54,18 +57,9 @@ class WorkerChannel(ABC, Generic[T]):
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    @contextmanager
-    def _receiving(self, key: str, receiver: T) -> Iterator[T]:
-        """Give the messages of the request ``key`` to ``receiver`` within the block."""
-        self.receivers[key] = receiver
-        try:
-            yield receiver
-        finally:
-            del self.receivers[key]
-
     @abstractmethod
     def take(self, header: Any, body: bytes) -> None:
-        """Give a message to its receiver; there is none if the request was cancelled."""
+        """Give a message to the receiver of its request; drop the message of a request that was cancelled."""
 
     def worker_left(self) -> None:
         """Note that a worker has ended, or will send nothing more."""
@@ -98,7 +92,7 @@ Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
 
 
 class RowsChannel(WorkerChannel[Any]):
-    """The channel of the Thinker's states, for answers that are spoken: each TalkerFeed gets a step's in pieces."""
+    """The channel of the Thinker's hidden states, for answers that are spoken; a TalkerFeed receives each request's."""
 
     def __init__(self) -> None:
         super().__init__(SentRows)
@@ -118,7 +112,7 @@ class RowsChannel(WorkerChannel[Any]):
 
 
 def as_float32(rows: Rows) -> NDArray[np.float32]:
-    """Return rows as they came in float32."""
+    """Return ``rows`` in float32."""
     if rows.dtype == np.float32:
         return rows.astype(np.float32, copy=False)
     return (rows.astype(np.uint32) << 16).view(np.float32)
@@ -177,9 +171,14 @@ class ReadoutChannel(WorkerChannel[ReadoutCollector]):
         self.positions = 0
         self._width = width
 
-    def collect(self, key: str) -> AbstractContextManager[ReadoutCollector]:
+    @contextmanager
+    def collect(self, key: str) -> Iterator[ReadoutCollector]:
         """Collect the readouts of the request ``key`` within the block."""
-        return self._receiving(key, ReadoutCollector())
+        collector = self.receivers[key] = ReadoutCollector()
+        try:
+            yield collector
+        finally:
+            del self.receivers[key]
 
     def take(self, header: SentReadouts, body: bytes) -> None:
         self.positions += header.count
@@ -200,11 +199,14 @@ def connect_worker(address: str) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class AskedRows:
-    """The ``count`` rows of a step that belong to a request: from ``first_row``, at the positions from ``begins``."""
+    """Consecutive rows of one request in a step: ``count`` rows of the step from ``first_row``.
 
-    #: What the request asks for.
+    They belong to the tokens from position ``begins`` in the prompt and answer of the request.
+    """
+
+    #: The value in ``extra_args`` with which the request asks.
     asked: Any
-    #: Its place in the runner's batch.
+    #: The index of the request in the runner's batch.
     index: int
     first_row: int
     begins: int
@@ -212,9 +214,10 @@ class AskedRows:
 
 
 class StepWatch:
-    """Watches the steps of ``runner``. Requests ask by ``name`` in the ``extra_args`` of their sampling parameters.
+    """Watches the steps of vLLM's model ``runner`` for requests that ask for their rows.
 
-    A request that does not ask costs one look-up.
+    A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost one
+    look-up.
     """
 
     def __init__(self, runner: Any, name: str) -> None:
@@ -230,10 +233,10 @@ class StepWatch:
         runner.execute_model = execute_model
 
     def asked(self) -> Iterator[AskedRows]:
-        """Yield the rows of the step that is about to run; to be called once, where the model's forward is called.
+        """Yield the rows of the step that is about to run. To be called once, where the model's forward is called.
 
         Only there, after input preparation, are the rows in the order in which the model gets them. A forward outside
-        a step, as when the runner warms up, has none.
+        a step, as when the runner warms up, has no rows.
         """
         scheduled, self._scheduled = self._scheduled, None
         if scheduled is None:

@@ -1,7 +1,7 @@
-"""What runs inside vLLM's processes: workers that send readouts and the Thinker's states, and logits processors.
+"""Code that runs inside vLLM's processes: workers that send readouts and hidden states, and logits processors.
 
-A request asks for each in the ``extra_args`` of its sampling parameters. What a step computed is sent in that step,
-through a Unix socket: no RPC is needed for a token.
+A request asks for each of them in the ``extra_args`` of its sampling parameters. The results of a step are sent through
+a Unix socket, without an RPC for each token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,14 +22,14 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLogitsProcessor
 
 from omni_ws.engine.child_main import encode_message
-from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows, StepWatch, connect_worker
+from omni_ws.engine.vllm.worker_channel import AskedRows, SentReadouts, SentRows, StepWatch, connect_worker
 
 
 class ReadoutWorker:
     """Projects the residual stream: a mixin of vLLM's worker (``worker_extension_cls``) with its ``model_runner``.
 
-    A request asks with ``{"readout": {"key": …, "ranges": …}}``. The projections of a step are one message for each run
-    of positions. vLLM has to run eagerly, since compiled graphs do not support hooks.
+    A request asks with ``{"readout": {"key": "prompt-0-1f2e3d4c", "ranges": [(0, 12)]}}``. Each run of consecutive
+    positions in a step is one message. vLLM has to run eagerly, since compiled graphs do not support hooks.
     """
 
     model_runner: Any
@@ -39,8 +38,8 @@ class ReadoutWorker:
     def install_readouts(self, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int) -> int:
         """Hook into the layers; returns the number of layers that the model has.
 
-        ``matrices`` are float32, of shape (concepts, hidden size) each. Without ``address`` nothing is hooked. With
-        tensor parallelism one worker suffices, since all have the same stream.
+        ``matrices`` are float32, of shape (concepts, hidden size) each. Without ``address`` the layers are only
+        counted. With tensor parallelism one worker suffices, since all have the same stream.
         """
         runner = self.model_runner
         blocks = _decoder_layers(runner.model)
@@ -63,7 +62,7 @@ class _Readout:
             torch.from_numpy(np.frombuffer(matrix, np.float32).reshape(concepts, -1).copy()).to(runner.device)
             for matrix in matrices
         ]
-        self._wanted: list[_StepRows] = []
+        self._wanted: list[AskedRows] = []
         self._rows: torch.Tensor | None = None
         self._values: list[torch.Tensor] = []
         self._socket: socket.socket | None = connect_worker(address)
@@ -85,7 +84,7 @@ class _Readout:
         runner._model_forward = model_forward
 
     def hook(self, place: int) -> Callable[..., None]:
-        """Return a forward hook for the layer that is the ``place``-th of those read out."""
+        """Return a forward hook for the ``place``-th layer that is read out."""
 
         def after_layer(module: Any, inputs: Any, output: Any) -> None:
             if not self._wanted:
@@ -99,15 +98,15 @@ class _Readout:
 
         return after_layer
 
-    def _wanted_rows(self) -> list[_StepRows]:
+    def _wanted_rows(self) -> list[AskedRows]:
         """Return the rows of this step whose positions are to be read out."""
-        wanted: list[_StepRows] = []
+        wanted: list[AskedRows] = []
         for step in self._watch.asked():
             for start, end in step.asked["ranges"]:
                 first, last = max(start, step.begins), min(end, step.begins + step.count)
                 if first < last:
                     row = step.first_row + first - step.begins
-                    wanted.append(_StepRows(step.asked["key"], row, first, last - first))
+                    wanted.append(AskedRows(step.asked, step.index, row, first, last - first))
         return wanted
 
     def _send(self) -> None:
@@ -120,23 +119,13 @@ class _Readout:
         messages = bytearray()
         row = 0
         for one in wanted:
-            header = SentReadouts(one.key, one.first_position, one.count)
+            header = SentReadouts(one.asked["key"], one.begins, one.count)
             messages += encode_message(header, numbers[row : row + one.count].tobytes())
             row += one.count
         try:
             self._socket.sendall(messages)
         except OSError:
             self._socket = None  # the server has exited, and vLLM will be stopped
-
-
-@dataclass(slots=True)
-class _StepRows:
-    """``count`` consecutive rows of a step that belong to a request, with their positions in its tokens."""
-
-    key: str
-    first_row: int
-    first_position: int
-    count: int
 
 
 def _decoder_layers(model: Any) -> Any:
@@ -148,7 +137,7 @@ def _decoder_layers(model: Any) -> Any:
     return model.layers
 
 
-#: The name by which requests ask.
+#: The key in ``extra_args`` with which requests ask for rows.
 ASKED: Final = "rows"
 #: The most rows of a message: the server does other things between two of them.
 _ROWS_AT_ONCE: Final = 256
@@ -157,7 +146,7 @@ _STEPS_AHEAD: Final = 16
 
 
 class _Runner:
-    """The worker's ``model_runner``, seen as it is set: before it loads the model, which is then compiled."""
+    """A descriptor for the worker's ``model_runner``, so that it is patched before it loads and compiles the model."""
 
     def __get__(self, worker: Any, kind: type | None = None) -> Any:
         return self if worker is None else worker.__dict__["model_runner"]
@@ -178,26 +167,26 @@ class _Runner:
 
 
 def _state_layer(runner: Any) -> int | None:
-    """Return how many blocks the state that the Talker reads has passed, or None if it is what the model returns."""
+    """Return after how many blocks the Talker reads the state; None if it reads the model's output."""
     talker = getattr(runner.model_config.hf_config, "talker_config", None)
     layer: int | None = getattr(talker, "accept_hidden_layer", None)
     return layer
 
 
 class RowsWorker(ReadoutWorker):
-    """Sends the Thinker's states, from which the Talker speaks. A mixin of vLLM's worker, as ReadoutWorker is.
+    """Sends the Thinker's hidden states, from which the Talker speaks. A mixin of vLLM's worker.
 
-    It has what readouts need too, as there is one mixin for both. A request asks with ``{"rows": key}``. The state of
-    Qwen2.5 is what the model returns; that of Qwen3 is an auxiliary output of the same forward, which vLLM knows from
-    its draft models. So there are no hooks, and graphs are compiled and captured as ever. Rows are sent with their
-    M-RoPE positions.
+    It is also a ReadoutWorker, as vLLM takes only one mixin. A request asks with ``{"rows": "<key of the request>"}``.
+    The Talker of Qwen2.5 reads the model's output; the Talker of Qwen3 reads an auxiliary output of the same forward,
+    a feature that vLLM has for draft models. So there are no hooks, and graphs are compiled and captured as usual. Rows
+    are sent with their M-RoPE positions.
     """
 
     model_runner = _Runner()
     rank: int
 
     def install_rows(self, address: str, tokens: Sequence[int] | None) -> None:
-        """Send the rows of those ``tokens`` (None: of all) from now on.
+        """Send the rows of ``tokens``, or of all tokens with None, from now on.
 
         With tensor parallelism one worker suffices, since all have the same states.
         """
@@ -206,7 +195,7 @@ class RowsWorker(ReadoutWorker):
 
 
 class _Message(NamedTuple):
-    """The rows of one request in a step: ``rows`` of the step's, of ``indices`` in the request's tokens."""
+    """Rows of one request in a step: their indices in the step, places in prompt and answer, and M-RoPE positions."""
 
     key: str
     rows: NDArray[np.int64]
@@ -254,7 +243,7 @@ class _Rows:
         return messages
 
     def _send(self, messages: list[_Message], states: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copy the rows out of the graph's buffer, which its next replay overwrites, and leave the rest to a thread.
+        """Copy the rows out of the graph's buffer, which the next replay overwrites; a thread sends the copy.
 
         The part for CUDA was written without a GPU at hand, and has not run on one.
         """
@@ -282,7 +271,7 @@ class _Sender:
         threading.Thread(target=self._run, name="rows", daemon=True).start()
 
     def put(self, messages: list[_Message], rows: torch.Tensor, copied: Any) -> None:
-        """Send ``rows``, those of all messages, once they are ``copied`` (an event of CUDA)."""
+        """Send the ``rows`` of all messages, once the CUDA event ``copied`` has happened."""
         self._waiting.put((messages, rows, copied))
 
     def _run(self) -> None:
@@ -312,9 +301,9 @@ def _packed(messages: list[_Message], rows: torch.Tensor) -> bytes:
     return bytes(data)
 
 
-# Constrains a speech language model to the tokens of each slot in its codec frames. vLLM loads a logits processor by
-# name in its engine process. There are two, as each generation of vLLM's model runner has an interface of its own; the
-# configuration of the engine decides which one runs (``processor_name``).
+# Logits processors that constrain a speech language model to the tokens of each slot in its codec frames. vLLM loads a
+# logits processor by name in its engine process. There are two, as each generation of vLLM's model runner has an
+# interface of its own; the configuration of the engine decides which processor runs (``processor_name``).
 
 _PATTERN: Final = "codec_pattern"
 
@@ -371,7 +360,7 @@ class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
 
 
 def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """Mask all logits but those of the tokens allowed after ``output_tokens``."""
+    """Mask the logits of all tokens that are not allowed after ``output_tokens``."""
     done = len(output_tokens)
     slot = done % pattern.slots
     low = pattern.first_token + slot * pattern.codebook_size
@@ -388,7 +377,7 @@ class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         super().__init__(vllm_config, req_states)
         self._requests = req_states
-        #: A Pattern for each index of a request; its ``slots`` is 0 for requests without one.
+        #: The Pattern of each request, by the request's index; ``slots`` is 0 for requests without a pattern.
         self._patterns = np.zeros((req_states.max_num_reqs, len(Pattern._fields)), np.int64)
         self._on_device = torch.zeros(self._patterns.shape, dtype=torch.int64, device=req_states.device)
         self._tokens = torch.arange(req_states.vocab_size, device=req_states.device)
@@ -415,7 +404,7 @@ class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
             return logits
         requests = ctx.expanded_idx_mapping.long()
         first, size, slots, stop = self._on_device[requests].unsqueeze(-1).unbind(1)
-        # A row samples the token after the one at ``pos``.
+        # A row samples the token after position ``pos``.
         done = (ctx.pos + 1 - self._requests.prompt_len.gpu[requests]).long().unsqueeze(-1)
         slot = done % slots.clamp(min=1)
         low = first + slot * size

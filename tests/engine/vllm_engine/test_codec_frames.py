@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.vllm.code2wav import FrameAssembler, FrameLayout, InvalidCodecToken
+from omni_ws.engine.vllm.code2wav import FrameLayout
 
 LAYOUT = FrameLayout(first_token=263, codebook_size=64)
 FRAMES = st.lists(st.lists(st.integers(0, 63), min_size=7, max_size=7), max_size=6)
@@ -31,20 +31,26 @@ def test_books_of_several_windows() -> None:
 def test_frames_come_out_as_they_went_in(frames: list[list[int]], length: int) -> None:
     codes = np.array(frames, np.int32).reshape(-1, 7)
     tokens = LAYOUT.tokens(codes)
-    assembler = FrameAssembler(LAYOUT)
-    pieces = [assembler.feed(tokens[start : start + length]) for start in range(0, len(tokens), length)]
+    waiting: list[int] = []
+    pieces = []
+    for start in range(0, len(tokens), length):
+        waiting += tokens[start : start + length]
+        pieces.append(LAYOUT.take_frames(waiting))
+    assert not waiting
     assert np.array_equal(np.concatenate([np.empty((0, 7), np.int32), *pieces]), codes)
 
 
 def test_what_is_no_whole_frame_stays_inside() -> None:
-    assert len(FrameAssembler(LAYOUT).feed([263] * 6)) == 0
+    tokens = [263] * 6
+    assert len(LAYOUT.take_frames(tokens)) == 0
+    assert len(tokens) == 6
 
 
 @pytest.mark.parametrize(("slot", "token"), [(0, 262), (0, 263 + 64), (3, 263), (6, 263 + 7 * 64)])
 def test_a_token_in_the_wrong_slot(slot: int, token: int) -> None:
     tokens = LAYOUT.tokens(np.zeros((2, 7), np.int32))
     tokens[7 + slot] = token
-    with pytest.raises(InvalidCodecToken, match=f"token {token} is not valid in slot {slot} of frame 1"):
+    with pytest.raises(ValueError, match=f"token {token} is not valid in slot {slot} of frame 1"):
         LAYOUT.codes(tokens)
 
 

@@ -66,7 +66,6 @@ class Run:
             sampling={},
             sample_rate=16_000,
             shortest_segment_ms=1000,
-            longest_segment_ms=30_000,
             most_audio=0,
             token_bytes=lambda: None,  # type: ignore[arg-type, return-value]
             parser=None,

@@ -94,7 +94,7 @@ def refusing(refusals: Sequence[bool], seen: list[int]) -> Callable[[RequestOutp
 async def test_every_token_comes_once_and_in_order(pauses: list[int], passes: list[int], refusals: list[bool]) -> None:
     loop = Loop()
     seen: list[int] = []
-    loop.outputs.take = refusing(refusals, seen)
+    loop.outputs.hand_to(refusing(refusals, seen))
 
     async def consume() -> None:
         durations = iter(passes)
@@ -129,7 +129,7 @@ async def test_outputs_in_quick_succession_are_taken_together(pause: float) -> N
         taken.append((now(), ids_of(output)))
         return True
 
-    loop.outputs.take = take
+    loop.outputs.hand_to(take)
     task = await waiting(loop)
     for number in range(12):
         made.append(now())
@@ -151,7 +151,7 @@ async def test_outputs_in_quick_succession_are_taken_together(pause: float) -> N
 async def test_what_waits_for_others_is_taken_before_the_end(end: str) -> None:
     loop = Loop()
     seen: list[int] = []
-    loop.outputs.take = refusing((), seen)
+    loop.outputs.hand_to(refusing((), seen))
     task = await waiting(loop)
     for number in range(3):
         loop.put(tokens(number))
@@ -179,7 +179,7 @@ async def test_what_waits_for_others_is_taken_before_the_end(end: str) -> None:
 async def test_what_waited_and_is_refused_goes_to_the_iteration() -> None:
     loop = Loop()
     seen: list[int] = []
-    loop.outputs.take = refusing((False, True), seen)
+    loop.outputs.hand_to(refusing((False, True), seen))
     task = await waiting(loop)
     for number in range(3):
         loop.put(tokens(number))
@@ -192,7 +192,7 @@ async def test_what_waited_and_is_refused_goes_to_the_iteration() -> None:
 async def test_nothing_that_waited_is_taken_of_a_request_that_was_closed() -> None:
     loop = Loop()
     seen: list[int] = []
-    loop.outputs.take = refusing((), seen)
+    loop.outputs.hand_to(refusing((), seen))
     task = await waiting(loop)
     loop.put(tokens(0))
     loop.put(tokens(1))
@@ -222,7 +222,7 @@ async def test_an_error_of_the_consumer_fails_its_request_alone() -> None:
     def take(output: RequestOutput) -> bool:
         raise error
 
-    loop.outputs.take = take
+    loop.outputs.hand_to(take)
     task = await waiting(loop)
     loop.put(tokens(0))  # raises nothing into vLLM's loop
     loop.put(tokens(1))
@@ -235,7 +235,7 @@ async def test_an_error_of_the_consumer_fails_its_request_alone() -> None:
 
 async def test_an_error_of_vllm_is_translated_and_ends_the_request() -> None:
     loop = Loop()
-    loop.outputs.take = lambda output: True
+    loop.outputs.hand_to(lambda output: True)
     task = await waiting(loop)
     loop.put(tokens(0))
     loop.put(RuntimeError("vLLM broke"))
@@ -258,7 +258,7 @@ async def test_a_dead_engine_is_not_asked_to_abort() -> None:
 async def test_closing_aborts_and_nothing_is_taken_afterwards() -> None:
     loop = Loop()
     seen: list[int] = []
-    loop.outputs.take = refusing((), seen)
+    loop.outputs.hand_to(refusing((), seen))
     feeding = asyncio.create_task(asyncio.Event().wait())
     loop.collector._input_stream_task = feeding
     task = await waiting(loop)

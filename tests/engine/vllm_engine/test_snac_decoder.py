@@ -128,7 +128,7 @@ def test_the_noise_of_a_place_does_not_depend_on_where_one_begins() -> None:
 
 def test_a_codec_from_a_folder(tmp_path: Path) -> None:
     build_codec(tmp_path / "codec")
-    decoder = SnacDecoder.load(str(tmp_path / "codec"), LAYOUT, device="cpu", threads=1)
+    decoder = SnacDecoder.load(str(tmp_path / "codec"), LAYOUT, device="cpu")
     codes = random_codes(3)
     expected = whole(SnacDecoder(new_snac(noise=True), LAYOUT, device="cpu"), codes)
     assert difference(whole(decoder, codes), expected) <= EXACT

@@ -189,9 +189,9 @@ async def test_what_is_in_the_cache_and_not_kept_has_to_be_computed_again() -> N
     parameters.clone = lambda: SimpleNamespace(extra_args=None, skip_reading_prefix_cache=None)
     with fed(qwen3()) as talker:
         talker.prompt(1, PAD, 2, sounds=[(1, 1, "a")])
-        assert talker.feed.asking(parameters).skip_reading_prefix_cache is None
+        assert talker.feed.with_rows(parameters).skip_reading_prefix_cache is None
         assert not await talker.feed.computed(2)
-        assert talker.feed.asking(parameters).skip_reading_prefix_cache
+        assert talker.feed.with_rows(parameters).skip_reading_prefix_cache
         talker.compute(1)
         assert await talker.feed.computed(0)
 
@@ -209,7 +209,7 @@ async def test_text_alone_asks_for_nothing_and_has_the_ordinary_salt() -> None:
     with fed(qwen3(), "session") as talker:
         talker.prompt(1, 2)
         parameters: Any = object()
-        assert talker.feed.asking(parameters) is parameters
+        assert talker.feed.with_rows(parameters) is parameters
         assert talker.feed.salt(media=False) == "the owner's"
         assert talker.feed.salt(media=True) != "the owner's"
     assert len(talker.rows.kept) == 0

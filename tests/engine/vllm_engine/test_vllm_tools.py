@@ -221,7 +221,7 @@ async def test_arguments_come_while_they_are_written(engine: VllmEngine) -> None
         tokenizer=engine._shared.form.tokenizer,
     )
     assert use is not None
-    reader = use.reader()
+    reader = use.splitter()
     written = 'Wait. <tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
     read = [reader.read(letter, [0], [0], finished=False) for letter in written]
     read.append(reader.read("", [], [0], finished=True))
