@@ -675,7 +675,7 @@ def _naming(place: str) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         if error.param is not None and not error.param.startswith(f"{place}."):
-            error.param = f"{place}.{_FIELDS.get(error.param, error.param)}"
+            error.about(param=f"{place}.{_FIELDS.get(error.param, error.param)}")
         raise
 
 
