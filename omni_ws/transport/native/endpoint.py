@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import UNSET
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.composed.parts import parts_of
@@ -36,7 +36,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession
-from omni_ws.transport.recording.recordings import recorded
+from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.server_frames import (
     Capabilities,
@@ -183,8 +183,7 @@ class StreamingInput(SessionFrontEnd):
     ) -> WebSocketSession:
         """Open a session. Raises what ``Sessions.open`` raises."""
         session = await self._live.admit(key, client=client)
-        if self._recorder is not None:
-            session.recording = self._recorder.begin("websocket", key=key_name(key), name=session.session_id)
+        begin_recording(self._recorder, session, "websocket", key)
         session.outbox.put_nowait(self._created(session))
         attachment = make(recorded(connection, session.recording), session)
         session.attach(attachment)

@@ -90,7 +90,7 @@ class AudioSocketCalls(SessionFrontEnd):
             if identifier is None:
                 return
             key = self._key_of(identifier)
-            link.input_pace = self._sessions.admission.input_pace(key) or link.input_pace
+            link.limit_input(self._sessions.admission.input_pace(key))
             session = await self._begin(key, link.client)
         except OmniError as error:
             logger.info("refused a call over AudioSocket from %s: %s", link.client, error.message)
@@ -153,7 +153,6 @@ class AudioSocketCall(PhoneCall):
     def __init__(self, link: AudioSocketLink, session: Session) -> None:
         super().__init__(link, session, keep_alive=_NO_PINGS)
         self._link = link
-        link.refused = session.end
         self._playout = PacedPlayout(self._send, self._report, self.output_ready)
 
     async def serve(self) -> None:
@@ -257,10 +256,7 @@ class AudioSocketLink(asyncio.Protocol):
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._watch = HangUpWatch(self._loop, self._check_hang_up)
         self._pace_timer: asyncio.TimerHandle | None = None
-        #: Of each number of bytes received, the seconds for which to pause reading.
-        self.input_pace: Callable[[int], float] = lambda size: 0
-        #: Called with what is wrong with a frame. After that nothing more is taken.
-        self.refused: Callable[[OmniError], None] = self.refuse
+        self._input_pace: Callable[[int], float] | None = None
         #: Whether the peer has yet to take what was written.
         self.paused = False
         self.heard_at = self._loop.time()
@@ -294,6 +290,10 @@ class AudioSocketLink(asyncio.Protocol):
         """Make ``identified`` raise ``error``."""
         if not self._first.done():
             self._first.set_exception(error)
+
+    def limit_input(self, pace: Callable[[int], float] | None) -> None:
+        """Pause reading after each number of bytes received for the seconds that ``pace`` returns."""
+        self._input_pace = pace
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """From now on frames go to ``receiver``."""
@@ -374,7 +374,7 @@ class AudioSocketLink(asyncio.Protocol):
         if self._failed:
             return
         self._received += data
-        if (seconds := self.input_pace(len(data))) > 0:
+        if self._input_pace is not None and (seconds := self._input_pace(len(data))) > 0:
             self.pause_reading(Pause.PACE)
             if self._pace_timer is not None:
                 self._pace_timer.cancel()
@@ -454,8 +454,11 @@ class AudioSocketLink(asyncio.Protocol):
                 self._give(frame)
             self._schedule_pass()
         except OmniError as error:
-            self._failed = True
-            self.refused(error)
+            self._failed = True  # nothing more is taken
+            if self._receiver is None:
+                self.refuse(error)
+            else:
+                self._receiver.input_refused(error)
         finally:
             del received[:start]
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import check_values
 from omni_ws.errors import (
@@ -43,7 +43,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.recording.recordings import recorded
+from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
 
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
@@ -66,6 +66,9 @@ class _Caller:
     presents_key: bool
     key: ApiKey | None = None
     pace: Callable[[int], float] | None = None
+
+    def identified(self, key: ApiKey | None, pace: Callable[[int], float] | None) -> None:
+        self.key, self.pace = key, pace
 
     def input_pace(self, size: int) -> float:
         return 0 if self.pace is None else self.pace(size)
@@ -146,12 +149,11 @@ class TelephonyStreams(SessionFrontEnd):
         except OmniError:
             session.end(None)
             raise
-        if self._recorder is not None:
-            session.recording = self._recorder.begin(TELEPHONY_ORIGIN, key=key_name(key), name=session.session_id)
+        begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         return session
 
     def _identify(self, caller: _Caller, key: ApiKey | None) -> None:
-        caller.key, caller.pace = key, self._sessions.admission.input_pace(key)
+        caller.identified(key, self._sessions.admission.input_pace(key))
 
     def _key_of(self, start: StreamStart) -> ApiKey | None:
         presented = start.custom_parameters.get(KEY_PARAMETER)
