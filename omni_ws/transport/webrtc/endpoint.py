@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,13 +47,6 @@ _CALL_MODULE: Final = "omni_ws.transport.webrtc.call"
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    key_name: str | None
-    session: Session
-    task: asyncio.Task[None]
-
-
 class WebrtcCalls(SessionFrontEnd):
     """Answers offers, and owns the calls. The library is loaded with the first of them."""
 
@@ -64,7 +56,8 @@ class WebrtcCalls(SessionFrontEnd):
         self._authenticator = authenticator
         self._secrets = secrets
         self._config = sessions.config.webrtc
-        self._calls: dict[str, _Running] = {}
+        #: The owner's key name, the session and the task of each call, by its id.
+        self._calls: dict[str, tuple[str | None, Session, asyncio.Task[None]]] = {}
 
     def register(self, router: Router) -> None:
         if self._sessions.config.streaming_input.enabled:
@@ -95,7 +88,7 @@ class WebrtcCalls(SessionFrontEnd):
         worker = self._sessions.worker
         call_id = new_id(f"rtc_{worker}_" if worker else "rtc_")
         task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
-        self._calls[call_id] = _Running(key_name(caller.key), session, task)
+        self._calls[call_id] = (key_name(caller.key), session, task)
         task.add_done_callback(lambda ended: self._calls.pop(call_id))
         headers = [("Content-Type", SDP_TYPE), ("Location", f"{CALLS_PATH}/{call_id}")]
         await exchange.respond(201, headers, answer.encode())
@@ -135,17 +128,17 @@ class WebrtcCalls(SessionFrontEnd):
     async def hang_up(self, exchange: HttpExchange) -> None:
         """End a call. Raises Unauthenticated, and SessionNotFound where the key has no such call."""
         caller = identify(exchange.request, self._authenticator, self._secrets)
-        running = self._calls.get(exchange.path_parameters["call_id"])
-        if running is None or running.key_name != key_name(caller.key):
+        owner, session, task = self._calls.get(exchange.path_parameters["call_id"]) or (None, None, None)
+        if session is None or task is None or owner != key_name(caller.key):
             raise SessionNotFound("there is no such call", param="call_id")
-        running.session.end(None)
-        await asyncio.wait([running.task])
+        session.end(None)
+        await asyncio.wait([task])
         await exchange.respond(200)
 
     async def wait_closed(self) -> None:
         await super().wait_closed()
         if self._calls:
-            await asyncio.wait([running.task for running in self._calls.values()])
+            await asyncio.wait([task for _, _, task in self._calls.values()])
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
