@@ -36,7 +36,7 @@ CALLS_PATH: Final = f"{REALTIME_PATH}/calls"
 WEBRTC_ORIGIN: Final = "webrtc"
 SDP_TYPE: Final = "application/sdp"
 MAX_OFFER_BYTES: Final = 64 * 1024
-#: Of a form: the offer and the session.
+#: Limit of a form that holds the offer and the session settings.
 MAX_BODY_BYTES: Final = 256 * 1024
 #: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
@@ -102,7 +102,7 @@ class WebrtcCalls(SessionFrontEnd):
     async def _answer(
         self, session: Session, caller: RealtimeCaller, bound: SessionFields, offer: str
     ) -> tuple[RealtimeCall, str]:
-        """The call of a session, which is attached to it, and the answer for its caller."""
+        """Make the call of a session, attach it, and return it with the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer
 
         dialect = RealtimeDialect(session, self._sessions, bound, media=_MEDIA)
@@ -142,7 +142,7 @@ class WebrtcCalls(SessionFrontEnd):
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
-    """The offer, and the settings of the session that came with it."""
+    """Read the offer, and the session settings that came with it."""
     kind = exchange.request.content_type
     session = b""
     if kind == SDP_TYPE:
