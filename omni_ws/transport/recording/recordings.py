@@ -25,7 +25,6 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.exchange import ExchangeRecording, HttpExchange
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import FrameReceiver
 from omni_ws.wire.recording import RecordingKind
 
 
@@ -260,7 +259,7 @@ class _RecordedConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
+    def attach(self, receiver: Any, account: ByteBudget | None = None) -> None:
         self._connection.attach(_RecordedReceiver(receiver, self._recording), account)
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
@@ -283,9 +282,9 @@ class _RecordedConnection:
 
 
 class _RecordedReceiver:
-    """Stands in for a receiver: whatever is not a message goes through to it."""
+    """Stands in for a FrameReceiver: whatever is not a message goes through to it."""
 
-    def __init__(self, receiver: FrameReceiver, recording: ConnectionRecording) -> None:
+    def __init__(self, receiver: Any, recording: ConnectionRecording) -> None:
         self._receiver = receiver
         self._receive_message = receiver.receive_message
         self._recording = recording
