@@ -34,7 +34,7 @@ class AcknowledgedStream(InputStream):
         super().__init__(*arguments, **options)
         #: Whether one is to be sent.
         self.ack_due = False
-        self.acks = Acknowledgements(self, self, self._send)
+        self.acks = Acknowledgements(self, self.wait, self._send)
 
     def take_ack(self) -> ReceivedInput:
         self.ack_due = False

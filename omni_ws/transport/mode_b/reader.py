@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -40,15 +39,6 @@ _MAX_MESSAGE_BYTES: Final = 1 << 16
 _INPUT_REFUSED: Final = "this connection only reads the session's answer and does not accept input"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Handshake:
-    """What a handshake settled for the connection that it opens: the session that it reads, and for whom."""
-
-    session_id: str
-    key: ApiKey | None
-    binary_audio: bool
-
-
 class ModeBReaders(FrontEnd):
     """The WebSockets that read the answers of Mode B sessions."""
 
@@ -76,42 +66,46 @@ class ModeBReaders(FrontEnd):
         check_enabled(self._streaming)
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
-        handshake = _Handshake(
-            session_id=request.query.get("session_id") or "", key=key, binary_audio=subprotocol == SUBPROTOCOL_BINARY
-        )
         return UpgradeDecision(
             connection=partial(
                 StreamConnection, budget=self._registry.budget, write_timeout=self._streaming.write_timeout_sec
             ),
-            serve=partial(self._serve, handshake),
+            serve=partial(
+                self._serve,
+                session_id=request.query.get("session_id") or "",
+                key=key,
+                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+            ),
             subprotocol=subprotocol,
             max_size=_MAX_MESSAGE_BYTES,
             route=NATIVE_PATH,
         )
 
-    async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:
+    async def _serve(
+        self, connection: StreamConnection, *, session_id: str, key: ApiKey | None, binary_audio: bool
+    ) -> None:
         """Serve one connection, from the end of its handshake to its close."""
         streaming = self._streaming
         try:
-            session = self._find(handshake)
+            session = self._find(session_id, key)
             if self._recordings is not None:
-                connection = recorded(connection, self._recordings.find(handshake.session_id, handshake.key))
+                connection = recorded(connection, self._recordings.find(session_id, key))
             with session.reading():
                 await ModeBReader(
                     connection,
                     session,
-                    binary_audio=handshake.binary_audio,
+                    binary_audio=binary_audio,
                     ping_interval=streaming.ping_interval_sec or None,
                     write_timeout=streaming.write_timeout_sec,
                 ).run()
             if self._recordings is not None and not session.live:
-                self._recordings.answer_read(handshake.session_id)
+                self._recordings.answer_read(session_id)
         except OmniError as error:
             await refuse(connection, error)
 
-    def _find(self, handshake: _Handshake) -> ModeBSession:
+    def _find(self, session_id: str, key: ApiKey | None) -> ModeBSession:
         try:
-            return self._registry.get(handshake.session_id, handshake.key)
+            return self._registry.get(session_id, key)
         except SessionExpired as error:
             # A WebSocket does not distinguish between sessions that expired and those that never existed.
             raise SessionNotFound(error.message, param="session_id") from None

@@ -203,7 +203,7 @@ class ModeBSession(Attachment):
                     self._progress.take_late(chunk.content)
             except OmniError as error:
                 if error.sequence_id in (None, _number(chunk)):
-                    error.param = chunk.name(error.param)
+                    error.about(param=chunk.name(error.param))
                 if isinstance(error, PayloadTooLarge | ReorderWindowExceeded):
                     self.fail(error)
                 if not isinstance(error, InvalidRequest):
@@ -230,7 +230,7 @@ class ModeBSession(Attachment):
             finally:
                 self._input_accepted()
         else:
-            self._progress.ended = True
+            self._progress.end()
 
     @contextmanager
     def incoming(self) -> Iterator[None]:
@@ -304,6 +304,15 @@ class ModeBSession(Attachment):
     def expire(self) -> None:
         """Delete a stored result that is no longer kept."""
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
+
+    def keep(self, until: float) -> None:
+        """Keep the ended session, or the memory of it, until this time on the loop's clock."""
+        self.kept_until = until
+
+    def forget(self) -> None:
+        """Discard the result: the registry forgets the session."""
+        self.kept_until = None
+        self.output.discard()
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
@@ -539,8 +548,9 @@ class ModeBRegistry:
 
     def _ended(self, session: ModeBSession) -> None:
         self._admission.ended(session)
-        session.kept_until = self._now() + self.timeout
-        self._due.append((session.kept_until, session))
+        until = self._now() + self.timeout
+        session.keep(until)
+        self._due.append((until, session))
         while len(self._due) > MAX_REMEMBERED:
             when, oldest = self._due.popleft()
             if oldest.kept_until == when:
@@ -548,8 +558,7 @@ class ModeBRegistry:
         self._arm()
 
     def _forget(self, session: ModeBSession) -> None:
-        session.kept_until = None
-        session.output.discard()
+        session.forget()
         self._by_id.pop(session.id, None)
 
     def _arm(self) -> None:
@@ -739,6 +748,10 @@ class InputProgress:
     max_total_bytes: int | None = None
     #: The offset that follows the input, where chunks have offsets instead of numbers.
     next_offset: int | None = None
+
+    def end(self) -> None:
+        """Note the end of the input."""
+        self.ended = True
 
     def take_late(self, content: ChunkOrRefusal) -> None:
         """Count a chunk that arrives after the session has ended.

@@ -1,8 +1,8 @@
-"""Connections of sessions: the WebSocket, read at the session's pace, and what ends with its connection.
+"""Connections of sessions: StreamConnection, a WebSocket that is read at the session's pace, and SoleConnection.
 
 A ``StreamConnection`` is websockets' ``ServerConnection``. The library does the handshake, control frames, the closing
-handshake, and everything that is wrong or unusual. The rest is done here, because each of many clients sends fifty
-small frames a second.
+handshake, and everything that is wrong or unusual. Whole data frames are handled here, because each of many clients
+sends fifty small frames a second.
 
 **Whole data frames bypass the parser.** The library wakes a task for each message, through a queue. Here
 ``data_received`` finds the frames in what was read, and calls the receiver. The parser is given control frames only,
@@ -50,7 +50,7 @@ try:
 except ImportError:  # pragma: no cover
     from websockets.utils import apply_mask
 
-# Between a connection and its session.
+# What a connection and its session know of each other.
 
 
 class Pause(enum.IntFlag):
@@ -79,21 +79,21 @@ class FrameReceiver(Protocol):
     """The session behind a connection. Its methods are called from socket callbacks and may not raise."""
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        """One whole message."""
+        """Receive one whole message."""
 
     def receive_pong(self, data: bytes) -> None: ...
 
     def reading_changed(self) -> None:
-        """The connection has begun to rest from reading, or reads again: see its ``is_reading``."""
+        """React to a pause in reading that may last, or its end: see ``is_reading`` of the connection."""
 
     def resume_output(self) -> None:
-        """The write buffer is below its low-water mark again."""
+        """Write again: the write buffer is below its low-water mark."""
 
     def input_refused(self, error: OmniError) -> None:
-        """No more input is received: a message is too long, there is no room for it, or the peer does not read."""
+        """End the session: a message is too long, there is no room for it, or the peer does not read."""
 
     def connection_closing(self) -> None:
-        """Nothing can be sent any more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""
+        """Send nothing more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""
 
 
 # The WebSocket.
@@ -128,7 +128,7 @@ _PARSER_BYTES_PER_PASS: Final = 1024
 
 
 class Parsing(enum.Enum):
-    """What becomes of the bytes that are read.
+    """How the bytes that are read are parsed.
 
     EARLY changes to DIRECT by ``attach`` (with extensions: to LIBRARY), and to LIBRARY by ``ignore_messages``; DIRECT
     to LIBRARY by an unusual frame or a closing one; both to DEPARTED when the peer hangs up while it is not read; all
@@ -187,7 +187,7 @@ class StreamConnection(ServerConnection):
         self._fragments = bytearray()
         self._fragments_are_text = False
         self._unfinished = Share(budget or ByteBudget(sys.maxsize))
-        #: Of what waits to be written; None while nothing ever did.
+        #: Charged for unwritten bytes; None until some had to wait.
         self._unwritten: Share | None = None
         self._write_timeout = write_timeout
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -198,15 +198,15 @@ class StreamConnection(ServerConnection):
         self._watch = HangUpWatch(self.loop, self._check_hang_up)
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """From now on messages go to ``receiver``, beginning with those that have arrived already.
+        """Hand messages to ``receiver`` from now on, beginning with those that have arrived already.
 
-        ``account`` is that of its session, which is charged from now on.
+        ``account`` is the byte budget of the session, which is charged from now on.
         """
         if account is not None:
             self._unfinished.move(account)
             if self._unwritten is not None:
                 self._unwritten.move(account)
-        for handshake in (self.request, self.response):  # whose headers, 2.5 KB, the library would keep to the end
+        for handshake in (self.request, self.response):  # the library would keep 2.5 KB of headers to the end
             if handshake is not None:
                 handshake.headers.clear()
         self._receiver = receiver
@@ -231,7 +231,7 @@ class StreamConnection(ServerConnection):
 
     @property
     def is_reading(self) -> bool:
-        """Whether the silence of the peer is its own."""
+        """Whether the socket is read but for pauses of a moment: then silence is the peer's own."""
         return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
 
     @property
@@ -293,7 +293,7 @@ class StreamConnection(ServerConnection):
                 await self.wait_closed()
 
     def pause_reading(self, reason: Pause) -> None:
-        """Stop reading the socket, until each reason is gone."""
+        """Stop reading the socket until ``resume_reading`` was called for each reason."""
         if not self._pauses:
             self.transport.pause_reading()
         rested = self._pauses & RESTS
@@ -304,12 +304,12 @@ class StreamConnection(ServerConnection):
                 self._receiver.reading_changed()
 
     def end_pass(self) -> None:
-        """What the last message asked for may have been much work: others have their turn before the next message."""
+        """Let other connections have a turn before the next message, since the last one may have been much work."""
         self.pause_reading(Pause.TURN)
         self.loop.call_soon(self.resume_reading, Pause.TURN)
 
     def resume_reading(self, reason: Pause) -> None:
-        """Read again, unless there is another reason not to."""
+        """Remove a reason to pause, and read the socket again if no other reason is left."""
         if self._pauses & reason:
             self._pauses &= ~reason
             if not self._pauses & RESTS:
@@ -335,7 +335,7 @@ class StreamConnection(ServerConnection):
             if data and self._parsing is _EARLY:
                 self.pause_reading(Pause.EARLY)
             return
-        if self._incomplete:  # as in _process, without a call more for each frame
+        if self._incomplete:  # as in _process, but without another call for each frame
             data = self._completed(data)
         if data:
             end = self._take_frames(data, 0) if self._parsing is _DIRECT else self._take_slice(data, 0)
@@ -393,8 +393,8 @@ class StreamConnection(ServerConnection):
         self._drop_unfinished()
 
     def _process(self, data: bytes, start: int) -> None:
-        """As much of ``data`` from ``start`` on as one pass allows."""
-        if self._incomplete:  # which begins before ``data``
+        """Process ``data`` from ``start`` on, as far as one pass of the event loop allows, and keep the rest."""
+        if self._incomplete:  # the frame begins before ``data``
             data, start = self._completed(data), 0
         end = self._take_frames(data, start) if self._parsing is _DIRECT else self._take_slice(data, start)
         if end < len(data):
@@ -421,7 +421,7 @@ class StreamConnection(ServerConnection):
             self.resume_reading(Pause.PASS)
 
     def _keep_pace(self, seconds: float) -> None:
-        """Pause, also for what was just received: sending it all at once is no advantage."""
+        """Pause reading for ``seconds``, before what was just received is processed: a burst gains nothing."""
         if seconds > 0:
             self.pause_reading(Pause.PACE)
             if self._pace_timer is not None:
@@ -433,7 +433,7 @@ class StreamConnection(ServerConnection):
         self.resume_reading(Pause.PACE)
 
     def _check_hang_up(self, found: HangUp) -> None:
-        """Once a peer that is not read has gone, only a closing frame in what it sent still matters."""
+        """Resume reading if the unread peer has gone, only to find a closing frame in what it sent."""
         if found is not HangUp.UNKNOWN:
             if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
                 self._parsing = Parsing.DEPARTED
@@ -442,7 +442,7 @@ class StreamConnection(ServerConnection):
     # frames
 
     def _take_frames(self, data: bytes, start: int) -> int:
-        """Hands over the frames of ``data`` from ``start`` on. Returns where it stopped."""
+        """Hand over the frames of ``data`` from ``start`` on. Returns the position where it stopped."""
         receiver, available = self._receiver, len(data)
         assert receiver is not None
         for _ in _FRAMES_PER_PASS:
@@ -467,7 +467,7 @@ class StreamConnection(ServerConnection):
             if kind in _MESSAGES:
                 unmasked = apply_mask(data[payload:end], data[payload - 4 : payload])
                 receiver.receive_message(unmasked, is_text=kind == _TEXT)
-            elif kind == _PONG and not size:  # to ``write_ping``, of which the library knows nothing
+            elif kind == _PONG and not size:  # answers ``write_ping``, of which the library knows nothing
                 receiver.receive_pong(b"")
             else:
                 self._parse(data[start:end])
@@ -484,7 +484,10 @@ class StreamConnection(ServerConnection):
         return start
 
     def _keep(self, data: bytes, start: int, wanted: int) -> int:
-        """Wait for the rest of a frame, unless its first bytes are wrong already. Returns where it stopped."""
+        """Keep the beginning of a frame until the rest arrives; leave wrong bytes to the library.
+
+        Returns the position where it stopped.
+        """
         if start == len(data):
             return start
         if data[start] not in _USUAL or (len(data) > start + 1 and data[start + 1] < _MASK_BIT):
@@ -496,7 +499,7 @@ class StreamConnection(ServerConnection):
         return len(data)
 
     def _completed(self, data: bytes) -> bytes:
-        """The incomplete frame with ``data`` behind it; b"" while that is still too little."""
+        """Append ``data`` to the incomplete frame. Returns both together, or b"" while more is needed."""
         self._incomplete += data
         if len(self._incomplete) < self._wanted:
             self._charge_unfinished(len(self._incomplete))
@@ -528,7 +531,7 @@ class StreamConnection(ServerConnection):
     # the library's parser
 
     def _take_slice(self, data: bytes, start: int) -> int:
-        """Lets the library parse some bytes of ``data`` from ``start`` on. Returns where it stopped."""
+        """Let the library parse some bytes of ``data`` from ``start`` on. Returns the position where it stopped."""
         if self._parsing is Parsing.DISCARDED:
             return len(data)
         end = min(len(data), start + _PARSER_BYTES_PER_PASS)
@@ -573,7 +576,7 @@ class StreamConnection(ServerConnection):
 
 
 class SoleLink(Protocol):
-    """What carries the messages of a SoleConnection: a StreamConnection, or the data channel of a call."""
+    """The carrier of a SoleConnection's messages: a StreamConnection, an AudioSocketLink, or a CallChannel."""
 
     @property
     def heard_at(self) -> float: ...
@@ -596,9 +599,9 @@ class SoleLink(Protocol):
 
 
 class SoleConnection(Attachment, ABC):
-    """The connection of a session that cannot be resumed: its pauses, its timers and its end. See Attachment.
+    """Attaches a session that ends with its connection: pauses, timers and the end. See Attachment.
 
-    A subclass takes the messages, and writes what the outbox holds.
+    A subclass receives the messages of the client, and writes those of the outbox.
     """
 
     def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
@@ -616,7 +619,7 @@ class SoleConnection(Attachment, ABC):
 
     @abstractmethod
     def connection_closing(self) -> None:
-        """The connection is lost, or being closed."""
+        """End the session: the connection is lost, or being closed."""
 
     @abstractmethod
     def _flush(self) -> None:
@@ -665,7 +668,7 @@ class SoleConnection(Attachment, ABC):
         self._arm(self._loop.time())
 
     def receive_pong(self, data: bytes) -> None:
-        pass  # it was heard, and that is all
+        pass  # ``heard_at`` of the connection is all that counts
 
     # output
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import UNSET
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.composed.parts import parts_of
@@ -35,7 +36,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession
-from omni_ws.transport.recording.recordings import recorded
+from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.server_frames import (
     Capabilities,
@@ -47,6 +48,8 @@ from omni_ws.wire.server_frames import (
     error_frame,
 )
 
+#: Makes the WebSocketSession of a connection and its session.
+_Make: TypeAlias = Callable[[StreamConnection, Session], WebSocketSession]
 _WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
 
 NATIVE_PATH: Final = "/v1/streaming_input"
@@ -74,7 +77,7 @@ async def refuse(connection: StreamConnection, error: OmniError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """What a handshake that resumes a session asks for.
+    """Which session a client returns to, as the query of its handshake says.
 
     ``last_output`` is the number of the last output that the client received, -1 for none.
     """
@@ -82,20 +85,6 @@ class Return:
     session_id: str
     resume_token: str = field(repr=False)
     last_output: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Handshake:
-    """What a handshake settled for the connection that it opens."""
-
-    key: ApiKey | None
-    #: Address of the client.
-    client: str
-    binary_audio: bool
-    #: Why there is no session, which an error frame reports.
-    refusal: OmniError | None
-    #: The session to resume; None for a fresh one.
-    returning: Return | None
 
 
 class StreamingInput(SessionFrontEnd):
@@ -133,13 +122,6 @@ class StreamingInput(SessionFrontEnd):
         if returning is None and "resume_token" in request.query:
             refusal = SessionNotFound("resume_token requires session_id", param="session_id")
         subprotocol = chosen_subprotocol(request)
-        handshake = _Handshake(
-            key=key,
-            client=request.client,
-            binary_audio=subprotocol == SUBPROTOCOL_BINARY,
-            refusal=refusal,
-            returning=returning,
-        )
         return UpgradeDecision(
             connection=partial(
                 StreamConnection,
@@ -147,49 +129,77 @@ class StreamingInput(SessionFrontEnd):
                 budget=self._sessions.budget,
                 write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
             ),
-            serve=partial(self._serve, handshake),
+            serve=partial(
+                self._serve,
+                key=key,
+                client=request.client,
+                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+                refusal=refusal,
+                returning=returning,
+            ),
             subprotocol=subprotocol,
             route=NATIVE_PATH,
             max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
-    async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:
-        """Serve one connection, from the end of its handshake to its close."""
-        if connection.request is not None:  # which it has once it is open
+    async def _serve(
+        self,
+        connection: StreamConnection,
+        *,
+        key: ApiKey | None,
+        client: str,
+        binary_audio: bool,
+        refusal: OmniError | None,
+        returning: Return | None,
+    ) -> None:
+        """Serve one connection, from the end of its handshake to its close.
+
+        Args:
+            client: Address of the client.
+            refusal: Why there is no session, which an error frame reports.
+            returning: The session to resume; None for a fresh one.
+        """
+        if connection.request is not None:  # set while the connection is open
             take_trace(connection.request.headers.get)
-            take_place(handshake.client, connection.request.headers.get)
+            take_place(client, connection.request.headers.get)
         try:
-            if handshake.refusal is not None:
-                raise handshake.refusal
-            returning = handshake.returning
-            attachment = await self._resume(connection, handshake, returning) if returning else None
-            await (attachment or await self._begin(connection, handshake)).run()
+            if refusal is not None:
+                raise refusal
+            make = partial(
+                WebSocketSession,
+                binary_audio=binary_audio,
+                keep_alive=self._keep_alive,
+                ack_clock=self._ack_clock,
+                rounds=self._rounds,
+            )
+            attachment = await self._resume(connection, returning, key, make) if returning else None
+            await (attachment or await self._begin(connection, key, client, make)).run()
         except OmniError as error:
             # A browser cannot read the status of a handshake. Errors that are not its own are reported by a frame.
             await refuse(connection, error)
 
-    async def _begin(self, connection: StreamConnection, handshake: _Handshake) -> WebSocketSession:
+    async def _begin(
+        self, connection: StreamConnection, key: ApiKey | None, client: str, make: _Make
+    ) -> WebSocketSession:
         """Open a session. Raises what ``Sessions.open`` raises."""
-        key = handshake.key
-        session = await self._live.admit(key, client=handshake.client)
-        if self._recorder is not None:
-            session.recording = self._recorder.begin("websocket", key=key_name(key), name=session.session_id)
+        session = await self._live.admit(key, client=client)
+        begin_recording(self._recorder, session, "websocket", key)
         session.outbox.put_nowait(self._created(session))
-        connection = recorded(connection, session.recording)
-        attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
+        attachment = make(recorded(connection, session.recording), session)
         session.attach(attachment)
         return attachment
 
     async def _resume(
-        self, connection: StreamConnection, handshake: _Handshake, returning: Return
+        self, connection: StreamConnection, returning: Return, key: ApiKey | None, make: _Make
     ) -> WebSocketSession | None:
-        """Resume a session; None where it lacks outputs that the client has missed. It is ended then, and reported.
+        """Resume a session. Raises SessionNotFound.
 
-        Raises SessionNotFound.
+        A session that has discarded outputs which the client lacks is ended, and reported to the client. Returns None
+        then: a fresh session must follow.
         """
         resumes = self._sessions.metrics.resumes
         try:
-            session = self._live.claim(returning.session_id, returning.resume_token, handshake.key)
+            session = self._live.claim(returning.session_id, returning.resume_token, key)
         except SessionNotFound:
             resumes.labels("refused").inc()
             raise
@@ -200,20 +210,10 @@ class StreamingInput(SessionFrontEnd):
             await self._live.end(session)
             return None
         connection = recorded(connection, session.recording, last_output=returning.last_output)
-        attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
+        attachment = make(connection, session)
         resumes.labels("resumed").inc()
-        attachment.output.write_resumed(*session.resume(attachment, returning.last_output))
+        attachment.write_resumed(*session.resume(attachment, returning.last_output))
         return attachment
-
-    def _attachment(self, connection: StreamConnection, session: Session, *, binary_audio: bool) -> WebSocketSession:
-        return WebSocketSession(
-            connection,
-            session,
-            binary_audio=binary_audio,
-            keep_alive=self._keep_alive,
-            ack_clock=self._ack_clock,
-            rounds=self._rounds,
-        )
 
     @property
     def sessions_away(self) -> int:
@@ -270,7 +270,10 @@ class StreamingInput(SessionFrontEnd):
 
 
 def _returning(request: HttpRequest) -> Return | None:
-    """Raises InvalidValue for a ``last_output`` that is neither the number of an output nor -1."""
+    """Read which session a handshake resumes; None for a fresh one.
+
+    Raises InvalidValue for a ``last_output`` that is neither the number of an output nor -1.
+    """
     query = request.query
     session_id, token = query.get("session_id"), query.get("resume_token")
     if session_id is None or token is None:

@@ -1,4 +1,4 @@
-"""What a connection knows of its peer: whether it is there, and what it is told to have arrived."""
+"""Keep-alive of a connection, and the acknowledgement of its input."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.input_stream import InputStream
 
-# Whether a silent peer is there.
+# Keep-alive: pings to a silent peer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class KeepAliveSettings:
 
     @classmethod
     def configured(cls, settings: StreamingInputConfig) -> KeepAliveSettings:
-        """The times that a server is configured with, where 0 turns them off."""
+        """Return the times of a server's configuration, in which 0 turns them off."""
         return cls(ping_interval=settings.ping_interval_sec or None, ping_timeout=settings.ping_timeout_sec or None)
 
 
@@ -52,10 +52,11 @@ class KeepAlive:
         self._silent_since: float | None = None
 
     def heard(self, when: float) -> None:
-        """The peer gave its last sign of life then."""
+        """Note when the peer gave its last sign of life."""
         self._last_sign_of_life = when
 
     def get_timer(self, *, listening: bool) -> float | None:
+        """Return when to call ``handle_timer``; None for never."""
         interval, timeout = self._settings.ping_interval, self._settings.ping_timeout
         if interval is None:
             return None
@@ -64,6 +65,7 @@ class KeepAlive:
         return self._pinged_at + (interval if timeout is None or not listening else timeout)
 
     def handle_timer(self, now: float, *, listening: bool) -> PeerState:
+        """Judge the silence at ``now``. The caller must ping a SILENT peer: its time to answer has begun."""
         deadline = self.get_timer(listening=listening)
         if deadline is None or now < deadline:
             return PeerState.ALIVE
@@ -77,36 +79,36 @@ class KeepAlive:
         return self._silent_since == self._last_sign_of_life
 
 
-#: A peer is looked at late by up to this share of the time that it was given.
+#: A peer is checked late by up to this share of its ping interval or time-out.
 _LATE_SHARE: Final = 1 / 20
-#: Peers that are looked at in one pass of the event loop.
+#: Peers that are checked in one pass of the event loop.
 _PEERS_PER_PASS: Final = 32
 
 
-#: Pings one connection's peer or gives it up, as its silence demands. Gets the time; returns when to look again, None
-#: for never. May not raise.
+#: Pings the silent peer of one connection, or gives it up. Gets the time; returns when to call again, None for never.
+#: May not raise.
 CheckPeer: TypeAlias = Callable[[float], float | None]
 
 
 class PeerRounds:
-    """Calls each peer of a server at its time, rounded up so that many have the same.
+    """Checks the peers of all connections of a server, with one timer.
 
-    A timer for each connection would wake the process for each ping, and to find that a pong has come. With hundreds of
-    silent connections these wake-ups cost more than the pings.
+    Each peer is checked at its time, rounded up so that many peers share a round. With a timer for each of hundreds of
+    silent connections, the wake-ups of the process would cost more than the pings.
     """
 
     def __init__(self, settings: KeepAliveSettings) -> None:
         times = (settings.ping_interval, settings.ping_timeout)
         self._period = min((time for time in times if time is not None), default=math.inf) * _LATE_SHARE
-        #: The peers of each round that is to come, by its number; and the number of each peer's.
+        #: The peers of each coming round by its number, and the number of each peer's round.
         self._rounds: dict[int, dict[CheckPeer, None]] = {}
         self._number_of: dict[CheckPeer, int] = {}
         self._timer: asyncio.TimerHandle | None = None
-        #: The time of the timer.
+        #: When ``_timer`` is due.
         self._next = math.inf
 
     def watch(self, peer: CheckPeer, when: float | None) -> None:
-        """Look at ``peer`` at ``when``, or a little later; None for never. Replaces what was said before."""
+        """Check ``peer`` at ``when``, or a little later; None for never. Replaces an earlier ``when``."""
         self.forget(peer)
         if when is None:
             return
@@ -116,12 +118,12 @@ class PeerRounds:
         self._arm(number * self._period)
 
     def forget(self, peer: CheckPeer) -> None:
-        """Look at it no more. Idempotent. The timer runs out by itself."""
+        """Check ``peer`` no more. Idempotent. The timer runs out by itself."""
         number = self._number_of.pop(peer, None)
         if number is not None:
-            of_the_round = self._rounds[number]
-            del of_the_round[peer]
-            if not of_the_round:
+            peers = self._rounds[number]
+            del peers[peer]
+            if not peers:
                 del self._rounds[number]
 
     def _arm(self, when: float) -> None:
@@ -135,15 +137,15 @@ class PeerRounds:
         # Loops round: a timer that fires a little early would be armed again and again until its time has come.
         now = max(asyncio.get_running_loop().time(), self._next)
         self._timer, self._next = None, math.inf
-        looked_at = 0
+        checked = 0
         for number in sorted(self._rounds):
             if number * self._period > now:
                 break
             for peer in tuple(self._rounds.get(number, ())):
                 if peer not in self._number_of:
-                    continue  # it has gone since
-                looked_at += 1
-                if looked_at > _PEERS_PER_PASS:
+                    continue  # an earlier check has made it forget this peer
+                checked += 1
+                if checked > _PEERS_PER_PASS:
                     self._arm(now)  # the rest in the next pass: other connections get their share
                     return
                 self.watch(peer, peer(now))
@@ -151,31 +153,34 @@ class PeerRounds:
             self._arm(min(self._rounds) * self._period)
 
 
-# What a peer is told to have arrived.
+# Acknowledgements of input.
 
 ACK_EVERY_CHUNKS: Final = 16
 ACK_DELAY_SEC: Final = 0.1
-#: Where chunks arrive steadily, the acknowledgement is sent this long before its time, together with a chunk: waking up
-#: for it alone costs as much as a chunk does.
+#: A chunk that arrives this long before the acknowledgement is due brings it forward: a wake-up for the acknowledgement
+#: alone costs as much as a chunk.
 ACK_EARLY_SEC: Final = 0.025
 
 
 class Acknowledgements:
-    """When one connection acknowledges its input: delayed and grouped, as in RFC 9000, 13.2.
+    """Decides when one connection acknowledges its input: delayed and grouped, as in RFC 9000, 13.2.
 
     An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them,
     whichever is first. What a client should know at once is acknowledged at once: a duplicate, a filled gap, an end of
     its input, and chunks that were discarded. HTTP has no acknowledgements: an InputStream only counts what happens.
 
-    ``send`` is called when one is due. Whoever sends one, for this or for any other reason, calls ``sent``.
+    ``send`` is called when an acknowledgement is due. Whoever sends one, for whatever reason, calls ``sent``. ``wait``
+    must call ``acknowledge`` at the given time, if ``due_at`` is still that time: see AcknowledgementClock.
     """
 
-    __slots__ = ("_acknowledged", "_clock", "_reorder", "_reported", "_send", "_stream", "due_at")
+    __slots__ = ("_acknowledged", "_reorder", "_reported", "_send", "_stream", "_wait", "due_at")
 
-    def __init__(self, stream: InputStream, clock: Clock, send: Callable[[], None]) -> None:
+    def __init__(
+        self, stream: InputStream, wait: Callable[[float, Acknowledgements], None], send: Callable[[], None]
+    ) -> None:
         self._stream = stream
         self._reorder = stream.reorder
-        self._clock = clock
+        self._wait = wait
         self._send = send
         self.due_at = math.inf
         #: What ``next_sequence_id`` and ``notable_events`` of the stream were in the last acknowledgement.
@@ -183,7 +188,7 @@ class Acknowledgements:
         self._reported = stream.notable_events
 
     def received(self, now: float) -> None:
-        """A frame was received at ``now``, and the stream has processed it."""
+        """Acknowledge a frame that the stream processed at ``now``: at once, or later together with others."""
         chunks = self._reorder.next_sequence_id - self._acknowledged
         if (
             chunks >= ACK_EVERY_CHUNKS
@@ -193,7 +198,7 @@ class Acknowledgements:
             self.acknowledge()
         elif chunks and self.due_at == math.inf:
             self.due_at = now + ACK_DELAY_SEC
-            self._clock.wait(self.due_at, self)
+            self._wait(self.due_at, self)
 
     @property
     def pending(self) -> bool:
@@ -207,22 +212,17 @@ class Acknowledgements:
             self._send()
 
     def sent(self) -> None:
-        """The client knows all that the stream has received."""
+        """Note that an acknowledgement was sent, of all that the stream has received."""
         self._acknowledged = self._reorder.next_sequence_id
         self._reported = self._stream.notable_events
 
     def stop(self) -> None:
-        """The connection is over: the clock calls no more."""
+        """Forget what is due, since the connection is over."""
         self.due_at = math.inf
 
 
-class Clock(Protocol):
-    def wait(self, when: float, waiting: Acknowledgements) -> None:
-        """Call ``waiting.acknowledge`` at ``when``, if its ``due_at`` is still that."""
-
-
 class AcknowledgementClock:
-    """The Clock of all connections of a server, with one timer.
+    """Wakes the Acknowledgements of all connections of a server, with one timer.
 
     The delay is the same for all connections, so that the first to wait is the first to be due. Nearly every
     acknowledgement is sent earlier, with a chunk, and then no timer is cancelled or armed: an entry whose time has
@@ -234,6 +234,7 @@ class AcknowledgementClock:
         self._armed = False
 
     def wait(self, when: float, waiting: Acknowledgements) -> None:
+        """Call ``waiting.acknowledge`` at ``when``, if its ``due_at`` is still that."""
         self._waiting.append((when, waiting))
         if not self._armed:
             self._arm(when)

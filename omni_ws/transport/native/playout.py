@@ -12,9 +12,9 @@ from omni_ws.wire.server_frames import SpeechStartedFrame
 
 
 class Played(NamedTuple):
-    """Audio of an answer that is to be heard now, or with none, the end of the answer.
+    """A packet of an answer's audio that is to be played now; with empty ``audio``, the end of the answer.
 
-    ``position`` is where it begins on the answer's time line, in bytes.
+    ``position`` is where the packet begins on the answer's time line, in bytes.
     """
 
     answer_id: str
@@ -24,12 +24,17 @@ class Played(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer until its end was taken, with the audio that was not."""
+    """An answer whose end was not taken yet, with the audio that was not taken yet."""
 
     answer_id: str
     audio: bytearray = field(default_factory=bytearray)
+    #: Bytes of audio taken so far.
     taken: int = 0
     ended: bool = False
+
+    def end(self) -> None:
+        """Note that no more audio of the answer follows."""
+        self.ended = True
 
 
 class Playout:
@@ -56,9 +61,9 @@ class Playout:
         return bool(self._answers) and (self._answers[0].ended or len(self._answers[0].audio) >= self._packet_bytes)
 
     def hear(self, message: ServerMessage) -> bool:
-        """One of the session's messages: text, transcripts and errors are not heard.
+        """Queue the audio of one of the session's messages. Text, transcripts and errors have none.
 
-        Returns whether what was not played is not to be heard any more, so that ``clear`` is to follow.
+        Returns whether the caller must call ``clear``: the message silences what was not played yet.
         """
         match message:
             case OutputChunk(modality=OutputModality.AUDIO):
@@ -72,21 +77,22 @@ class Playout:
         return False
 
     def say(self, answer_id: str, audio: bytes) -> None:
-        """Audio of an answer, behind what was said before."""
+        """Queue audio of an answer behind all earlier audio."""
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
-                self._answers[-1].ended = True
+                self._answers[-1].end()
             self._answers.append(_Answer(answer_id))
-        self._answers[-1].audio += audio
+        self._answers[-1].audio.extend(audio)
         self.waiting += len(audio)
 
     def finish(self, answer_id: str) -> None:
-        """There is no more audio of this answer."""
+        """End an answer: no more of its audio follows."""
         for answer in self._answers:
-            answer.ended = answer.ended or answer.answer_id == answer_id
+            if answer.answer_id == answer_id:
+                answer.end()
 
     def take(self, most: int | None = None) -> Played | None:
-        """The next packet, or with ``most`` as many whole ones as have no more bytes; None while there is nothing."""
+        """Take the next packet; None while there is none. ``most`` bytes allow several whole packets at once."""
         if not self.ready:
             return None
         answer = self._answers[0]
@@ -102,7 +108,7 @@ class Playout:
         return played
 
     def clear(self) -> list[str]:
-        """What was not taken is not to be heard. Returns the answers that were being heard."""
+        """Discard the audio that was not taken. Returns the answers of which some audio was taken already."""
         heard = [answer.answer_id for answer in self._answers if answer.taken]
         self._answers.clear()
         self.waiting = 0

@@ -71,7 +71,13 @@ from omni_ws.wire.server_frames import (
 _FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 #: Close codes that the library sends to a client that would break the protocol again.
 _VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
-
+#: Most of the output that is written in one pass of the event loop. Then other connections have their share, and the
+#: socket may report that its buffer is full.
+WRITE_BATCH_BYTES: Final = 64 * 1024
+WRITE_BATCH_MESSAGES: Final = 128
+#: How long a client may take to read the last frames.
+GOODBYE_TIMEOUT_SEC: Final = 5.0
+REPLACED_CLOSE_CODE: Final = 4409
 
 _ATTACHED: Final = SessionState.ATTACHED  # found faster than a member of an enum
 
@@ -86,8 +92,8 @@ class WebSocketSession(Attachment):
         *,
         binary_audio: bool,
         keep_alive: KeepAliveSettings,
-        ack_clock: AcknowledgementClock | None = None,
-        rounds: PeerRounds | None = None,
+        ack_clock: AcknowledgementClock,
+        rounds: PeerRounds,
     ) -> None:
         """``ack_clock`` and ``rounds`` are shared by all connections of a server."""
         self._connection = connection
@@ -96,34 +102,37 @@ class WebSocketSession(Attachment):
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
         self._outbox = session.outbox
-        self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
-        # Called often, hence without another call in between.
-        self.output_ready = self.resume_output = self.output.schedule  # type: ignore[method-assign]
-        self.write_now = self.output.write_now  # type: ignore[method-assign]
+        self._observed = session.conversation.observed
+        self._binary_audio = binary_audio
+        self._flush_scheduled = False
+        #: Whether the messages in the outbox are for this connection: from ``run`` to ``_stop_writing``.
+        self._writing = False
+        #: Set when there is nothing left to write, or it cannot be written here.
+        self._emptied = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
-        self._rounds = rounds or PeerRounds(keep_alive)
-        #: Whether frames are received and sent. Changed by ``_leave`` only, for good.
+        self._rounds = rounds
+        #: Whether frames are received and sent: True until ``_leave``.
         self._serving = True
-        #: Done then, with what closes the connection; None where it is lost, or was not the client's to begin with.
+        #: Done by ``_leave``: its result closes the connection. None if the connection is lost already.
         self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        #: When it is due. The handle may not know: uvloop makes no timer for less than half a millisecond.
+        #: When ``_timer`` is due. Its handle may not know: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
-        # Its deadline is none of the timer's: finding the next of those for each acknowledgement would cost more than
-        # the acknowledgement.
-        self.acks = Acknowledgements(self._stream, ack_clock or AcknowledgementClock(), self._acknowledge)
+        # ``_timer`` does not serve acknowledgements: to find its next deadline costs more than an acknowledgement.
+        self.acks = Acknowledgements(self._stream, ack_clock.wait, self._acknowledge)
         self._reading_paused = False
 
     # life
 
     async def run(self) -> None:
-        """Serve the session until it or the connection is over, and close with the code that belongs to that end.
+        """Serve the session until the session or the connection is over, and close the connection with the code for it.
 
-        The session must be attached to this.
+        ``session.attach`` must have been called with this object.
         """
         try:
-            self.output.start()
+            self._writing = True
+            self.output_ready()
             self._connection.attach(self, self._conversation.account)
             self.timer_changed()
             self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=True))
@@ -139,21 +148,21 @@ class WebSocketSession(Attachment):
             self._session.detach(self)
 
     def _leave(self, close: Callable[[], Awaitable[None]] | None) -> None:
-        """Serve the session no more, and close the connection so. The first call counts."""
+        """Stop serving the session: ``run`` calls ``close``, and returns. Only the first call counts."""
         if self._serving:
             self._serving = False
-            if not self._left.done():  # which is cancelled with ``run``
+            if not self._left.done():  # it is cancelled with ``run``
                 self._left.set_result(close)
 
     def session_over(self, error: OmniError | None) -> None:
-        self._leave(None if error is None else partial(self.output.close_with, error))
+        self._leave(None if error is None else partial(self._close_with, error))
 
     def replaced(self) -> None:
-        self.output.stop()
-        self._leave(self.output.close_replaced)
+        self._stop_writing()
+        self._leave(self._close_replaced)
 
     def connection_closing(self) -> None:
-        self.output.stop()
+        self._stop_writing()
         if not self._serving:
             return
         if not self._session.resumable or _ended_by_client(self._connection):
@@ -168,13 +177,13 @@ class WebSocketSession(Attachment):
 
     @property
     def _listening(self) -> bool:
-        """Whether input counts. It does not once the session is ending, or has another connection."""
+        """Whether input counts: the session is not ending, and has no other connection."""
         return self._serving and self._session.state is _ATTACHED
 
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        """One whole message. Runs inside the callback of the socket, and raises nothing."""
+        """Receive one whole message. Runs inside the callback of the socket, and raises nothing."""
         if not self._serving or self._session.state is not _ATTACHED:
             return
         now, stream = self._connection.heard_at, self._stream
@@ -228,8 +237,8 @@ class WebSocketSession(Attachment):
             case RefusedChunk(sequence_id=sequence_id, error=error):
                 try:
                     conversation.refuse_chunk(sequence_id)
-                except OmniError as stays_free:  # its number, and this alone is reported
-                    stays_free.about(ref=error.ref)
+                except OmniError as unusable:  # its number stays free, and only this error is reported
+                    unusable.about(ref=error.ref)
                     raise
                 self._outbox.put_nowait(error)
             case FinishFrame():
@@ -241,7 +250,7 @@ class WebSocketSession(Attachment):
             case ConfigPatch(fields=fields):
                 self._configure(fields)
                 self._connection.end_pass()
-            case PingFrame(t=t):  # kept as JSON, which is smaller than what is read of it
+            case PingFrame(t=t):  # ``t`` is kept as JSON, which is smaller than the decoded value
                 self._outbox.put_nowait(PongFrame(t=Raw(encode(t)), server_time_ms=time.time_ns() // 1_000_000))
             case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms, request_id=request_id):
                 if sequence_id is not None:
@@ -256,7 +265,7 @@ class WebSocketSession(Attachment):
     def _configure(self, fields: Mapping[str, Any]) -> None:
         try:
             config = self._conversation.configure(fields)
-        except EngineOverloaded as refusal:  # which ends a session elsewhere
+        except EngineOverloaded as refusal:  # elsewhere it ends a session
             self._outbox.put_nowait(refusal)
             return
         self._outbox.put_nowait(SessionUpdatedFrame(**{f: getattr(config, f) for f in config.__struct_fields__}))
@@ -265,7 +274,7 @@ class WebSocketSession(Attachment):
     def _truncate_history(self, request_id: str) -> None:
         try:
             dropped = self._conversation.truncate_history(request_id)
-        except SessionConflict as refusal:  # which ends a session elsewhere
+        except SessionConflict as refusal:  # elsewhere it ends a session
             self._outbox.put_nowait(refusal)
             return
         ref = unset(self._conversation.ref_of(request_id))
@@ -308,6 +317,103 @@ class WebSocketSession(Attachment):
         if self._listening:
             self._outbox.put_nowait(self._take_ack())  # with the new credit
 
+    # output: what the outbox queues is written in the next pass of the event loop, one batch in each pass
+
+    def write_now(self, output: OutputChunk) -> bool:
+        if self._flush_scheduled or not self._writing or self._connection.paused or not self._connection.is_open:
+            return False
+        try:
+            self._write(output)
+        except Exception as error:
+            self._output_failed(error)
+        return True
+
+    def output_ready(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    resume_output = output_ready
+
+    def _stop_writing(self) -> None:
+        """Write nothing more: the connection is closing, or another has taken over the session."""
+        self._writing = False
+        self._emptied.set()
+
+    def write_resumed(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
+        """Write the frames that begin a resumed connection, and a ping.
+
+        The connection may be lost again at any moment. Only the pong, or a frame, proves that the client has its new
+        token.
+        """
+        connection = self._connection
+        if connection.is_open:
+            connection.write_message(encode_frame(resumed), is_text=True)
+            connection.write_message(encode_frame(ack), is_text=True)
+            connection.write_ping()
+
+    async def _close_with(self, error: OmniError) -> None:
+        """Write what is left of a session that is over, and close the connection with the code of ``error``."""
+        if isinstance(error, SlowConsumer):
+            self._drop(error)
+        elif isinstance(error, ORDERLY_ENDS):
+            self._session.announce_closing(error, 0)
+        self._emptied.clear()
+        self._flush()
+        if self._connection.is_open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
+                    await self._emptied.wait()
+        await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
+
+    async def _close_replaced(self) -> None:
+        """Close the connection, since another has taken over the session and its unwritten output."""
+        if self._connection.is_open:
+            closing = SessionClosingFrame(reason="replaced", retryable=False, time_left_ms=0)
+            self._connection.write_message(encode_frame(closing), is_text=True)
+        await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
+
+    def _drop(self, error: OmniError) -> None:
+        """Discard what the client has not read, and write the error in its place."""
+        self._outbox.clear()
+        if self._connection.is_open:
+            self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
+
+    def _flush(self) -> None:
+        """Write a batch, and schedule the next one while there is more to write."""
+        self._flush_scheduled = False
+        try:
+            if self._writing and not self._connection.paused and self._connection.is_open:
+                self._write_batch()
+        except Exception as error:
+            self._output_failed(error)
+        if not self._outbox:
+            self._emptied.set()
+
+    def _write_batch(self) -> None:
+        """Write as much as one pass allows."""
+        size = 0
+        for _ in range(WRITE_BATCH_MESSAGES):
+            if size >= WRITE_BATCH_BYTES:
+                break
+            if (message := self._outbox.take()) is None:
+                return
+            size += self._write(message)
+        if self._outbox:
+            self.output_ready()
+
+    def _write(self, message: ServerMessage) -> int:
+        """Write a message. Returns its size."""
+        data, is_binary = encode_message(message, binary_audio=self._binary_audio)
+        self._connection.write_message(data, is_text=not is_binary)
+        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+            self._observed.notify(OutputWritten(message))
+        return len(data)
+
+    def _output_failed(self, error: Exception) -> None:
+        # Not here: this may run inside the conversation.
+        self._loop.call_soon(self._session.end, unexpected(error, where="the output of a session"))
+
     # time
 
     def timer_changed(self) -> None:
@@ -339,7 +445,7 @@ class WebSocketSession(Attachment):
         self._arm(now)
 
     def check_peer(self, now: float) -> float | None:
-        """Of PeerRounds: ping the client or give it up, and say when to look again."""
+        """Ping a silent client, or give up one that did not answer. Returns when PeerRounds is to call again."""
         if not self._listening:
             return None
         is_reading = self._connection.is_reading
@@ -365,140 +471,11 @@ def _ended_by_client(connection: StreamConnection) -> bool:
     return protocol.close_sent is not None and protocol.close_sent.code in _VIOLATIONS
 
 
-# What a session sends.
-
-#: Most of the output that is written in one pass of the event loop. Then other connections have their share, and the
-#: socket may report that its buffer is full.
-WRITE_BATCH_BYTES: Final = 64 * 1024
-WRITE_BATCH_MESSAGES: Final = 128
-#: How long a client may take to read the last frames.
-GOODBYE_TIMEOUT_SEC: Final = 5.0
-REPLACED_CLOSE_CODE: Final = 4409
-
-
-class WebSocketOutput:
-    """Writes the messages of the outbox to the socket.
-
-    What the outbox queues is written in the next pass of the event loop, and one batch in each pass after that. Writing
-    stops while the write buffer is over its high-water mark.
-    """
-
-    def __init__(self, connection: StreamConnection, session: Session, *, binary_audio: bool) -> None:
-        self._connection = connection
-        self._session = session
-        self._outbox = session.outbox
-        self._observed = session.conversation.observed
-        self._binary_audio = binary_audio
-        self._loop = asyncio.get_running_loop()
-        self._flush_scheduled = False
-        #: Whether the messages in the outbox are for this connection: from ``start`` to ``stop``.
-        self._speaking = False
-        #: Set when there is nothing left to write, or it cannot be written here.
-        self._emptied = asyncio.Event()
-
-    def start(self) -> None:
-        """Write what is in the outbox, and all that follows."""
-        self._speaking = True
-        self.schedule()
-
-    def write_now(self, output: OutputChunk) -> bool:
-        """See Attachment."""
-        if self._flush_scheduled or not self._speaking or self._connection.paused or not self._connection.is_open:
-            return False
-        try:
-            self._write(output)
-        except Exception as error:
-            self._failed(error)
-        return True
-
-    def schedule(self) -> None:
-        """Write in the next pass."""
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def stop(self) -> None:
-        """Write nothing more: the connection is closing, or another has taken over the session."""
-        self._speaking = False
-        self._emptied.set()
-
-    def write_resumed(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
-        """Write the frames that begin a resumed connection, and a ping.
-
-        The connection may be lost again at any moment. Only the pong, or a frame, proves that the client has its new
-        token.
-        """
-        connection = self._connection
-        if connection.is_open:
-            connection.write_message(encode_frame(resumed), is_text=True)
-            connection.write_message(encode_frame(ack), is_text=True)
-            connection.write_ping()
-
-    async def close_with(self, error: OmniError) -> None:
-        """Write what is left of a session that is over, and close the connection with the code of ``error``."""
-        if isinstance(error, SlowConsumer):
-            self._drop(error)
-        elif isinstance(error, ORDERLY_ENDS):
-            self._session.announce_closing(error, 0)
-        self._emptied.clear()
-        self._flush()
-        if self._connection.is_open:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
-                    await self._emptied.wait()
-        await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
-
-    async def close_replaced(self) -> None:
-        """Close the connection, since another has taken over the session, and what was not written yet."""
-        if self._connection.is_open:
-            closing = SessionClosingFrame(reason="replaced", retryable=False, time_left_ms=0)
-            self._connection.write_message(encode_frame(closing), is_text=True)
-        await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
-
-    def _drop(self, error: OmniError) -> None:
-        """Discard what the client has not read, and write the error in its place."""
-        self._outbox.clear()
-        if self._connection.is_open:
-            self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
-
-    def _flush(self) -> None:
-        """Write a batch, and schedule the next one while there is more to write."""
-        self._flush_scheduled = False
-        try:
-            if self._speaking and not self._connection.paused and self._connection.is_open:
-                self._write_batch()
-        except Exception as error:
-            self._failed(error)
-        if not self._outbox:
-            self._emptied.set()
-
-    def _write_batch(self) -> None:
-        """Write as much as one pass allows."""
-        size = 0
-        for _ in range(WRITE_BATCH_MESSAGES):
-            if size >= WRITE_BATCH_BYTES:
-                break
-            if (message := self._outbox.take()) is None:
-                return
-            size += self._write(message)
-        if self._outbox:
-            self.schedule()
-
-    def _write(self, message: ServerMessage) -> int:
-        """Write a message. Returns its size."""
-        data, is_binary = encode_message(message, binary_audio=self._binary_audio)
-        self._connection.write_message(data, is_text=not is_binary)
-        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
-            self._observed.notify(OutputWritten(message))
-        return len(data)
-
-    def _failed(self, error: Exception) -> None:
-        # Not here: this may run inside the conversation.
-        self._loop.call_soon(self._session.end, unexpected(error, where="the output of a session"))
+# Messages as frames.
 
 
 def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:
-    """A message as a frame of the native protocol, and whether that is a binary one."""
+    """Encode a message as a frame of the native protocol. Returns the frame, and whether it is a binary one."""
     if isinstance(message, OutputChunk):
         if binary_audio and message.modality is OutputModality.AUDIO:
             return encode_output_audio(message), True

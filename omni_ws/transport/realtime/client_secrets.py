@@ -31,12 +31,12 @@ from omni_ws.wire.realtime_session import (
 )
 
 CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
-#: Of a body; a session's settings are mostly its instructions and tools.
+#: Limit of a request body, which is mostly the instructions and tools of a session.
 MAX_BODY_BYTES: Final = 256 * 1024
 
 
 class ClientSecretRoutes(FrontEnd):
-    """Makes secrets. A request needs a real key where keys are configured: one secret cannot create another."""
+    """The route that makes client secrets. Where keys are configured it needs one: a secret cannot make another."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
         self._sessions = sessions
@@ -46,7 +46,7 @@ class ClientSecretRoutes(FrontEnd):
             sessions.group.on(KNOW_SECRET, self._know)
 
     async def _know(self, made: tuple[int, bytes, ClientSecret]) -> None:
-        """Another worker has made a secret, which is good until this Unix time."""
+        """Keep a secret that another worker made: the Unix time of its expiry, its digest, and the secret."""
         expires_at, digest, secret = made
         self._secrets.keep(digest, secret, until=asyncio.get_running_loop().time() + expires_at - time.time())
 
@@ -80,7 +80,7 @@ class ClientSecretRoutes(FrontEnd):
         )
 
     def _shown(self, session: SessionFields) -> dict[str, Any]:
-        """The session object that a session with these settings begins with."""
+        """Return the session object of ``session.created`` for these settings."""
         configuration = self._sessions.configuration(STREAM_FORMATS, any_model=True)
         config = configuration.apply(session_config(session, abilities_of(self._sessions)))
         return session_object(session, config, session_id=new_id("sess_"))
@@ -88,7 +88,7 @@ class ClientSecretRoutes(FrontEnd):
 
 #: Every client secret begins with it, and OpenAI's SDKs for browsers look for it.
 PREFIX: Final = "ek_"
-#: What one key may have outstanding; keys do not take each other's room.
+#: Limits of the secrets of one key that have not expired.
 MAX_SECRETS: Final = 1024
 MAX_SESSION_BYTES: Final = 8 * 1024 * 1024
 
@@ -106,7 +106,7 @@ class ClientSecret:
 
 @dataclass(slots=True)
 class _Outstanding:
-    """The secrets of one key, by their digests; ``expiries`` is a heap of times with these digests."""
+    """The secrets of one key that have not expired, by digest; ``expiries`` is a heap of times and digests."""
 
     secrets: dict[bytes, ClientSecret] = field(default_factory=dict)
     expiries: list[tuple[float, bytes]] = field(default_factory=list)
@@ -149,11 +149,11 @@ class ClientSecrets:
         return value
 
     def keep(self, digest: bytes, secret: ClientSecret, *, until: float) -> None:
-        """Know a secret that was made by another worker of the server, by its digest."""
+        """Keep a secret by its digest, until this monotonic time."""
         self._by_key.setdefault(key_name(secret.key), _Outstanding()).keep(digest, secret, until=until)
 
     def find(self, value: str | None, now: float) -> ClientSecret | None:
-        """The secret with this value; None where there is none, or it has expired."""
+        """Find the secret with this value; None if there is none, or it has expired."""
         if value is None or not value.startswith(PREFIX):
             return None
         digest = digest_of(value)
@@ -165,5 +165,5 @@ class ClientSecrets:
 
 
 def digest_of(value: str) -> bytes:
-    """By what a secret is known."""
+    """Return the digest by which a secret is kept."""
     return hashlib.sha256(value.encode("latin-1")).digest()

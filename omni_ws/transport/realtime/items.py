@@ -1,4 +1,4 @@
-"""What a conversation of the Realtime API consists of: items, spoken turns, and responses."""
+"""The parts of a Realtime conversation: items, spoken turns, and responses."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ Event: TypeAlias = dict[str, Any]
 
 # Items.
 
-#: Items that a client may name. The oldest that wait for nothing make room.
+#: Items that a client may refer to by id; the oldest items make room for new ones.
 MAX_ITEMS: Final = 1024
 
 
 class ConversationItems:
     """The items of one session in their order, and the history behind them.
 
-    An item of a client is in the history from its creation on, as far as it is text. One that no response has answered
-    is *pending*: ``take_pending`` takes it out of the history again, and returns it as the input of a request, which
-    brings it back into the history with its answer.
+    A client's item is in the history from its creation on, as far as it is text. An item that no response has answered
+    is *pending*: ``take_pending`` removes it from the history, and returns it as the input of a request. The request
+    puts it back into the history, with its answer.
     """
 
     def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
         self._ledger = ledger
         self._items: dict[str, Item] = {}
-        #: Those that no response has answered, in order.
+        #: The pending items by id, in order.
         self._pending: dict[str, Item] = {}
         self._share = Share(budget)
-        #: The bytes that each is charged with.
+        #: The bytes charged for each item, by id.
         self._charged: dict[str, int] = {}
         self._max_bytes = max_bytes
-        #: Items that were taken as the input of a request, until its end.
+        #: The items that are the input of each open request, with their chunks, by request id.
         self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
 
     def get(self, item_id: str) -> Item | None:
         return self._items.get(item_id)
 
     def add(self, item: Item) -> str | None:
-        """Append an item that is in the history already, or will be. Returns the id of the one before it.
+        """Append an item that is in the history already, or will be. Returns the id of the item before it.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -76,7 +76,7 @@ class ConversationItems:
         return previous
 
     def create(self, item: Item) -> str | None:
-        """Append an item of the client's. Returns and raises as ``add`` does."""
+        """Append an item that the client creates, also to the history. Returns and raises as ``add`` does."""
         previous = self.add(item)
         if item.role == "assistant" or item.kind == "function_call":
             self.seen()
@@ -88,7 +88,7 @@ class ConversationItems:
         return list(self._pending.values())
 
     def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
-        """What is to be answered now, and its input.
+        """Take the items to be answered now out of the history. Returns them, and their input.
 
         A system message is context, unless nothing else is pending.
         """
@@ -99,21 +99,21 @@ class ConversationItems:
         return asked, chunks
 
     def asked(self, items: Iterable[Item], request_id: str) -> None:
-        """These items are the input of this request, to which all others that are pending are context."""
+        """Note that ``items`` are the input of a request; all other pending items are its context."""
         self._asked[request_id] = [(item, item.asked(request_id)) for item in items]
         for item in items:
             self._pending.pop(item.item_id, None)
         self.seen()
 
     def seen(self) -> None:
-        """A request has what is pending as context: none of it is pending any more."""
+        """Note that a request has the pending items as context: no item is pending any more."""
         for item in self.pending():
             item.take_chunks()
             self._charge(item)
         self._pending.clear()
 
     def answered(self, request_id: str, *, failed: bool) -> None:
-        """A request has ended. Where it failed, its input is pending as before, since the history has it not."""
+        """Note the end of a request. The input of a failed one, which the history lacks, is pending again."""
         for item, chunks in self._asked.pop(request_id, ()):
             if item.item_id not in self._items:
                 continue
@@ -125,7 +125,7 @@ class ConversationItems:
             self._find_pending()
 
     def heard(self, item: Item, transcript: str) -> None:
-        """A spoken turn that waits for a response has been transcribed: these are its words."""
+        """Set the transcript of a spoken turn, which is pending from now on."""
         item.wait([InputChunk(Modality.TEXT, transcript.encode())] if transcript else item.chunks)
         if transcript:
             self._remember(item)
@@ -133,7 +133,7 @@ class ConversationItems:
         self._find_pending()
 
     def feed(self) -> Iterator[InputChunk]:
-        """The input that pending items with images are: it joins the turn that is being spoken."""
+        """Take the pending items with images, and yield their input: it joins the turn that is being spoken."""
         shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
         self._ledger.remove(*(item.item_id for item in shown))
         for item in shown:
@@ -143,19 +143,19 @@ class ConversationItems:
             yield from chunks
 
     def cut(self, item: Item, heard: str) -> None:
-        """Of what the assistant said, only this was heard."""
+        """Replace what the assistant said in an item by what was heard of it."""
         for part in item.content:
             part["transcript" if "transcript" in part else "text"] = heard
         self._charge(item)
 
     def have_grown(self, items: Iterable[Item]) -> None:
-        """Charge the budget for what has been said since these items were added."""
+        """Charge the budget for what these items have gained since they were added."""
         for item in items:
             if item.item_id in self._items:
                 self._charge(item)
 
     def delete(self, item: Item) -> None:
-        """Drop an item, and what the history has of it."""
+        """Delete an item, also from the history."""
         answer = {"assistant"}
         if item.request_id is None:
             self._ledger.remove(item.item_id)
@@ -180,7 +180,7 @@ class ConversationItems:
         self._charged[item.item_id] = size
 
     def _find_pending(self) -> None:
-        """An item that is not the last may be pending again."""
+        """Find the pending items anew: an item that is not the last one may be pending again."""
         self._pending = {item_id: item for item_id, item in self._items.items() if item.chunks}
 
     def _forget(self, item_id: str) -> None:
@@ -194,14 +194,14 @@ class ConversationItems:
 
 
 def as_new(item: Item) -> Item:
-    """The item as if it were created again: with input, where it is a message of the user or the system."""
+    """Return the item as if it were created again: with its input, for a message of the user or the system."""
     if item.chunks or item.role not in ("user", "system") or not item.message_text:
         return item
     return replace(item, chunks=[InputChunk(Modality.TEXT, item.message_text.encode())])
 
 
 def as_input(items: Iterable[Item]) -> Iterator[InputChunk]:
-    """The input that these items are, one behind the other."""
+    """Yield the input of these items, one behind the other."""
     for index, item in enumerate(items):
         if index and item.chunks[0].modality is Modality.TEXT and item.chunks[0].tool_call_id is None:
             yield InputChunk(Modality.TEXT, b"\n")
@@ -209,7 +209,7 @@ def as_input(items: Iterable[Item]) -> Iterator[InputChunk]:
 
 
 def messages_of(items: Iterable[Item]) -> Iterator[Message]:
-    """The messages that these items are in a history."""
+    """Yield these items as messages of a history."""
     for item in items:
         match item.kind:
             case "message":
@@ -225,9 +225,9 @@ def messages_of(items: Iterable[Item]) -> Iterator[Message]:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """What was spoken between ``speech_started`` and ``speech_stopped``, or committed by the client.
+    """Speech between ``speech_started`` and ``speech_stopped``, or audio that the client committed.
 
-    It is an item, and the request that its audio became.
+    A turn has an item in the conversation; ``item.request_id`` is the request that answers or transcribes its audio.
     """
 
     item: Item
@@ -235,15 +235,15 @@ class Turn:
     answered: bool
     start_ms: int = 0
     end_ms: int = 0
-    #: Whether it is an item of the conversation.
+    #: Whether its item is part of the conversation.
     committed: bool = False
     #: Whether the client took back what was spoken.
     cleared: bool = False
-    #: Whether the engine works on it.
+    #: Whether the engine has begun to work on the request.
     started: bool = False
     #: Whether its transcript is complete, or failed.
     transcribed: bool = False
-    #: Its settled pieces, each with the white space before it.
+    #: The settled pieces of the transcript, each with the white space before it.
     transcript: list[str] = field(default_factory=list)
 
     @property
@@ -251,31 +251,31 @@ class Turn:
         return "".join(self.transcript)
 
     def start(self) -> None:
-        """The engine works on it."""
+        """Note that the engine has begun to work on the request."""
         self.started = True
 
     def end(self, at_ms: int) -> None:
-        """What is spoken has ended here, in the time of the input."""
+        """Note when the speech ended, in ms of the input."""
         self.end_ms = at_ms
 
     def commit(self) -> bool:
-        """It becomes an item of the conversation. Returns False where it is one already, or was taken back."""
+        """Mark the turn as part of the conversation. Returns False if it was already, or was cleared."""
         taken = not (self.committed or self.cleared)
         self.committed = self.committed or taken
         return taken
 
     def clear(self) -> None:
-        """The client takes back what was spoken."""
+        """Note that the client takes back what was spoken."""
         self.cleared = True
 
     def settle(self) -> None:
-        """No more of it will be transcribed."""
+        """End the transcript, and write it into the item."""
         self.transcribed = True
         self.item.content[0]["transcript"] = self.text
 
 
 def spoken_item(*chunks: InputChunk) -> Item:
-    """The item of a spoken turn, whose transcript is not known yet."""
+    """Return a new item for a spoken turn, whose transcript is not known yet."""
     content = [{"type": "input_audio", "transcript": None}]
     return Item(item_id=new_id("item_"), role="user", content=content, chunks=list(chunks))
 
@@ -301,9 +301,10 @@ class _Output:
 
 
 class RealtimeResponse:
-    """Renders one answer, from ``response.created`` to ``response.done``. Its message and its calls are items.
+    """Renders one answer as events, from ``response.created`` to ``response.done``.
 
-    ``add`` is called with each, and returns the id of the item before it; it is None beside the conversation.
+    The answer's message and its function calls are items. ``add`` puts each of them into the conversation, and returns
+    the id of the item before it; it is None for a response beside the conversation.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class RealtimeResponse:
         self.request_id = request_id
         self._conversation_id = conversation_id
         self._add = add
-        #: The item before each of its own in the conversation.
+        #: The id of the item before each own item in the conversation, by item id.
         self._previous: dict[str, str | None] = {}
         self._cancel_reason = "turn_detected"
         self._config = config
@@ -329,21 +330,21 @@ class RealtimeResponse:
         self._outputs: list[_Output] = []
         self._message: _Output | None = None
         self._calls: dict[int, _Output] = {}
-        #: Of what was said so far.
+        #: Charged for the text of the answer so far.
         self._share = Share(account)
 
     @property
     def in_conversation(self) -> bool:
-        """Whether it is part of the conversation, or stands beside it."""
+        """Whether the response is part of the conversation, and not beside it."""
         return self._add is not None
 
     @property
     def items(self) -> list[Item]:
-        """What it has made."""
+        """The items of the response so far."""
         return [output.item for output in self._outputs]
 
     def cancel(self) -> None:
-        """The client cancels it, and no turn does."""
+        """Note that the client cancels the response, not the caller's speech."""
         self._cancel_reason = "client_cancelled"
 
     def begin(self) -> Iterator[Event]:
@@ -353,7 +354,7 @@ class RealtimeResponse:
     # outputs
 
     def render(self, chunk: OutputChunk) -> Iterator[Event]:
-        """The events of one output."""
+        """Render one output of the engine as events."""
         match chunk.modality:
             case OutputModality.TEXT:
                 yield from self._text(chunk.text)
@@ -435,7 +436,7 @@ class RealtimeResponse:
     # the end
 
     def finish(self, final: FinalChunk, error: OmniError | None) -> Iterator[Event]:
-        """The events with which it ends, because of ``error`` or none: those of its items, then ``response.done``."""
+        """Render the end of the response: the last events of its items, then ``response.done``."""
         status, reason = _STATUS[final.finish_reason], "max_output_tokens"
         if CONTENT_FILTER in final.foreign_reasons:
             status, reason = "incomplete", CONTENT_FILTER

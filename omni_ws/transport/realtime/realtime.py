@@ -73,7 +73,7 @@ from omni_ws.wire.realtime_session import (
 from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig
 
-#: Where a field of ``session_config`` comes from.
+#: Where OpenAI's session object has each field of ``session_config``.
 _FIELDS: Final = {
     "voice": "audio.output.voice",
     "speed": "audio.output.speed",
@@ -93,7 +93,7 @@ MAX_DEFERRED: Final = 4
 
 
 def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
-    """What the engine of this server has."""
+    """Return what the engine of this server can do in a Realtime session."""
     able = factory.engine.capabilities
     hears = Modality.AUDIO in able.input_modalities
     sampling = able.sampling | able.sampling_no_ops
@@ -108,9 +108,9 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
 
 
 class RealtimeDialect:
-    """Takes the client events of one session, and renders what its conversation says to them, in its order.
+    """Handles the client events of one session, and renders the messages of its conversation as server events.
 
-    Raises an InvalidRequest for an event that is refused, and any other OmniError for the end of the session.
+    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
     """
 
     def __init__(
@@ -140,17 +140,17 @@ class RealtimeDialect:
         self._audio = bytearray()
         self._audio_share = Share(account)
         self._audio_limit = limit
-        #: By request that has not ended, the turn that is its input.
+        #: The turn that is the input of each open request, by request id.
         self._turns: dict[str, Turn] = {}
         #: The turn that is being spoken.
         self._speaking: Turn | None = None
-        #: By request that has had its final, the turn of which not all is written down yet.
+        #: Turns whose request has ended, and whose transcript is not complete yet, by request id.
         self._late: dict[str, Turn] = {}
-        #: By request, the responses that are not done.
+        #: The responses that are not done, by request id.
         self._responses: dict[str, RealtimeResponse] = {}
         #: Errors of requests that have no response, until their finals.
         self._errors: dict[str, OmniError] = {}
-        #: Of ``response.create`` events that wait for the transcript of a turn, the response and the event's id.
+        #: The ``response.create`` events that wait for the transcript of a turn: the response, and the event's id.
         self._deferred: list[tuple[Mapping[str, Any], str | None]] = []
         self._deferred_share = Share(account)
         self._reported: OmniError | None = None
@@ -164,16 +164,16 @@ class RealtimeDialect:
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Take the connection, and return the first event of the session.
+        """Connect the dialect with its client, and return the first event of the session.
 
-        ``send`` sends events at once. ``output_cleared`` answers ``output_audio_buffer.clear``, with the response that
-        it cancels.
+        ``send`` sends events at once. ``output_cleared`` answers ``output_audio_buffer.clear``; it gets the id of the
+        response that this has cancelled, None if there was none.
         """
         self._send, self._output_cleared = send, output_cleared
         return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """One event of the client, which arrived at the time ``now``."""
+        """Handle one event of the client, which arrived at the time ``now``."""
         match fields["type"]:
             case "input_audio_buffer.append":
                 self.append(read(fields, AudioAppend).audio, now)
@@ -205,7 +205,7 @@ class RealtimeDialect:
                 raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """The events of what the conversation sends: none for what the Realtime API does not have."""
+        """Render a message of the conversation as events; none for messages that the Realtime API does not have."""
         match message:
             case OutputChunk():
                 yield from self._output(message)
@@ -259,7 +259,7 @@ class RealtimeDialect:
             self._settings_share.force(before)
             if not isinstance(error, EngineOverloaded):
                 raise
-            # It ends a session elsewhere. This one goes on as it was.
+            # Elsewhere EngineOverloaded ends a session. This one goes on with its old settings.
             self._send([self.error(error, event_id=event.event_id if isinstance(event.event_id, str) else None)])
             return
         self._session = session
@@ -288,7 +288,7 @@ class RealtimeDialect:
     # audio
 
     def append(self, audio: bytes, now: float) -> None:
-        """Audio in the format of the session. Raises as ``receive`` does."""
+        """Take audio in the format of the session. Raises as ``receive`` does."""
         chunk = InputChunk(Modality.AUDIO, audio)
         self._conversation.configuration.check_chunk(chunk)
         if self._detects_turns:
@@ -350,12 +350,12 @@ class RealtimeDialect:
     # spoken turns
 
     def _bind(self, turn: Turn, request_id: str) -> None:
-        """This turn is the input of this request."""
+        """Note that ``turn`` is the input of the request."""
         self._turns[request_id] = turn
         turn.item.asked(request_id)
 
     def _commit(self, turn: Turn) -> Iterator[Event]:
-        """What was spoken becomes an item, and is answered where the engine has begun with it."""
+        """Make the turn an item of the conversation; begin the response if the engine already works on the turn."""
         if not turn.commit():
             return
         item = turn.item
@@ -387,7 +387,7 @@ class RealtimeDialect:
         turn.end(audio_ms)
         yield {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_ms, "item_id": turn.item.item_id}
         yield from self._commit(turn)
-        if turn.item.request_id is None:  # nobody will write it down
+        if turn.item.request_id is None:  # no request will transcribe it
             yield from self._transcribed(turn)
 
     # transcripts
@@ -400,7 +400,7 @@ class RealtimeDialect:
         )
 
     def _late_words(self, chunk: OutputChunk) -> Iterator[Event]:
-        """What had not been written down of a turn that was cut off."""
+        """Render the rest of the transcript of a turn whose request has already ended."""
         turn = self._late.pop(chunk.request_id, None)
         if turn is None:
             return
@@ -412,7 +412,7 @@ class RealtimeDialect:
             self._respond_deferred()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
-        """A turn was transcribed: its item is in the place of its request in the history."""
+        """Let a transcribed turn wait for ``response.create``: in the history, its item replaces its request."""
         self._conversation.ledger.remove(request_id)
         if turn.committed:
             self._items.heard(turn.item, turn.text)
@@ -423,7 +423,7 @@ class RealtimeDialect:
             yield _transcription(turn, "delta", delta=text)
 
     def _transcribed(self, turn: Turn, error: OmniError | None = None, *, failed: bool = False) -> Iterator[Event]:
-        """All of a turn is transcribed, or the engine has failed on it; ``failed`` says that recognition has."""
+        """End the transcript of a turn: it is complete, or ``error`` ended the request, or recognition ``failed``."""
         if turn.transcribed or turn.cleared:
             return
         turn.settle()
@@ -455,7 +455,7 @@ class RealtimeDialect:
             self._feed()
 
     def _feed(self) -> None:
-        """Show the engine, with what is being spoken, the images that wait."""
+        """Feed the waiting images to the engine, as part of the turn that is being spoken."""
         for chunk in self._items.feed():
             self._conversation.receive_chunk(chunk, now=self._now())
 
@@ -513,7 +513,7 @@ class RealtimeDialect:
                 self._send([self.error(error, event_id=event_id)])
 
     def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
-        """Answer the input of the response, or what is pending, or else what the instructions say."""
+        """Begin a response to its own ``input``, else to the pending items, else to the instructions."""
         with _naming("response"):
             response = read_response(fields)
             patch = {"task": None, **response_config(response, self._abilities)}
@@ -539,7 +539,7 @@ class RealtimeDialect:
         self._send(self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation))
 
     def _own_input(self, given: Iterable[Mapping[str, Any]]) -> tuple[tuple[Message, ...], list[InputChunk]]:
-        """A response's own ``input``: what is context, and what comes behind the last answer in it."""
+        """Split a response's own ``input`` into context, and the chunks behind the last answer in it."""
         items = []
         for index, one in enumerate(given):
             place = f"response.input[{index}]"
@@ -558,7 +558,7 @@ class RealtimeDialect:
         return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
 
     def _bind_audio(self, items: Iterable[Item], request_id: str) -> None:
-        """What the engine hears of a request is the transcript of its last audio."""
+        """Bind the last item with audio to the request: the request's transcript is that of this audio."""
         spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
         if spoken:
             self._bind(Turn(spoken[-1], answered=True, committed=True), request_id)
@@ -575,7 +575,7 @@ class RealtimeDialect:
     # responses
 
     def _find_response(self, response_id: str | None = None) -> RealtimeResponse | None:
-        """The response of this id that is not done; with None the one of the conversation."""
+        """Find an open response by its id; without an id, the open response in the conversation."""
         for response in self._responses.values():
             if response.response_id == response_id or (response_id is None and response.in_conversation):
                 return response
@@ -589,9 +589,9 @@ class RealtimeDialect:
         metadata: Mapping[str, str] | None = None,
         in_conversation: bool = True,
     ) -> Iterator[Event]:
-        """A request is answered: its response begins.
+        """Begin the response of a request.
 
-        Without ``config`` it is the request of a turn, which has all that is pending as context.
+        Without ``config`` the request is that of a spoken turn, with all pending items as its context.
         """
         if config is None:
             self._items.seen()
@@ -670,12 +670,12 @@ def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """An error that the block raises names the field of the session object, or of the response."""
+    """Name, in errors of the block, the field of OpenAI's object ``place``: ``session`` or ``response``."""
     try:
         yield
     except InvalidRequest as error:
         if error.param is not None and not error.param.startswith(f"{place}."):
-            error.param = f"{place}.{_FIELDS.get(error.param, error.param)}"
+            error.about(param=f"{place}.{_FIELDS.get(error.param, error.param)}")
         raise
 
 

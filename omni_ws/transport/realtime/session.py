@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import structs
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AnyOutput
 from omni_ws.errors import (
     InvalidRequest,
@@ -35,7 +35,7 @@ from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
-from omni_ws.transport.recording.recordings import recorded
+from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
 from omni_ws.wire.realtime_session import SessionFields
@@ -48,7 +48,7 @@ REALTIME_ORIGIN: Final = "realtime"
 
 @dataclass(frozen=True, slots=True)
 class RealtimeCaller:
-    """Who a connection is of, and the settings that its client secret is bound to."""
+    """The client of a connection: its key, its address, and the session settings of its client secret."""
 
     key: ApiKey | None
     address: str
@@ -56,7 +56,7 @@ class RealtimeCaller:
 
 
 def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
-    """A client secret stands for the key that made it. Raises Unauthenticated."""
+    """Find the key of a request, given directly or by a client secret of that key. Raises Unauthenticated."""
     secret = secrets.find(presented_key(request), asyncio.get_running_loop().time())
     if secret is None:
         return RealtimeCaller(authenticator.authenticate(request), request.client)
@@ -106,7 +106,7 @@ class Realtime(SessionFrontEnd):
         )
 
     async def _serve(self, client: RealtimeCaller, connection: StreamConnection) -> None:
-        """One connection, from the end of its handshake to its close."""
+        """Serve one connection, from the end of its handshake to its close."""
         if connection.request is not None:
             take_trace(connection.request.headers.get)
             take_place(client.address, connection.request.headers.get)
@@ -121,11 +121,9 @@ class Realtime(SessionFrontEnd):
         await attachment.run()
 
     async def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
-        """Raises what ``Sessions.open`` raises."""
+        """Open a session. Raises what ``Sessions.open`` raises."""
         session = await self._live.admit(client.key, client=client.address)
-        if self._recorder is not None:
-            name = key_name(client.key)
-            session.recording = self._recorder.begin(REALTIME_ORIGIN, key=name, name=session.session_id)
+        begin_recording(self._recorder, session, REALTIME_ORIGIN, client.key)
         try:
             dialect = RealtimeDialect(session, self._sessions, client.bound)
         except OmniError:
@@ -146,7 +144,7 @@ GOODBYE_TIMEOUT_SEC: Final = 5.0
 
 
 def close_code(error: OmniError) -> int:
-    """The code that a connection is closed with: OpenAI's clients reconnect on 1012 and 1013, not on codes of ours."""
+    """Return the code to close a connection with: OpenAI's clients reconnect on 1012 and 1013, not on our own codes."""
     if isinstance(error, RateLimited):
         return CloseCode.TRY_AGAIN_LATER
     return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
@@ -194,7 +192,7 @@ class RealtimeConnection(SoleConnection):
             self._session.detach(self)
 
     async def _say_goodbye(self, error: OmniError) -> None:
-        """Write what is left, and why the session is over."""
+        """Write the remaining events, and the error that ends the session."""
         if isinstance(error, SlowConsumer):
             self._outbox.clear()
         self._emptied.clear()
@@ -275,12 +273,12 @@ class RealtimeConnection(SoleConnection):
             self.output_ready()
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """The client wants silence, for which this response is cancelled, if there is one."""
+        """Tell the client that its wish for silence was granted, if that cancelled a response."""
         if response_id is not None:
             self._send([{"type": "output_audio_buffer.cleared", "response_id": response_id}])
 
     def _send(self, events: Iterable[Event]) -> None:
-        """Write events without waiting. All of them are made, also where the connection is gone."""
+        """Write events without waiting. When the connection is gone, they are rendered and dropped."""
         for event in events:
             if self._connection.is_open:
                 self._write(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode
 
 from websockets.asyncio.server import ServerConnection
@@ -21,8 +21,10 @@ from omni_ws.service.recording.recorder import (
     SessionRecording,
 )
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.exchange import ExchangeRecording, HttpExchange
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.wire.recording import RecordingKind
 
 
 class Recordings:
@@ -34,7 +36,7 @@ class Recordings:
 
     @classmethod
     def configured(cls, config: ServerConfig, sessions: SessionFactory, *, sessions_path: str) -> Self | None:
-        """None where nothing is to be recorded. Raises ConfigurationError for a folder that cannot be used."""
+        """Return the recordings that ``config`` asks for, or None. Raises ConfigurationError for an unusable folder."""
         if config.record is None:
             return None
         group = sessions.group
@@ -220,10 +222,10 @@ def _headers(request: HttpRequest) -> dict[str, str]:
 # WebSockets.
 
 
-class MessageReceiver(Protocol):
-    """What a connection calls with its messages."""
-
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
+def begin_recording(recorder: Recorder | None, session: Session, kind: RecordingKind, key: ApiKey | None) -> None:
+    """Begin to record a session, if it is to be recorded."""
+    if recorder is not None:
+        session.recording = recorder.begin(kind, key=key_name(key), name=session.session_id)
 
 
 _Connection = TypeVar("_Connection", bound=ServerConnection)
@@ -260,7 +262,7 @@ class _RecordedConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def attach(self, receiver: MessageReceiver, account: ByteBudget | None = None) -> None:
+    def attach(self, receiver: Any, account: ByteBudget | None = None) -> None:
         self._connection.attach(_RecordedReceiver(receiver, self._recording), account)
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
@@ -283,9 +285,9 @@ class _RecordedConnection:
 
 
 class _RecordedReceiver:
-    """Stands in for a receiver: whatever is not a message goes through to it."""
+    """Stands in for a FrameReceiver: whatever is not a message goes through to it."""
 
-    def __init__(self, receiver: MessageReceiver, recording: ConnectionRecording) -> None:
+    def __init__(self, receiver: Any, recording: ConnectionRecording) -> None:
         self._receiver = receiver
         self._receive_message = receiver.receive_message
         self._recording = recording

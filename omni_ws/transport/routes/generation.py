@@ -1,4 +1,4 @@
-"""What routes that generate answers share: admission, request bodies, whole or streamed (Mode A), and sessions."""
+"""The common base of routes that generate answers: admission, request bodies (whole or streamed), and sessions."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class GenerationRoutes(FrontEnd):
                 yield key_name(key)
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
-        """The body of a Mode A request. Raises NotFound where streaming input is disabled."""
+        """Return the body of a Mode A request. Raises NotFound where streaming input is disabled."""
         streaming = self.config.streaming_input
         check_enabled(streaming)
         return StreamingBody(
@@ -137,7 +137,7 @@ class GenerationRoutes(FrontEnd):
             await respond_error_event(exchange, error)
 
     def source_of(self, chunks: Iterable[InputChunk]) -> InputSource:
-        """The source of a session whose whole input is at hand."""
+        """Return the source of a session whose whole input is at hand."""
         return lambda session: feed_all(session, self.split(chunks))
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
@@ -236,13 +236,13 @@ async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
 
 # Mode A: one request whose body is a stream of input, answered while it is still arriving
 
-#: What selects Mode A whatever the type of the body is.
+#: The header that selects Mode A, whatever the type of the body is.
 STREAMING_HEADER: Final = "X-Streaming-Input: true"
 #: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
 #: White space of JSON.
 _BLANKS: Final = b" \t\r\n"
-#: Bytes that are parsed at a stretch: a few milliseconds if all lines or frames in them are as short as possible.
+#: Bytes that are parsed in one pass: a few milliseconds if all lines or frames in them are as short as possible.
 PIECE_BYTES: Final = 16 * 1024
 
 
@@ -289,7 +289,7 @@ async def is_file(exchange: HttpExchange) -> bool:
 
 
 async def _head(exchange: HttpExchange) -> FileKind | bytes:
-    """The kind of the file that a body begins as, or the first byte of it that is no white space (of JSON)."""
+    """Return the kind of audio file that the body begins as, or else its first byte that is no white space of JSON."""
     data, ended = bytearray(), False
     while True:
         kind = kind_of_head(bytes(data), final=ended)
@@ -338,7 +338,7 @@ class StreamingBody:
         self._exchange = exchange
         exchange.body_is_live(session_timeout_sec)
         self._max_chunk_bytes = max_chunk_bytes
-        #: Chosen by ``parameters``.
+        #: Chosen by ``parameters``, by the type of the body or its first bytes.
         self._reader: BodyReader = ObjectBody(max_chunk_bytes=max_chunk_bytes)
         self._items: Iterator[BodyItem] = iter(())
         #: Bytes read and not parsed yet.
@@ -423,7 +423,7 @@ class StreamingBody:
 
 
 def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
-    """The ``input_audio`` of raw audio: from the content type, and from the query what that leaves open."""
+    """Return ``input_audio`` for raw audio: the content type decides, the query adds what the type leaves open."""
     if from_query is not None and not isinstance(from_query, dict):
         raise InvalidValue("input_audio must be an object", param="input_audio")
     defaults = effective({"input_audio": {**(from_query or {}), "format": "pcm16"}}).input_audio
@@ -441,7 +441,7 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveBody:
-    """A body that is a session's live input; an EmptySession."""
+    """A body that is the live input of a session; admission may evict it while it is empty (see EmptySession)."""
 
     exchange: HttpExchange
     slot: Slot
@@ -461,12 +461,12 @@ async def slot_for_body(
 ) -> AsyncIterator[ExitStack]:
     """Take the slot of a session whose first input is the body of ``exchange``, when that begins to arrive.
 
-    A head alone takes none. The slot is released with the yielded stack, at the end of the block unless the caller has
-    moved it elsewhere.
+    No slot is taken while only the head has arrived. The slot is released with the yielded stack, at the end of the
+    block unless the caller has moved it elsewhere.
 
     Until an ordinary body is complete its slot is lent: another session may take it, so that slow uploads block
-    nobody. ``live`` bodies keep theirs from the start, since they are slow by nature; without content they may be
-    evicted as other sessions. Waits as ``Admission.room``. Raises as ``Admission.session`` does, here and in
+    nobody. A ``live`` body keeps its slot from the start, since it is slow by nature; without content it may be
+    evicted like other sessions. Waits as ``Admission.room``. Raises as ``Admission.session`` does, here and in
     ``exchange.read``.
     """
     slot: Slot | None = None

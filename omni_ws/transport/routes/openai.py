@@ -114,7 +114,10 @@ class ChatRoutes(GenerationRoutes):
     async def _content(
         self, exchange: HttpExchange, request: ChatRequest, size: int, owner: str | None
     ) -> tuple[list[Message], list[InputChunk]]:
-        """The earlier messages and the input, with the media that they refer to. ``size`` is that of the body."""
+        """Return the earlier messages and the input, with the media that they refer to.
+
+        ``size`` is the size of the body in bytes.
+        """
         named = [part for message in request.history for part in message.parts]
         read = await self._media.read([*named, *request.input], lambda more: exchange.charge(size + more))
         earlier = iter(read[: len(named)])
@@ -131,7 +134,7 @@ class ChatRoutes(GenerationRoutes):
         return history, read[len(named) :]
 
     async def _usable(self, exchange: HttpExchange, chunk: InputChunk, place: str, owner: str | None) -> InputChunk:
-        """A part of an earlier message as the engine takes it: speech is written down where the model does not hear.
+        """Return a part of an earlier message as the engine takes it: speech as text, for a model that takes no audio.
 
         Raises UnsupportedParameter or UnsupportedModality, naming the message.
         """
@@ -150,7 +153,7 @@ class ChatRoutes(GenerationRoutes):
         raise UnsupportedParameter(f"{chunk.modality} in earlier messages is not supported by this engine", param=place)
 
     async def _words(self, exchange: HttpExchange, chunk: InputChunk, owner: str | None) -> str:
-        """What is said in an earlier message."""
+        """Transcribe the speech of an earlier message."""
         patch = ConfigurationPatch({"task": "transcribe", "modalities": ["text"]})
         session, _ = self.open_session(exchange, patch, owner=owner, samples=False, streaming_input=False)
         with charging(self.sessions.budget) as charge:
@@ -212,7 +215,7 @@ class CompletionRoutes(GenerationRoutes):
         ):
             request = await body.read(read_completion)
             sessions: list[HttpSession] = []
-            with ExitStack() as opening:  # where one cannot be opened, none of them ever runs
+            with ExitStack() as opening:  # if one session cannot be opened, none of them ever runs
                 for one in range(len(request.prompts)):
                     sessions.append(self._prompt_session(exchange, request, one, owner=owner))
                     opening.enter_context(ended_on_error(sessions[-1].conversation))
@@ -333,7 +336,7 @@ class SpeechRoutes(GenerationRoutes):
 
 
 def _wav_file(target: AudioFormat, pcm: bytes) -> bytes:
-    """One piece of pcm16 as a WAV file of its own, which clients can play without the other pieces."""
+    """Make one piece of pcm16 a WAV file of its own, which clients can play without the other pieces."""
     return wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=len(pcm)) + pcm
 
 
@@ -416,9 +419,9 @@ class TranscriptionRoutes(GenerationRoutes):
             await exchange.respond(200, [("Content-Type", kind)], text.encode())
 
     def _language(self, request: TranscriptionRequest) -> str | None:
-        """The name of the language that is recognised, None where nobody says.
+        """Return the name of the language that is recognised, None if neither request nor engine says.
 
-        Raises UnsupportedParameter where words have no times.
+        Raises UnsupportedParameter for timestamps, if the engine has none.
         """
         capabilities = self.sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
@@ -429,7 +432,7 @@ class TranscriptionRoutes(GenerationRoutes):
 
 
 def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
-    """Names and values of the parts that are no files. Raises InvalidValue for a value that is not UTF-8."""
+    """Yield names and values of the parts that are not files. Raises InvalidValue for a value that is not UTF-8."""
     for part in parts:
         if part.filename is None:
             try:
@@ -441,25 +444,25 @@ def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
 
 
 def _file(parts: list[FormPart]) -> FormPart:
-    """The part that is the recording. Raises InvalidValue unless it is the only file."""
+    """Return the part that is the recording. Raises InvalidValue unless it is the only file."""
     files = [part for part in parts if part.filename is not None]
     if len(files) != 1 or files[0].name != "file":
         raise InvalidValue("exactly one file is required, in the field file", param="file")
     return files[0]
 
 
-# What was said in answers with audio
+# Transcripts of answers with audio
 
-#: How long an answer is known, in seconds.
+#: How long a transcript is kept, in seconds.
 KNOWN_SEC: Final = 3600
-#: What is kept for each key, in answers and in characters; the oldest go first.
+#: How much is kept for each key, in answers and in characters; the oldest answers go first.
 MAX_ANSWERS: Final = 1024
 MAX_CHARACTERS: Final = 1 << 20
 
 
 @dataclass(slots=True)
 class _OfKey:
-    """The answers of one key by their ids, with the times at which they are forgotten, oldest first."""
+    """The transcripts of one key by audio id, each with the time at which it is forgotten, oldest first."""
 
     answers: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
     characters: int = 0
@@ -484,8 +487,8 @@ class _OfKey:
 class SpokenAnswers:
     """The transcripts of spoken answers by key and id, so that clients can refer to them by ``audio.id``.
 
-    Each worker of a server keeps those of its own answers, and asks the others for an id that it does not know. ``now``
-    returns a monotonic time in seconds.
+    Each worker of a server keeps the transcripts of its own answers, and asks the other workers for an id that it does
+    not know. ``now`` returns a monotonic time in seconds.
     """
 
     def __init__(self, group: WorkerGroup | None, now: Callable[[], float]) -> None:
@@ -496,13 +499,13 @@ class SpokenAnswers:
             group.on(SPOKEN_ANSWERS, self._tell)
 
     def keep(self, audio_id: str, text: str, *, key: str | None) -> None:
-        """Know what was said in an answer to this key."""
+        """Keep the transcript of an answer to this key."""
         own = self._by_key.setdefault(key, _OfKey())
         own.keep(audio_id, text, until=self._now() + KNOWN_SEC)
         own.drop_old(self._now())
 
     async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:
-        """The texts of those that this server has given to this key within the last hour."""
+        """Return the transcripts by id, as far as this server gave such answers to this key within KNOWN_SEC."""
         wanted = set(audio_ids)
         found = self._own(wanted, key)
         if (missing := wanted - found.keys()) and self._group is not None:

@@ -49,7 +49,7 @@ class AudioSocketCalls(SessionFrontEnd):
 
     @property
     def port(self) -> int | None:
-        """The port that it listens on; None where it does not."""
+        """The port that is listened on; None for none."""
         if self._server is None or not self._server.sockets:
             return None
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -83,14 +83,14 @@ class AudioSocketCalls(SessionFrontEnd):
         call.add_done_callback(self._calls.discard)
 
     async def _serve(self, link: AudioSocketLink) -> None:
-        """One connection, from its first frame to its close."""
+        """Serve one connection, from its first frame to its close."""
         self._openings.add(link)
         try:
             identifier = await link.identified(self._sessions.config.http.header_timeout_sec)
             if identifier is None:
                 return
             key = self._key_of(identifier)
-            link.input_pace = self._sessions.admission.input_pace(key) or link.input_pace
+            link.limit_input(self._sessions.admission.input_pace(key))
             session = await self._begin(key, link.client)
         except OmniError as error:
             logger.info("refused a call over AudioSocket from %s: %s", link.client, error.message)
@@ -104,11 +104,11 @@ class AudioSocketCalls(SessionFrontEnd):
         await call.serve()
 
     def _key_of(self, identifier: UUID) -> ApiKey | None:
-        """Raises Unauthenticated for a UUID that is no key of a server with keys."""
+        """Find the key that a call's UUID is. Raises Unauthenticated, unless the server has no keys."""
         return self._authenticator.authenticate_header(f"Bearer {identifier}")
 
     async def _begin(self, key: ApiKey | None, client: str) -> Session:
-        """Raises what the call is refused with."""
+        """Open the session of a call. Raises the error that the call is refused with."""
         settings = self._sessions.config.telephony
         session = await self._live.admit(key, client=client)
         fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
@@ -153,11 +153,10 @@ class AudioSocketCall(PhoneCall):
     def __init__(self, link: AudioSocketLink, session: Session) -> None:
         super().__init__(link, session, keep_alive=_NO_PINGS)
         self._link = link
-        link.refused = session.end
         self._playout = PacedPlayout(self._send, self._report, self.output_ready)
 
     async def serve(self) -> None:
-        """Serves the call to its end, and hangs up."""
+        """Serve the call to its end, and hang up."""
         try:
             await self.run()
         finally:
@@ -248,7 +247,7 @@ class AudioSocketLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._receiver: FrameReceiver | None = None
         self._received = bytearray()
-        #: What is still to come of a frame that is passed over.
+        #: Bytes still to come of a frame that is passed over.
         self._passed_over = 0
         self._pauses = Pause.NONE
         self._pass_scheduled = False
@@ -257,10 +256,7 @@ class AudioSocketLink(asyncio.Protocol):
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._watch = HangUpWatch(self._loop, self._check_hang_up)
         self._pace_timer: asyncio.TimerHandle | None = None
-        #: Of each number of bytes received, the seconds for which to pause reading.
-        self.input_pace: Callable[[int], float] = lambda size: 0
-        #: Called with what is wrong with a frame. After that nothing more is taken.
-        self.refused: Callable[[OmniError], None] = self.refuse
+        self._input_pace: Callable[[int], float] | None = None
         #: Whether the peer has yet to take what was written.
         self.paused = False
         self.heard_at = self._loop.time()
@@ -280,7 +276,7 @@ class AudioSocketLink(asyncio.Protocol):
         return not self._pauses & ~Pause.PASS
 
     async def identified(self, timeout: float) -> UUID | None:
-        """Waits for the first frame; None when the peer disconnects first.
+        """Wait for the first frame, and return the UUID in it; None when the peer disconnects first.
 
         Raises what is wrong with the frame, and SessionTimeout after ``timeout`` seconds.
         """
@@ -295,8 +291,12 @@ class AudioSocketLink(asyncio.Protocol):
         if not self._first.done():
             self._first.set_exception(error)
 
+    def limit_input(self, pace: Callable[[int], float] | None) -> None:
+        """Pause reading after each number of bytes received for the seconds that ``pace`` returns."""
+        self._input_pace = pace
+
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """From now on frames go to ``receiver``."""
+        """Hand frames to ``receiver`` from now on."""
         self._receiver = receiver
         self.heard_at = self._loop.time()
         if not self.is_open:
@@ -311,10 +311,10 @@ class AudioSocketLink(asyncio.Protocol):
             self._transport.write(data)
 
     def end_pass(self) -> None:
-        """Nothing: audio and keys are little work."""
+        """Do nothing: audio and keys are little work."""
 
     def write_ping(self) -> None:
-        """Nothing: see the class."""
+        """Do nothing: see the class."""
 
     def touch(self) -> float:
         self.heard_at = self._loop.time()
@@ -374,7 +374,7 @@ class AudioSocketLink(asyncio.Protocol):
         if self._failed:
             return
         self._received += data
-        if (seconds := self.input_pace(len(data))) > 0:
+        if self._input_pace is not None and (seconds := self._input_pace(len(data))) > 0:
             self.pause_reading(Pause.PACE)
             if self._pace_timer is not None:
                 self._pace_timer.cancel()
@@ -412,7 +412,7 @@ class AudioSocketLink(asyncio.Protocol):
         self.resume_reading(Pause.PACE)
 
     def _check_hang_up(self, found: HangUp) -> None:
-        """A peer that has closed its sending side has hung up."""
+        """Close the connection of a peer that has closed its sending side: it has hung up."""
         if found is not HangUp.UNKNOWN and self._transport is not None:
             self._transport.abort()
 
@@ -433,7 +433,7 @@ class AudioSocketLink(asyncio.Protocol):
     # frames
 
     def _take_frames(self) -> None:
-        """Hands over whole frames, at most so many in a pass that other connections get their share."""
+        """Hand over whole frames, at most _FRAMES_PER_PASS in one pass of the event loop."""
         received, start = self._received, 0
         try:
             for _ in range(_FRAMES_PER_PASS):
@@ -454,8 +454,11 @@ class AudioSocketLink(asyncio.Protocol):
                 self._give(frame)
             self._schedule_pass()
         except OmniError as error:
-            self._failed = True
-            self.refused(error)
+            self._failed = True  # nothing more is taken
+            if self._receiver is None:
+                self.refuse(error)
+            else:
+                self._receiver.input_refused(error)
         finally:
             del received[:start]
 
@@ -516,17 +519,17 @@ class PacedPlayout(Playout):
 
     @property
     def full(self) -> bool:
-        """Whether it takes no more for now."""
+        """Whether the playout takes no more audio for now."""
         return self.waiting >= ROOM_BYTES
 
     def play(self, message: ServerMessage) -> None:
-        """One of the session's messages."""
+        """Queue the audio of one of the session's messages."""
         if self.hear(message):
             self.clear()
         self._arm()
 
     def resume(self) -> None:
-        """More may be sent again."""
+        """Go on sending: the link takes more again."""
         self._held = False
         self._arm()
 

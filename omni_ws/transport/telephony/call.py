@@ -64,12 +64,12 @@ class PhoneCall(SoleConnection):
 
     @abstractmethod
     def _close_code(self, error: OmniError) -> int:
-        """The code that the connection is closed with."""
+        """Return the code to close the connection with when ``error`` ended the session."""
 
     async def run(self, behind: Iterable[tuple[bytes, bool]] = ()) -> None:
-        """Serves the call to its end, and closes the connection. ``behind`` are messages that have arrived already.
+        """Serve the call to its end, and close the connection. ``behind`` are messages that have arrived already.
 
-        The session must be attached to this.
+        ``session.attach`` must have been called with this object.
         """
         try:
             self._connection.attach(self, self._conversation.account)
@@ -90,7 +90,7 @@ class PhoneCall(SoleConnection):
             self._session.detach(self)
 
     async def _played(self) -> None:
-        """Waits until the caller has heard everything."""
+        """Wait until the caller has heard everything."""
         lead_ms = self._conversation.configuration.effective.max_lead_ms or 0
         try:
             async with asyncio.timeout(lead_ms / 1000 + PLAYOUT_MARGIN_SEC):
@@ -105,7 +105,7 @@ class PhoneCall(SoleConnection):
     # input
 
     def _hear(self, audio: bytes, timestamp_ms: int | None = None) -> None:
-        """Audio of the caller, in the format of the session."""
+        """Take audio of the caller, in the format of the session."""
         if audio:
             chunk = InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms)
             self._conversation.receive_chunk(chunk, now=self._connection.heard_at)
@@ -113,7 +113,7 @@ class PhoneCall(SoleConnection):
         self._pause_if_blocked()
 
     def _press(self, key: str) -> None:
-        """The caller pressed a key. The first one of an entry silences the answer."""
+        """Take a key that the caller pressed. The first key of an entry silences the answer."""
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.given = True
         self._keys.press(key)
@@ -123,13 +123,13 @@ class PhoneCall(SoleConnection):
             self._silence()
 
     def _silence(self) -> None:
-        """Stop the answer, but not the caller, who may be speaking."""
+        """Cancel the answer. A turn that the caller is speaking goes on."""
         self._clear()
         if self._conversation.receiving is None:
             self._conversation.cancel()
 
     def _keys_entered(self, keys: str) -> None:
-        """What a caller enters is a turn, or a part of what is being said."""
+        """Make an entry of keys a turn of its own, or a part of the turn that the caller is speaking."""
         if not self._listening:
             return
         conversation = self._conversation
@@ -147,7 +147,7 @@ class PhoneCall(SoleConnection):
     # output
 
     def _report(self, request_id: str, played_ms: float) -> None:
-        """The caller has heard so much of an answer."""
+        """Report how much of an answer the caller has heard."""
         self._conversation.report_playback(played_ms, request_id=request_id)
 
     resume_output = SoleConnection.output_ready
@@ -165,14 +165,14 @@ class PhoneCall(SoleConnection):
 KEYS: Final = frozenset("0123456789*#ABCD")
 #: The key that completes an entry.
 END: Final = "#"
-#: So long after the last key an entry is complete, too.
+#: An entry is also complete so many seconds after its last key.
 PAUSE_SEC: Final = 2.0
 #: The longest entry: a credit card has 19 digits.
 MAX_KEYS: Final = 32
 
 
 class PressedKeys:
-    """Collects keys, and calls ``entered`` with them: after ``#``, which is none of them, a pause, or MAX_KEYS.
+    """Collects keys, and calls ``entered`` with an entry: after ``#`` (left out), PAUSE_SEC, or MAX_KEYS.
 
     ``began`` is called at the first key of an entry.
     """
@@ -185,7 +185,7 @@ class PressedKeys:
         self._pause: asyncio.TimerHandle | None = None
 
     def press(self, key: str) -> None:
-        """A key was pressed. What is none is ignored."""
+        """Take a key that was pressed. Characters other than KEYS are ignored."""
         if key not in KEYS:
             return
         if not self._keys and key != END:
@@ -199,7 +199,7 @@ class PressedKeys:
             self._pause = self._loop.call_later(PAUSE_SEC, self._complete)
 
     def close(self) -> None:
-        """The call is over: forget what was not complete."""
+        """Forget an incomplete entry, since the call is over."""
         self._disarm()
         self._keys = ""
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import check_values
 from omni_ws.errors import (
@@ -43,7 +43,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.recording.recordings import recorded
+from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
 
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
@@ -66,6 +66,9 @@ class _Caller:
     presents_key: bool
     key: ApiKey | None = None
     pace: Callable[[int], float] | None = None
+
+    def identified(self, key: ApiKey | None, pace: Callable[[int], float] | None) -> None:
+        self.key, self.pace = key, pace
 
     def input_pace(self, size: int) -> float:
         return 0 if self.pace is None else self.pace(size)
@@ -111,7 +114,7 @@ class TelephonyStreams(SessionFrontEnd):
         )
 
     async def _serve(self, caller: _Caller, connection: StreamConnection) -> None:
-        """One connection, from the end of its handshake to its close."""
+        """Serve one connection, from the end of its handshake to its close."""
         opening = StreamOpening(connection)
         self._openings.add(opening)
         try:
@@ -134,7 +137,7 @@ class TelephonyStreams(SessionFrontEnd):
         await call.run(behind)
 
     async def _begin(self, caller: _Caller, start: StreamStart) -> Session:
-        """Raises what the stream is refused with."""
+        """Open the session of a stream. Raises the error that the stream is refused with."""
         if not caller.presents_key:
             self._identify(caller, self._key_of(start))
         key = caller.key
@@ -146,12 +149,11 @@ class TelephonyStreams(SessionFrontEnd):
         except OmniError:
             session.end(None)
             raise
-        if self._recorder is not None:
-            session.recording = self._recorder.begin(TELEPHONY_ORIGIN, key=key_name(key), name=session.session_id)
+        begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         return session
 
     def _identify(self, caller: _Caller, key: ApiKey | None) -> None:
-        caller.key, caller.pace = key, self._sessions.admission.input_pace(key)
+        caller.identified(key, self._sessions.admission.input_pace(key))
 
     def _key_of(self, start: StreamStart) -> ApiKey | None:
         presented = start.custom_parameters.get(KEY_PARAMETER)
@@ -175,7 +177,7 @@ class TelephonyStreams(SessionFrontEnd):
 
 
 def close_code(error: OmniError) -> int:
-    """The code that a stream is closed with. A gateway reads no error messages, so every refusal closes the stream."""
+    """Return the code to close a stream with. A gateway reads no error messages, so every refusal closes the stream."""
     match error:
         case InvalidFrame():
             return CloseCode.INVALID_DATA
@@ -201,7 +203,7 @@ class StreamOpening:
         self.behind: list[tuple[bytes, bool]] = []
 
     async def wait(self, timeout: float) -> StreamStart | None:
-        """Waits for ``start``; None when the peer disconnects first.
+        """Wait for ``start``, and return it; None when the peer disconnects first.
 
         Raises what is wrong with the messages, SessionTimeout after ``timeout`` seconds, and what ``refuse`` is given.
         """
@@ -332,7 +334,7 @@ class StreamCall(PhoneCall):
 
 #: µ-law has one byte a sample: 8 bytes a millisecond.
 BYTES_PER_MS: Final = 8
-#: The packet of the telephone network, 20 ms. Every media message holds whole ones.
+#: A packet of the telephone network, 20 ms. Every media message holds whole packets.
 FRAME_BYTES: Final = 20 * BYTES_PER_MS
 #: The longest media message, and the audio between two marks: 200 ms.
 PIECE_BYTES: Final = 10 * FRAME_BYTES
@@ -364,7 +366,7 @@ class MarkedPlayout(Playout):
         return bool(self._marks) or super().unplayed
 
     def render(self, message: ServerMessage) -> list[bytes]:
-        """The stream's messages for one of the session's: none for text, transcripts and errors."""
+        """Render one of the session's messages as messages of the stream; none for text, transcripts and errors."""
         if self.hear(message):
             return self.silence()
         messages: list[bytes] = []
@@ -382,7 +384,7 @@ class MarkedPlayout(Playout):
         return messages
 
     def mark_returned(self, name: str) -> None:
-        """The gateway has returned a mark. Unknown names are ignored."""
+        """Handle a mark that the gateway has returned. Unknown names are ignored."""
         if name not in self._marks:
             return
         while self._marks:
@@ -393,7 +395,7 @@ class MarkedPlayout(Playout):
                 return
 
     def silence(self) -> list[bytes]:
-        """What is not played is not to be heard any more. Returns nothing where everything was played."""
+        """Drop audio that was not played. Returns the messages that tell the gateway; none if everything was played."""
         unplayed = self.unplayed
         self.clear()
         self._marks.clear()

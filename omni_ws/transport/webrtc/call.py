@@ -66,7 +66,7 @@ from omni_ws.transport.realtime.session import RealtimeConnection
 
 logger = logging.getLogger(__name__)
 
-#: How long a caller may take from the answer to its offer to the open data channel.
+#: Most time between the answer to an offer and the open data channel, in seconds.
 SETUP_TIMEOUT_SEC: Final = 30.0
 #: Where aioice keeps the task in which a TURN server is asked to release an address. It asks a minute long.
 _RELEASE: Final = "_TurnTransport__close_task"
@@ -107,7 +107,7 @@ class RealtimeCall(RealtimeConnection):
         self._cut: str | None = None
 
     async def run(self) -> None:
-        """Waits for the data channel, and serves the call to its end."""
+        """Wait for the data channel, and serve the call to its end."""
         timer = self._loop.call_later(SETUP_TIMEOUT_SEC, self._session.end, None)
         try:
             first: list[asyncio.Future[Any]] = [self._channel.opened, self._over]
@@ -125,7 +125,7 @@ class RealtimeCall(RealtimeConnection):
         self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
-        """Speech of the caller, in the format of the session."""
+        """Take speech of the caller, in the format of the session."""
         if not self._listening or not self._channel.heard(len(audio)):
             self._dropped.inc()
             return
@@ -161,7 +161,7 @@ class RealtimeCall(RealtimeConnection):
                 self._output_cleared(event["response"]["id"])
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """Drop what was not heard. ``response_id`` is that of the response that was cut short, if there is one."""
+        """Drop audio that was not played yet. ``response_id`` names the response that was cut short, if any."""
         heard = self.speaker.clear()
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
@@ -200,7 +200,7 @@ def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
 
 
 def check_offer(offer: str) -> str:
-    """The offer as the library is to see it. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
+    """Return the offer as the library is to see it. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
 
     Candidates with names, such as those of the local network (RFC 8828), are left out, since to resolve them takes
     seconds and a multicast socket; the caller's own packets show where it is. So is the end of candidates, behind which
@@ -229,7 +229,7 @@ def check_offer(offer: str) -> str:
 async def answer_offer(
     peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, config: WebrtcConfig
 ) -> str:
-    """The answer to an offer that was checked. Raises InvalidFrame or UnsupportedFormat."""
+    """Answer an offer from ``check_offer``. Raises InvalidFrame or UnsupportedFormat."""
     peer.addTrack(speaker)
     (transceiver,) = peer.getTransceivers()
     codecs = RTCRtpSender.getCapabilities("audio").codecs
@@ -287,9 +287,9 @@ MAX_MESSAGE_BYTES: Final = LOCAL_MAX_MESSAGE_SIZE
 #: Fragments that may wait for the rest of their messages, or for those before them. The library searches them all for
 #: each that comes.
 MAX_FRAGMENTS: Final = 2048
-#: How many come between two looks at how long the messages are that they belong to.
+#: After so many fragments, the length of their messages is checked.
 _FRAGMENTS_PER_LOOK: Final = 32
-#: Unsent events from which on no more are written, and below which they are again.
+#: Unsent bytes at which writing stops, and below which it goes on.
 MAX_UNSENT_BYTES: Final = 1 << 20
 _LOW_WATER_BYTES: Final = MAX_UNSENT_BYTES // 4
 #: Events that may wait while the session takes none: SCTP cannot be told to wait for a reader here.
@@ -345,7 +345,7 @@ class CallChannel:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the silence of the peer is its own."""
+        """Whether messages are read: then silence is the peer's own."""
         return not self._pauses & ~Pause.TURN
 
     @property
@@ -359,7 +359,7 @@ class CallChannel:
         return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """From now on messages go to ``receiver``; ``account`` is that of its session, which is charged."""
+        """Hand messages to ``receiver`` from now on, and charge ``account``, the byte budget of its session."""
         if account is not None:
             self._unread_share.move(account)
             self._unsent_share.move(account)
@@ -401,12 +401,12 @@ class CallChannel:
             self._stall_timer = None
 
     def end_pass(self) -> None:
-        """What the last message asked for may have been much work: others have their turn before the next message."""
+        """Let other connections have a turn before the next message, since the last one may have been much work."""
         self.pause_reading(Pause.TURN)
         self._loop.call_soon(self.resume_reading, Pause.TURN)
 
     def write_ping(self) -> None:
-        """Nothing: see the class."""
+        """Do nothing: see the class."""
 
     def touch(self) -> float:
         """Count the silence of the peer from now on. Returns the time."""
@@ -414,7 +414,7 @@ class CallChannel:
         return self.heard_at
 
     def heard(self, size: int) -> bool:
-        """The peer has sent ``size`` bytes of media. Returns whether to take them: media cannot wait."""
+        """Count ``size`` bytes of media from the peer. Returns whether to take them: media cannot wait."""
         self.touch()
         if not self.held_to_pace:  # what is dropped does not count
             self._keep_pace(size)
@@ -538,7 +538,7 @@ class CallChannel:
             self._receiver.connection_closing()
 
     def fail(self, code: CloseCode, reason: str) -> None:
-        """Nothing: ICE says when the peer is gone."""
+        """Do nothing: ICE reports when the peer is gone."""
 
     async def close_in_time(self, code: int, reason: str) -> None:
         """Send what is left, then close and release everything. A data channel has no codes to close with."""
@@ -679,21 +679,21 @@ class CallMicrophone:
             self._metrics.webrtc_packets.labels(outcome.value).inc(number)
 
     def _keeps_pace(self, gap_sec: float) -> bool:
-        """Whether there is time for a gap and a packet."""
+        """Whether a gap and another packet are not faster than MAX_AHEAD_SEC allows."""
         now = self._loop.time()
         self._ahead = max(0.0, self._ahead - (now - self._ahead_at))
         self._ahead_at = now
         return self._ahead + gap_sec + _MAX_PACKET_SEC <= MAX_AHEAD_SEC
 
     def _gap(self, packet: MediaPacket) -> int:
-        """The ticks between what was decoded and this packet; 0 where it is no gap to be filled."""
+        """Return the ticks between the audio decoded so far and this packet; 0 for a gap that is not filled."""
         if self._expected is None:
             return 0
         ticks = (packet.timestamp - self._expected) % (1 << 32)
         return 0 if ticks > MAX_GAP_SEC * CLOCK_RATE else ticks  # or it overlaps with what was decoded
 
     def _fill(self, ticks: int) -> bytes:
-        """The audio of a gap: concealed where it was lost, else left out as silence."""
+        """Return the audio of a gap: concealed if packets were lost, else silence that the sender left out."""
         size = 2 * (ticks * SAMPLE_RATE // CLOCK_RATE)
         filled = bytearray()
         if self._lost:
@@ -732,17 +732,17 @@ class CallSpeaker(MediaStreamTrack):
         self._due = self._origin = self._now()
 
     def say(self, response_id: str, audio: bytes) -> None:
-        """Audio of a response, behind what was said before. pcm16 of 24 kHz."""
+        """Queue audio of a response behind all earlier audio: pcm16 at 24 kHz."""
         self._playout.say(response_id, audio)
         self._changed.set()
 
     def finish(self, response_id: str) -> None:
-        """There is no more audio of this response."""
+        """End a response: no more of its audio follows."""
         self._playout.finish(response_id)
         self._changed.set()
 
     def clear(self) -> list[str]:
-        """Drop what was not sent. Returns the ids of the responses that were being heard."""
+        """Drop audio that was not sent. Returns the ids of the responses of which some audio was sent already."""
         return self._playout.clear()
 
     def stop(self) -> None:
@@ -751,7 +751,7 @@ class CallSpeaker(MediaStreamTrack):
         super().stop()
 
     async def recv(self) -> Packet[Any]:
-        """The next packet, when it is due. Raises MediaStreamError at the end of the track."""
+        """Wait until the next packet is due, and return it. Raises MediaStreamError at the end of the track."""
         while True:
             while not self._playout.ready and self.readyState == "live":
                 self._changed.clear()

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +36,7 @@ CALLS_PATH: Final = f"{REALTIME_PATH}/calls"
 WEBRTC_ORIGIN: Final = "webrtc"
 SDP_TYPE: Final = "application/sdp"
 MAX_OFFER_BYTES: Final = 64 * 1024
-#: Of a form: the offer and the session.
+#: Limit of a form that holds the offer and the session settings.
 MAX_BODY_BYTES: Final = 256 * 1024
 #: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
@@ -46,13 +45,6 @@ _MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": D
 _CALL_MODULE: Final = "omni_ws.transport.webrtc.call"
 #: The packages that it loads.
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    key_name: str | None
-    session: Session
-    task: asyncio.Task[None]
 
 
 class WebrtcCalls(SessionFrontEnd):
@@ -64,7 +56,8 @@ class WebrtcCalls(SessionFrontEnd):
         self._authenticator = authenticator
         self._secrets = secrets
         self._config = sessions.config.webrtc
-        self._calls: dict[str, _Running] = {}
+        #: The owner's key name, the session and the task of each call, by its id.
+        self._calls: dict[str, tuple[str | None, Session, asyncio.Task[None]]] = {}
 
     def register(self, router: Router) -> None:
         if self._sessions.config.streaming_input.enabled:
@@ -95,7 +88,7 @@ class WebrtcCalls(SessionFrontEnd):
         worker = self._sessions.worker
         call_id = new_id(f"rtc_{worker}_" if worker else "rtc_")
         task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
-        self._calls[call_id] = _Running(key_name(caller.key), session, task)
+        self._calls[call_id] = (key_name(caller.key), session, task)
         task.add_done_callback(lambda ended: self._calls.pop(call_id))
         headers = [("Content-Type", SDP_TYPE), ("Location", f"{CALLS_PATH}/{call_id}")]
         await exchange.respond(201, headers, answer.encode())
@@ -109,7 +102,7 @@ class WebrtcCalls(SessionFrontEnd):
     async def _answer(
         self, session: Session, caller: RealtimeCaller, bound: SessionFields, offer: str
     ) -> tuple[RealtimeCall, str]:
-        """The call of a session, which is attached to it, and the answer for its caller."""
+        """Make the call of a session, attach it, and return it with the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer
 
         dialect = RealtimeDialect(session, self._sessions, bound, media=_MEDIA)
@@ -135,21 +128,21 @@ class WebrtcCalls(SessionFrontEnd):
     async def hang_up(self, exchange: HttpExchange) -> None:
         """End a call. Raises Unauthenticated, and SessionNotFound where the key has no such call."""
         caller = identify(exchange.request, self._authenticator, self._secrets)
-        running = self._calls.get(exchange.path_parameters["call_id"])
-        if running is None or running.key_name != key_name(caller.key):
+        owner, session, task = self._calls.get(exchange.path_parameters["call_id"]) or (None, None, None)
+        if session is None or task is None or owner != key_name(caller.key):
             raise SessionNotFound("there is no such call", param="call_id")
-        running.session.end(None)
-        await asyncio.wait([running.task])
+        session.end(None)
+        await asyncio.wait([task])
         await exchange.respond(200)
 
     async def wait_closed(self) -> None:
         await super().wait_closed()
         if self._calls:
-            await asyncio.wait([running.task for running in self._calls.values()])
+            await asyncio.wait([task for _, _, task in self._calls.values()])
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
-    """The offer, and the settings of the session that came with it."""
+    """Read the offer, and the session settings that came with it."""
     kind = exchange.request.content_type
     session = b""
     if kind == SDP_TYPE:
