@@ -395,7 +395,7 @@ class Conversation:
     def restore(self, saved: SavedConversation) -> None:
         """Go on where another conversation was saved. To be called before ``run``, and before any input.
 
-        Raises what ``configure`` raises, KeyError and msgspec.ValidationError for what this server does not know.
+        Raises what ``configure`` raises; LookupError, ValueError and msgspec.DecodeError for what was not saved so.
         """
         now = self._now()
         if saved.configuration:

@@ -453,7 +453,7 @@ class OutputLog:
         )
 
     def restore(self, saved: SavedOutput) -> None:
-        """Go on behind what another log has sent. Raises what ``SavedMessage.restored`` raises."""
+        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``."""
         for told, number in saved.kept:
             message = told.restored()
             self._kept.append(KeptMessage(message, message_cost(message), number))
