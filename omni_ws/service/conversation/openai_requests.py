@@ -177,5 +177,5 @@ def _check_encodable(target: AudioFormat) -> None:
     try:
         AudioEncoder(target, source_rate=target.sample_rate).flush()
     except UnsupportedFormat as error:
-        error.param = "output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format"
+        error.about(param="output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format")
         raise

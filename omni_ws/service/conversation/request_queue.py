@@ -657,7 +657,7 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
         yield Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
         return
     wanted = dataclasses.replace(
-        generation, input=_Text(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
+        generation, input=_text_input(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
     )
     spoken = cast("AsyncGenerator[EngineOutput]", engine.generate(wanted))  # by the contract of Engine
     async with aclosing(spoken) as outputs:
@@ -671,14 +671,9 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
                 yield output
 
 
-class _Text:
+async def _text_input(text: str) -> AsyncIterator[InputChunk]:
     """An input of one chunk."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    async def __aiter__(self) -> AsyncIterator[InputChunk]:
-        yield InputChunk(Modality.TEXT, self._text.encode(), end_of_input=True)
+    yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
 
 
 def _name_in_configuration(param: str | None) -> str | None:

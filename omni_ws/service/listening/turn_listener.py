@@ -470,9 +470,8 @@ class TurnListener:
         self._sliced_ms = self._sliced_ms + len(outcome.samples) * 1000 / vad.SAMPLE_RATE if outcome.more else 0.0
         self._unfinished = piece if outcome.more else None
         if outcome.left_out is not None:
-            outcome.left_out.sequence_id = piece.number_at(outcome.left_out_at)
-            outcome.left_out.ref = piece.last.ref
-            self._owner.report_turn(outcome.left_out)
+            number = piece.number_at(outcome.left_out_at)
+            self._owner.report_turn(outcome.left_out.about(sequence_id=number, ref=piece.last.ref))
         self._apply(piece, outcome)
 
     def _apply_rest(self) -> None:
@@ -604,7 +603,7 @@ class TurnListener:
     def _fail(self, error: OmniError) -> None:
         piece = self._piece
         if error.sequence_id is None and piece is not None:
-            error.sequence_id, error.ref = piece.last.sequence_id, piece.last.ref
+            error.about(sequence_id=piece.last.sequence_id, ref=piece.last.ref)
         self._owner.report_turn(error)
         if self._in_turn:
             self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))

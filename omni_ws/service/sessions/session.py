@@ -34,7 +34,6 @@ from typing import Final
 import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, InvalidRequest, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation, SavedConversation
 from omni_ws.service.conversation.output_log import Attachment, OutputLog
@@ -295,7 +294,7 @@ class Session:
         self._end_with(error)
         if error is not None and not isinstance(error, ORDERLY_ENDS):
             # Before the finals of the requests that end with the session.
-            self.conversation.finish_reason_at_end = FinishReason.ERROR
+            self.conversation.end_in_error()
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
