@@ -160,9 +160,9 @@ class Conversation:
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
         self._flow = InputFlow(self.stream, self.observed, self)
-        #: The options of requests that open from now on; checked as they open.
+        #: The options of requests that open from now on, see ``answer_with``.
         self.options = _NO_OPTIONS
-        #: Maps the names of fields to those that the client used.
+        #: Maps the names of fields to those that the client uses.
         self.field_names: FieldNames = as_they_are
         self._media_room = media_room or MediaRoom(budget)
         self._reason_at_end = FinishReason.CANCELLED
@@ -224,8 +224,12 @@ class Conversation:
 
     # input
 
-    def configure(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then."""
+    def configure(self, patch: Mapping[str, Any], *, field_names: FieldNames | None = None) -> SessionConfig:
+        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then.
+
+        ``field_names`` maps the names of fields to those that the client uses, for this error and all later ones.
+        """
+        self.field_names = field_names or self.field_names
         config = self.configuration.apply(patch)
         if self.stream.current is None:
             self._update_order()
@@ -236,6 +240,10 @@ class Conversation:
         if self._listener is not None:
             self._listener.configure(listening)
         return config
+
+    def answer_with(self, options: AnswerOptions) -> None:
+        """Answer the requests that open from now on with these options, which are checked as they open."""
+        self.options = options
 
     def greet(self) -> None:
         """Answer with the configured greeting, if there is one and no request has opened."""

@@ -165,7 +165,7 @@ class RequestQueue:
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
         """Go on with these requests."""
-        self.opened, self._sequencer.next_sequence_id = saved.opened, saved.next_output
+        self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output)
         for request in requests:
             self._sequencer.open(request.request_id)
             self.requests.append(request)

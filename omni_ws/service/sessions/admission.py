@@ -512,7 +512,7 @@ class DailyUseFile:
             raise ConfigurationError(
                 [f"auth.usage_file: {self._path} holds no counts of keys ({error}); remove it to begin at 0"]
             ) from None
-        self.use.day, self.use.used = content.day, content.keys
+        self.use.replace(content.day, content.keys)
 
     def _note_change(self) -> None:
         self._changed = True
