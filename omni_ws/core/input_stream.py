@@ -184,7 +184,7 @@ class InputStream(InputBytes):
         super().__init__(limits, budget, single_request=single_request)
         self._limits_requests = not single_request and limits.max_total_bytes is not None
         self.reject_out_of_order = False
-        #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
+        #: Whether input, once in order, becomes Diverted events. Changed by ``divert``.
         self.diverting = False
         #: While an answer runs the session is not idle. Changed by ``note_answering``.
         self.answering = False
@@ -325,6 +325,10 @@ class InputStream(InputBytes):
     def touch(self, *, now: float) -> None:
         """Begin the idle time anew: the client was heard."""
         self._last_activity = now
+
+    def divert(self, diverting: bool = True) -> None:
+        """From now on, or no longer, turn detection decides to which request the input belongs."""
+        self.diverting = diverting
 
     def note_answering(self, answering: bool, *, now: float) -> bool:
         """Begin the idle time where an answer ends. Returns whether one has ended."""

@@ -171,7 +171,7 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
-        #: Those of the latest requests, where ``keeps_configurations`` is set.
+        #: Whether the configurations of the latest requests are kept, also after their ends: see ``configuration_of``.
         self.keeps_configurations = False
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
@@ -307,7 +307,8 @@ class Conversation:
     def cancel(self, request_id: str | None = None) -> None:
         """Cancel the named request, or with None the one whose answer runs and the one whose input is open.
 
-        Unless it names another than the latter, it is a position in the input: what came before it is over.
+        Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
+        before that position is dropped.
         """
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)

@@ -414,7 +414,7 @@ class Request:
     def restore(self, saved: SavedRequest) -> int:
         """Go on where it was saved, but for the answer, which begins anew. Returns the bytes that wait for the engine.
 
-        Raises KeyError for an error that this server does not know.
+        Raises LookupError for an error that this server does not know.
         """
         self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
         self.context, self.words = saved.context, saved.words
@@ -605,7 +605,7 @@ class Request:
 
     @property
     def input_full(self) -> bool:
-        """Whether no more of them should be read."""
+        """Whether no more input should be read from the socket."""
         return self.input.full or (self._order is not None and self.queued_bytes >= INPUT_QUEUE_BYTES)
 
     @property

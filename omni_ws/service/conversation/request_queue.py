@@ -521,9 +521,9 @@ class RequestQueue:
         self._wake.set()
 
     def _may_begin(self, request: Request) -> bool:
-        """Whether the history is known that a request sees, up to the words that it begins with itself.
+        """Whether the engine may begin: all that the request sees is known, but for what its own message begins with.
 
-        What answers calls waits while the user speaks, who would be talked over.
+        A request of nothing but results of tools waits while the user speaks: its answer would talk over the user.
         """
         if request.session.only_results and any(one.speaks for one in self.waiting):
             return False
@@ -595,7 +595,7 @@ class RequestQueue:
         self.end(request, finished.reason, finished)
 
     def _seen_by(self, request: Request, held: HeldAnswer | None) -> tuple[tuple[Message, ...], EarlierTurns | None]:
-        """What a request sees of the history, and what its own message begins with: what nothing was answered to."""
+        """The messages of the history that a request sees, and the unanswered turns that its message begins with."""
         if request.context is not None or not request.config.history:
             return request.context or (), None
         if not request.sees_history:  # it is a session by itself

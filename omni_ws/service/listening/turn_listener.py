@@ -261,7 +261,7 @@ class TurnListener:
         if settings == self._configured or (off and settings.turns is None):
             return
         self._configured = settings
-        self._stream.diverting = True
+        self._stream.divert()
         self.put(settings)
 
     def put(self, item: Item) -> None:
@@ -338,7 +338,7 @@ class TurnListener:
             else:
                 self._process(self._queue.take())
         if not self._queue and not self._busy and self._state is _OFF and self._next is None:
-            self._stream.diverting = False
+            self._stream.divert(False)
 
     def _process(self, item: Item) -> None:
         match item:
@@ -376,7 +376,7 @@ class TurnListener:
             return
         self._reset()
         self._settings, self._next = self._next, None
-        self._queue.audio = self._settings.audio
+        self._queue.expect(self._settings.audio)
         self._set_state(ListeningState.OFF if self._settings.turns is None else ListeningState.SILENCE)
 
     # detection in a thread
