@@ -430,7 +430,7 @@ AnyOutput: TypeAlias = OutputChunk | FinalChunk
 
 
 class OutputSequencer:
-    """Numbers the output of a session, across its requests, from 0.
+    """Numbers the output of a session, across its requests, from 0 or where another has got to.
 
     Each request is opened, numbered and finished once; numbering output of a request that is not open is a bug of the
     caller and raises RuntimeError.
@@ -438,8 +438,8 @@ class OutputSequencer:
 
     __slots__ = ("_late", "_open", "next_sequence_id")
 
-    def __init__(self) -> None:
-        self.next_sequence_id = 0
+    def __init__(self, next_sequence_id: int = 0) -> None:
+        self.next_sequence_id = next_sequence_id
         self._open: dict[str, None] = {}  # which is smaller than a set, while it is empty
         #: Requests that are finished but for a late transcript.
         self._late: dict[str, None] = {}

@@ -178,10 +178,9 @@ class InputStream(InputBytes):
         # keys, and each frame costs a tenth more.
         super().__init__(limits, budget, single_request=single_request)
         self.reject_out_of_order = False
-        #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
+        #: Whether input, once in order, becomes Diverted events. Changed by ``divert``.
         self.diverting = False
-        #: While an answer runs the session is not idle. Set by the caller, which also calls ``touch`` at the end of an
-        #: answer, so that the idle time begins there.
+        #: While an answer runs the session is not idle. Changed by ``note_answering``.
         self.answering = False
         #: While the caller sets this, silence does not end the session either; it counts, and may end it afterwards.
         self.suspended = False
@@ -322,6 +321,18 @@ class InputStream(InputBytes):
     def touch(self, *, now: float) -> None:
         """Begin the idle time anew: the client was heard."""
         self._last_activity = now
+
+    def divert(self, diverting: bool = True) -> None:
+        """From now on, or no longer, turn detection decides to which request the input belongs."""
+        self.diverting = diverting
+
+    def note_answering(self, answering: bool, *, now: float) -> bool:
+        """Begin the idle time where an answer ends. Returns whether one has ended."""
+        ends = self.answering and not answering
+        self.answering = answering
+        if ends:
+            self.touch(now=now)
+        return ends
 
     def hold_clocks(self, *, now: float) -> None:
         """Stop the clocks of silence and gap while what the client sends is not read. Idempotent."""

@@ -358,6 +358,10 @@ class Ledger:
         if entry is not None and self._unplayed(entry, now):
             self.cut(entry, now)
 
+    def play_at_once(self) -> None:
+        """The client plays what it is sent at once, without a pause, until it reports anything else."""
+        self.clocked = True
+
     def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
         """Cut all answers with audio that is not played, but for ``spared``."""
         self._advance(now)

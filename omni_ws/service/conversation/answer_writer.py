@@ -266,7 +266,7 @@ class AnswerWriter:
                     request.unsent.remove(output)
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))
             case PartFailed(error=error):
-                error.request_id, error.ref = request.request_id, request.ref
+                error.about(request_id=request.request_id, ref=request.ref)
                 request.warnings.append(identified(error, where=f"a part of request {request.request_id}"))
                 self._outbox.put_nowait(RequestWarning(error))
             case _:
@@ -276,7 +276,7 @@ class AnswerWriter:
         """Tell the client, once, of something in its input that the request goes on without."""
         request = self._request
         if not any(type(warning) is type(error) for warning in request.warnings):
-            error.request_id, error.ref = request.request_id, request.session.ref_of(error.sequence_id)
+            error.about(request_id=request.request_id, ref=request.session.ref_of(error.sequence_id))
             request.warnings.append(error)
             self._outbox.put_nowait(RequestWarning(error))
 
@@ -338,37 +338,25 @@ def _deaf(request: Request) -> bool:
     return any(warning.param == "asr" for warning in request.warnings)
 
 
-class _Made:
-    """What is known to have been made of an answer, but for its audio: that much is dropped of what is made again."""
-
-    def __init__(self, request: Request) -> None:
-        entry = request.entry
-        self._characters = entry.said.length
-        self._heard = len(entry.heard.pieces)
-        self._fragments = sum(len(call.arguments) for call in entry.calls.values())
-
-    def rest_of(self, output: EngineOutput) -> EngineOutput | None:
-        """The part of ``output`` that was not made before; None where there is none."""
-        match output:
-            case TextOutput(text=text) if self._characters:
-                begin = min(len(text), self._characters)
-                self._characters -= begin
-                return msgspec.structs.replace(output, text=text[begin:], logprobs=()) if begin < len(text) else None
-            case TranscriptOutput(interim=interim) if self._heard:
-                self._heard -= not interim
-                return None
-            case ToolCallOutput() if self._fragments:
-                self._fragments -= 1
-                return None
-        return output
-
-
 async def _unmade(outputs: AsyncIterator[EngineOutput], request: Request) -> AsyncIterator[EngineOutput]:
-    made = _Made(request)
+    """The outputs of an answer that is made again, less those, but for audio, that another server has made before."""
+    entry = request.entry
+    characters, heard = entry.said.length, len(entry.heard.pieces)
+    fragments = sum(len(call.arguments) for call in entry.calls.values())
     async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
         async for output in outputs:
-            if (rest := made.rest_of(output)) is not None:
-                yield rest
+            match output:
+                case TextOutput(text=text) if characters:
+                    begin = min(len(text), characters)
+                    characters -= begin
+                    if begin < len(text):
+                        yield msgspec.structs.replace(output, text=text[begin:], logprobs=())
+                case TranscriptOutput(interim=interim) if heard:
+                    heard -= not interim
+                case ToolCallOutput() if fragments:
+                    fragments -= 1
+                case _:
+                    yield output
 
 
 # The messages of an answer.

@@ -385,7 +385,7 @@ def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
         try:
             parse_audio_format(chunk.format, AudioFormat(audio.format, audio.sample_rate, audio.channels))
         except (InvalidValue, UnsupportedFormat) as error:
-            error.param, error.sequence_id = "format", chunk.sequence_id
+            error.about(param="format", sequence_id=chunk.sequence_id)
             raise
     elif chunk.modality in (Modality.IMAGE, Modality.VIDEO):
         if not chunk.format.lower().startswith(f"{chunk.modality}/") and not (

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -161,18 +160,18 @@ class Conversation:
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
         self._listener: TurnListener | None = None
         self._flow = InputFlow(self.stream, self.observed, self)
-        #: The options of requests that open from now on; checked as they open.
+        #: The options of requests that open from now on, see ``answer_with``.
         self.options = _NO_OPTIONS
-        #: Maps the names of fields to those that the client used.
+        #: Maps the names of fields to those that the client uses.
         self.field_names: FieldNames = as_they_are
         self._media_room = media_room or MediaRoom(budget)
-        self.finish_reason_at_end = FinishReason.CANCELLED
+        self._reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
         self._now = now
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
-        #: Those of the latest requests, where ``keeps_configurations`` is set.
+        #: Whether the configurations of the latest requests are kept, also after their ends: see ``configuration_of``.
         self.keeps_configurations = False
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
@@ -182,7 +181,7 @@ class Conversation:
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
-        #: Set when the client has given content that is not in the stream.
+        #: Whether the client has given content that is not in the stream.
         self.given = False
 
     def _new_stream(self, now: float) -> InputStream:
@@ -196,7 +195,7 @@ class Conversation:
         )
 
     def _new_queue(self) -> RequestQueue:
-        self.outbox.on_stall = self._output_stalled
+        self.outbox.when_room(self._output_stalled)
         return RequestQueue(
             self.engine,
             self.outbox,
@@ -225,8 +224,12 @@ class Conversation:
 
     # input
 
-    def configure(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then."""
+    def configure(self, patch: Mapping[str, Any], *, field_names: FieldNames | None = None) -> SessionConfig:
+        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then.
+
+        ``field_names`` maps the names of fields to those that the client uses, for this error and all later ones.
+        """
+        self.field_names = field_names or self.field_names
         config = self.configuration.apply(patch)
         if self.stream.current is None:
             self._update_order()
@@ -238,13 +241,17 @@ class Conversation:
             self._listener.configure(listening)
         return config
 
+    def answer_with(self, options: AnswerOptions) -> None:
+        """Answer the requests that open from now on with these options, which are checked as they open."""
+        self.options = options
+
     def greet(self) -> None:
         """Answer with the configured greeting, if there is one and no request has opened."""
         config = self.configuration.effective
         if config.greeting.strip() and not self.queue.opened:
-            request = self.new_request(greeting_input(), greeting_configuration(config), by_speech=False)
+            request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
             self.queue.announce_greeting(request)
-            self.admit_request(request, interrupts=False)
+            self._admit_request(request, interrupts=False)
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -273,8 +280,7 @@ class Conversation:
         try:
             wanted = self._results.take(chunk)
         except SessionConflict as refusal:  # which ends a session elsewhere
-            refusal.ref = chunk.ref
-            self.outbox.put_nowait(refusal)
+            self.outbox.put_nowait(refusal.about(ref=chunk.ref))
             wanted = False
         if not wanted and not (chunk.end_of_input and stream.had_request):
             self._handle(stream.refuse(number, now=now) if number is not None else ())
@@ -301,7 +307,8 @@ class Conversation:
     def cancel(self, request_id: str | None = None) -> None:
         """Cancel the named request, or with None the one whose answer runs and the one whose input is open.
 
-        Unless it names another than the latter, it is a position in the input: what came before it is over.
+        Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
+        before that position is dropped.
         """
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
@@ -331,15 +338,6 @@ class Conversation:
         if cuts_input and self._listener is not None:
             self._listener.cancel()
         self._flow.renew_credit()
-
-    @property
-    def plays_at_once(self) -> bool:
-        """Whether a client that reports nothing plays what it is sent, without a pause."""
-        return self.ledger.clocked
-
-    @plays_at_once.setter
-    def plays_at_once(self, value: bool) -> None:
-        self.ledger.clocked = value
 
     def report_playback(
         self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
@@ -395,7 +393,7 @@ class Conversation:
     def restore(self, saved: SavedConversation) -> None:
         """Go on where another conversation was saved. To be called before ``run``, and before any input.
 
-        Raises what ``configure`` raises, KeyError and msgspec.ValidationError for what this server does not know.
+        Raises what ``configure`` raises; LookupError, ValueError and msgspec.DecodeError for what was not saved so.
         """
         now = self._now()
         if saved.configuration:
@@ -440,7 +438,7 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.stream.hold_again(session, request.restore(saved))
-        request.timeline.admitted = True
+        request.timeline.mark_admitted()
         if request.started is not None:
             request.timeline.mark_policy_fired(request.started)
         if saved.input_ended:
@@ -498,16 +496,20 @@ class Conversation:
             raise
         except Exception as error:
             failure = unexpected(error, where="a conversation")
-            self.finish_reason_at_end = FinishReason.ERROR
+            self.end_in_error()
             self.outbox.put_nowait(failure)
             raise failure from None
         finally:
             self.end()
 
+    def end_in_error(self) -> None:
+        """Let the finals that ``end`` writes say that the requests failed, not that they were cancelled."""
+        self._reason_at_end = FinishReason.ERROR
+
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        self.queue.end_all(self.finish_reason_at_end)
+        self.queue.end_all(self._reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
@@ -557,11 +559,10 @@ class Conversation:
         self._handle(events)
 
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        speech = self._speech = _Speech(turn_id)
+        opens = is_input and self.receiving is None and self.stream.current is None
+        speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:
             speech.joins(self.receiving)
-        elif is_input and self.stream.current is None:
-            speech.request_id = new_id("req_")
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
@@ -579,6 +580,52 @@ class Conversation:
 
     def turn_listener_progressed(self) -> None:
         self._flow.offer()
+
+    # requests whose input is whole, beside the stream of the input
+
+    def note_given(self) -> None:
+        """The client has given content that is not in the stream."""
+        self.given = True
+
+    def respond(
+        self,
+        chunks: Sequence[InputChunk],
+        config: SessionConfig,
+        *,
+        input_kept: bool = True,
+        answer_kept: bool = True,
+        context: tuple[Message, ...] | None = None,
+    ) -> str:
+        """Answer input as it is, by a configuration of its own, behind the open requests, without interrupting any.
+
+        ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in
+        place of the history; None for the history. Returns the id of the request, whose outputs and final follow as
+        those of any other, also where it is refused or has no input.
+        """
+        audio = self.configuration.input_settings().audio
+        session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT, audio=audio))
+        if chunks:
+            self.note_given()
+        for chunk in chunks:
+            session.receive_chunk(chunk)
+        events = session.finish()
+        request = self._new_request(session, config, by_speech=False)
+        request.is_whole(input_kept=input_kept, answer_kept=answer_kept, context=context)
+        held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in chunks)
+        held += sum(map(message_bytes, context or ()))
+        if input_kept:
+            request.keep_speech(supported=self.engine.capabilities.speech_in_history)
+        self._admit_request(request, interrupts=False, held=held)
+        if request.state is RequestState.FINISHED:  # refused
+            return request.request_id
+        for event in events:
+            match event:
+                case GenerationStarted():
+                    request.timeline.mark_policy_fired(event)
+                    request.start(event)
+                case InputEnded(error=error):
+                    self._input_ended(request, error)
+        return request.request_id
 
     # input events
 
@@ -601,7 +648,7 @@ class Conversation:
                     request.start(event)
                     self.queue.wake()
                 case InputEnded(error=error) if request is not None:
-                    self.input_ended(request, error)
+                    self._input_ended(request, error)
                 case _:
                     pass  # for a request that was refused as it opened
 
@@ -618,14 +665,14 @@ class Conversation:
             raise refusal
 
     def _open(self, session: RequestInput, *, by_speech: bool) -> None:
-        request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
+        request = self._new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
         interrupts = request.interrupts(by_speech=by_speech) and not session.only_results
-        self.admit_request(request, interrupts=interrupts)
+        self._admit_request(request, interrupts=interrupts)
 
-    def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
+    def _new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """A request that opens now, to be admitted."""
         speech = self._speech if by_speech else None
         request_id = (speech and speech.request_id) or new_id("req_")
@@ -666,7 +713,7 @@ class Conversation:
         """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
         return self._configurations.get(request_id, self.configuration.effective)
 
-    def admit_request(self, request: Request, *, interrupts: bool, held: int = 0) -> None:
+    def _admit_request(self, request: Request, *, interrupts: bool, held: int = 0) -> None:
         """Queue a request, or end it with the error that it is refused with.
 
         ``held`` are the bytes of an input that is whole: those of a stream are counted as they come.
@@ -678,7 +725,7 @@ class Conversation:
             self._check_room(waits=not interrupts)
             if excess := self.stream.excess(request.session.received.bytes):
                 raise excess  # of input that came whole
-            request.timeline.admitted = True
+            request.timeline.mark_admitted()
         except OmniError as error:
             request.fail(error)
             self.queue.end(request, FinishReason.ERROR)
@@ -697,7 +744,7 @@ class Conversation:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self._admit()
 
-    def input_ended(self, request: Request, error: OmniError | None) -> None:
+    def _input_ended(self, request: Request, error: OmniError | None) -> None:
         """The input of a request is complete, or was empty."""
         self._flow.notify_observers()
         request.timeline.mark_input_ended()
@@ -730,59 +777,8 @@ class Conversation:
             request is not self.receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self.queue.requests
         )
-        silence_begins = self.stream.answering and not answering
-        self.stream.answering = answering
-        if silence_begins:
-            self.stream.touch(now=self._now())
+        if self.stream.note_answering(answering, now=self._now()):
             self._attached.timer_changed()
-
-
-# Requests whose input is whole, beside the stream of the input.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRequest:
-    """Input that is to be answered as it is, by a configuration of its own.
-
-    ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in place
-    of the history; None for the history.
-    """
-
-    chunks: Sequence[InputChunk]
-    config: SessionConfig
-    input_kept: bool = True
-    answer_kept: bool = True
-    context: tuple[Message, ...] | None = None
-
-
-def respond(conversation: Conversation, asked: WholeRequest) -> str:
-    """Queue a request behind those that are open, which it does not interrupt. Returns its id.
-
-    Its outputs and its final follow as those of any request do, also where it is refused or has no input.
-    """
-    audio = conversation.configuration.input_settings().audio
-    session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT, audio=audio))
-    conversation.given = conversation.given or bool(asked.chunks)
-    for chunk in asked.chunks:
-        session.receive_chunk(chunk)
-    events = session.finish()
-    request = conversation.new_request(session, asked.config, by_speech=False)
-    request.is_whole(input_kept=asked.input_kept, answer_kept=asked.answer_kept, context=asked.context)
-    held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in asked.chunks)
-    held += sum(map(message_bytes, asked.context or ()))
-    if asked.input_kept:
-        request.keep_speech(supported=conversation.engine.capabilities.speech_in_history)
-    conversation.admit_request(request, interrupts=False, held=held)
-    if request.state is RequestState.FINISHED:  # refused
-        return request.request_id
-    for event in events:
-        match event:
-            case GenerationStarted():
-                request.timeline.mark_policy_fired(event)
-                request.start(event)
-            case InputEnded(error=error):
-                conversation.input_ended(request, error)
-    return request.request_id
 
 
 # Flow control of the input, by pauses and by credit.

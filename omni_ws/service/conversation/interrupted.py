@@ -34,8 +34,7 @@ MAX_HOLD_SEC: Final = 10.0
 class HeldAnswer:
     """The answer to ``request``, held until it is known whether the turn that interrupted it, of ``by``, has words.
 
-    What a listener says who wants the speaker to go on ("yeah", "I see") counts as none, unless the answer has just
-    asked.
+    A mere acknowledgement ("yeah", "I see") does not count as words, unless the answer has just asked a question.
 
     ``give_up`` is called once the turn has words, or after MAX_HOLD_SEC.
     """
@@ -206,7 +205,7 @@ class CutTurns:
             turn.hurry(now)
 
     def unwritten(self) -> list[Request]:
-        """Those that have had their finals, and whose words are not known."""
+        """The requests whose final is written, and whose words are not known yet."""
         return [turn.request for turn in self._turns if turn.has_final and not turn.known]
 
     def pending_before(self, request: Request) -> list[Request]:

@@ -18,7 +18,7 @@ _QUESTION_MARKS: Final = re.compile(r"[?？؟]")
 
 
 def is_acknowledgement(text: str) -> bool:
-    """Whether somebody says nothing but that: the list is acknowledgements.txt."""
+    """Whether a text consists of phrases of acknowledgements.txt alone, such as "yeah, I see"."""
     words = _words(text)
     if not words or len(words) > MOST_WORDS:
         return False

@@ -12,7 +12,7 @@ from msgspec import Struct
 from omni_ws.core.chunks import AnswerWarning, FinalChunk, FinishReason, OutputChunk, Usage, WordsKnown
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import memory_of
-from omni_ws.errors import OmniError
+from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.wire.server_frames import (
     HistoryTruncatedFrame,
     InputAckFrame,
@@ -120,8 +120,11 @@ class SavedError(Struct):
 
     @classmethod
     def of(cls, error: OmniError) -> SavedError:
-        """All of ``error`` but its cause."""
-        return cls(error.code, vars(error).copy())
+        """All of ``error`` that its client may read: not its cause, and not what only the operator may read of it."""
+        fields = vars(error).copy()
+        if isinstance(error, EngineFailed):
+            fields |= {"private": "", "logged": None}
+        return cls(error.code, fields)
 
     def restored(self) -> OmniError:
         """Raises KeyError for a code that this server does not know."""
@@ -171,7 +174,7 @@ class SavedMessage(Struct):
         return cls(kind, msgspec.msgpack.encode(message))
 
     def restored(self) -> ServerMessage:
-        """Raises KeyError or msgspec.ValidationError for what this server does not know."""
+        """Raises LookupError, ValueError or msgspec.DecodeError for what ``of`` does not make on this server."""
         if self.kind == "OmniError":
             (error,) = self._errors()
             return error
@@ -180,8 +183,8 @@ class SavedMessage(Struct):
             return RequestWarning(error)
         if self.kind == "FinalChunk":
             final = msgspec.msgpack.decode(self.content, type=_SavedFinal)
-            errors, warnings = self._errors(), iter(self.warnings)
-            told = tuple(next(warnings) if one is None else next(errors) for one in self.errors)
+            warnings = [*self.warnings]
+            told = tuple(warnings.pop(0) if one is None else one.restored() for one in self.errors)
             return FinalChunk(**msgspec.structs.asdict(final), warnings=told)
         message: ServerMessage = msgspec.msgpack.decode(self.content, type=_KINDS[self.kind])
         return message

@@ -34,9 +34,8 @@ def configure(
     input arrives all at once. Raises an InvalidRequest that names the field of the body, as every later error of the
     conversation does.
     """
-    conversation.field_names = patch.name_in_body
     with _client_names(conversation):
-        config = conversation.configure(patch.fields)
+        config = conversation.configure(patch.fields, field_names=patch.name_in_body)
         target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
         _check_encodable(target)
     if samples:
@@ -71,12 +70,8 @@ def prepare_answer(
         raise UnsupportedParameter("tools are not supported by this engine", param=request.tools_at)
     if request.role not in capabilities.input_roles:
         raise InvalidValue("the last message must have role user or tool", param=request.role_at)
-    conversation.options = replace(
-        checked_options(conversation, request.answer),
-        input_role=request.role,
-        thought=True,
-        read_whole=read_whole,
-    )
+    options = checked_options(conversation, request.answer)
+    conversation.answer_with(replace(options, input_role=request.role, thought=True, read_whole=read_whole))
     conversation.ledger.place(history)
     conversation.ledger.weigh()
 
@@ -177,5 +172,5 @@ def _check_encodable(target: AudioFormat) -> None:
     try:
         AudioEncoder(target, source_rate=target.sample_rate).flush()
     except UnsupportedFormat as error:
-        error.param = "output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format"
+        error.about(param="output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format")
         raise

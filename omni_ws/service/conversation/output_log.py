@@ -163,8 +163,7 @@ class OutputLog:
         self.held = 0
         #: Changed by ``attach``.
         self.reader: Attachment = NOBODY
-        #: Called with the seconds for which the log was full when it has room again.
-        self.on_stall: Callable[[float], None] = _unnoticed
+        self._when_room: Callable[[float], None] = _unnoticed
         #: When an output last went to the reader at once.
         self.written_at = -math.inf
         self._write_timeout = write_timeout
@@ -191,6 +190,10 @@ class OutputLog:
     def attach(self, reader: Attachment) -> None:
         """Notify ``reader`` from now on, in place of the one before."""
         self.reader = reader
+
+    def when_room(self, call: Callable[[float], None]) -> None:
+        """Call ``call`` each time the log has room again, with the seconds for which it was full."""
+        self._when_room = call
 
     def __len__(self) -> int:
         """How many messages wait."""
@@ -414,7 +417,7 @@ class OutputLog:
     def finish(self) -> None:
         """Nothing more will be stored, and nobody is notified of anything. Idempotent."""
         self._ended = True
-        self.reader, self.on_stall = NOBODY, _unnoticed
+        self.reader, self._when_room = NOBODY, _unnoticed
         self._wake_readers()
 
     async def get(self, position: int) -> tuple[int, ServerMessage] | None:
@@ -453,7 +456,7 @@ class OutputLog:
         )
 
     def restore(self, saved: SavedOutput) -> None:
-        """Go on behind what another log has sent. Raises what ``SavedMessage.restored`` raises."""
+        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``."""
         for told, number in saved.kept:
             message = told.restored()
             self._kept.append(KeptMessage(message, message_cost(message), number))
@@ -477,7 +480,7 @@ class OutputLog:
     def _make_room(self) -> None:
         if self.full_since is None or self._over_limit:
             return
-        self.on_stall(self._now() - self.full_since)
+        self._when_room(self._now() - self.full_since)
         self.full_since = None
         self._wake_all(looks=False)
         self.reader.output_has_room()

@@ -132,8 +132,6 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     by_speech: bool
     turn_id: str | None
     greeting: str
-    input_kept: bool
-    answer_kept: bool
     context: tuple[Message, ...] | None
     #: The format of its audio, whether it starts at its end where it is nothing but results, and its input.
     audio: AudioFormat
@@ -204,9 +202,6 @@ class Request:
     answerable: bool = True
     #: The text of the answer where it is the greeting; empty for every request of the client.
     greeting: str = ""
-    #: Whether the history keeps its input, and its answer.
-    input_kept: bool = True
-    answer_kept: bool = True
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
     #: Whether its input has been nothing but audio.
@@ -397,8 +392,6 @@ class Request:
             by_speech=self.timeline.by_speech,
             turn_id=self.turn_id,
             greeting=self.greeting,
-            input_kept=self.input_kept,
-            answer_kept=self.answer_kept,
             context=self.context,
             audio=self.session.settings.audio,
             results_wait=self.session.settings.results_wait,
@@ -421,11 +414,11 @@ class Request:
     def restore(self, saved: SavedRequest) -> int:
         """Go on where it was saved, but for the answer, which begins anew. Returns the bytes that wait for the engine.
 
-        Raises KeyError for an error that this server does not know.
+        Raises LookupError for an error that this server does not know.
         """
         self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
-        self.input_kept, self.answer_kept, self.context = saved.input_kept, saved.answer_kept, saved.context
-        self.only_speech, self.spoke, self.words = saved.only_speech, saved.spoke, saved.words
+        self.context, self.words = saved.context, saved.words
+        self.only_speech, self.spoke = saved.only_speech, saved.spoke
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
         self.warnings = [one.restored() for one in saved.warnings]
         self.given, self.restored = [*saved.given], True
@@ -456,7 +449,9 @@ class Request:
 
     def is_whole(self, *, input_kept: bool, answer_kept: bool, context: tuple[Message, ...] | None) -> None:
         """Its input is whole; what of it and its answer the history keeps, and what the engine sees in its place."""
-        self.input_kept, self.answer_kept, self.context = input_kept, answer_kept, context
+        kept = {"user": input_kept, "assistant": answer_kept}
+        self.entry.leave_out([role for role in kept if not kept[role]])
+        self.context = context
 
     def greet(self, field_names: FieldNames) -> GenerationStarted:
         """It has just opened, and is the greeting of its configuration, ready to be answered."""
@@ -610,7 +605,7 @@ class Request:
 
     @property
     def input_full(self) -> bool:
-        """Whether no more of them should be read."""
+        """Whether no more input should be read from the socket."""
         return self.input.full or (self._order is not None and self.queued_bytes >= INPUT_QUEUE_BYTES)
 
     @property
@@ -686,8 +681,7 @@ class Request:
         decoded it, 0 where it did not report that.
         """
         entry, kept, speech, unknown = self.entry, self.speech, None, False
-        entry.input_kept, entry.answer_kept = self.input_kept, self.answer_kept
-        if self.input_kept and self.spoke and self.words is not WordsKnown.ALL and kept is not None and kept.began:
+        if entry.input_kept and self.spoke and self.words is not WordsKnown.ALL and kept is not None and kept.began:
             speech = kept.hand_over(audio_ms=audio_ms)
             if speech is None and not entry.heard.length:
                 unknown = True
@@ -723,7 +717,7 @@ class Request:
             input_mode=settings.mode,
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
-            remembered=self.conversation is not None and self.answer_kept,
+            remembered=self.conversation is not None and self.entry.answer_kept,
             language=spoken_language(config.input_audio),
             voice=config.voice,
             speed=config.speed,

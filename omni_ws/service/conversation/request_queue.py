@@ -165,7 +165,7 @@ class RequestQueue:
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
         """Go on with these requests."""
-        self.opened, self._sequencer.next_sequence_id = saved.opened, saved.next_output
+        self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output)
         for request in requests:
             self._sequencer.open(request.request_id)
             self.requests.append(request)
@@ -521,9 +521,9 @@ class RequestQueue:
         self._wake.set()
 
     def _may_begin(self, request: Request) -> bool:
-        """Whether the history is known that a request sees, up to the words that it begins with itself.
+        """Whether the engine may begin: all that the request sees is known, but for what its own message begins with.
 
-        What answers calls waits while the user speaks, who would be talked over.
+        A request of nothing but results of tools waits while the user speaks: its answer would talk over the user.
         """
         if request.session.only_results and any(one.speaks for one in self.waiting):
             return False
@@ -595,7 +595,7 @@ class RequestQueue:
         self.end(request, finished.reason, finished)
 
     def _seen_by(self, request: Request, held: HeldAnswer | None) -> tuple[tuple[Message, ...], EarlierTurns | None]:
-        """What a request sees of the history, and what its own message begins with: what nothing was answered to."""
+        """The messages of the history that a request sees, and the unanswered turns that its message begins with."""
         if request.context is not None or not request.config.history:
             return request.context or (), None
         if not request.sees_history:  # it is a session by itself
@@ -657,7 +657,7 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
         yield Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
         return
     wanted = dataclasses.replace(
-        generation, input=_Text(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
+        generation, input=_text_input(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
     )
     spoken = cast("AsyncGenerator[EngineOutput]", engine.generate(wanted))  # by the contract of Engine
     async with aclosing(spoken) as outputs:
@@ -671,14 +671,9 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
                 yield output
 
 
-class _Text:
+async def _text_input(text: str) -> AsyncIterator[InputChunk]:
     """An input of one chunk."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    async def __aiter__(self) -> AsyncIterator[InputChunk]:
-        yield InputChunk(Modality.TEXT, self._text.encode(), end_of_input=True)
+    yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
 
 
 def _name_in_configuration(param: str | None) -> str | None:

@@ -261,7 +261,7 @@ class TurnListener:
         if settings == self._configured or (off and settings.turns is None):
             return
         self._configured = settings
-        self._stream.diverting = True
+        self._stream.divert()
         self.put(settings)
 
     def put(self, item: Item) -> None:
@@ -338,7 +338,7 @@ class TurnListener:
             else:
                 self._process(self._queue.take())
         if not self._queue and not self._busy and self._state is _OFF and self._next is None:
-            self._stream.diverting = False
+            self._stream.divert(False)
 
     def _process(self, item: Item) -> None:
         match item:
@@ -376,7 +376,7 @@ class TurnListener:
             return
         self._reset()
         self._settings, self._next = self._next, None
-        self._queue.audio = self._settings.audio
+        self._queue.expect(self._settings.audio)
         self._set_state(ListeningState.OFF if self._settings.turns is None else ListeningState.SILENCE)
 
     # detection in a thread
@@ -470,9 +470,8 @@ class TurnListener:
         self._sliced_ms = self._sliced_ms + len(outcome.samples) * 1000 / vad.SAMPLE_RATE if outcome.more else 0.0
         self._unfinished = piece if outcome.more else None
         if outcome.left_out is not None:
-            outcome.left_out.sequence_id = piece.number_at(outcome.left_out_at)
-            outcome.left_out.ref = piece.last.ref
-            self._owner.report_turn(outcome.left_out)
+            number = piece.number_at(outcome.left_out_at)
+            self._owner.report_turn(outcome.left_out.about(sequence_id=number, ref=piece.last.ref))
         self._apply(piece, outcome)
 
     def _apply_rest(self) -> None:
@@ -604,7 +603,7 @@ class TurnListener:
     def _fail(self, error: OmniError) -> None:
         piece = self._piece
         if error.sequence_id is None and piece is not None:
-            error.sequence_id, error.ref = piece.last.sequence_id, piece.last.ref
+            error.about(sequence_id=piece.last.sequence_id, ref=piece.last.ref)
         self._owner.report_turn(error)
         if self._in_turn:
             self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))

@@ -207,7 +207,7 @@ class ListeningQueue:
         #: On the loop's clock.
         self._waiting_since = 0.0
         self._in_round = False
-        #: The format of chunks that name none. The length of all audio is computed in it.
+        #: Changed by ``expect``. The length of all audio is computed in this format.
         self.audio = AudioFormat()
         #: Payloads and overhead of all items.
         self.waiting_bytes = 0
@@ -216,6 +216,10 @@ class ListeningQueue:
         #: Items that make the audio before them urgent: anything but audio, and audio that ends the input.
         self.urgent = 0
         self._items: deque[Item] = deque()
+
+    def expect(self, audio: AudioFormat) -> None:
+        """Take audio whose chunks name no format for audio of this one."""
+        self.audio = audio
 
     def __len__(self) -> int:
         return len(self._items)

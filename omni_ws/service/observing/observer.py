@@ -279,6 +279,10 @@ class RequestTimeline:
 
     # recording
 
+    def mark_admitted(self) -> None:
+        """The request was not refused as it opened."""
+        self.admitted = True
+
     def mark_policy_fired(self, event: GenerationStarted) -> None:
         """The request waits for the engine from here on."""
         now = self.now()

@@ -36,7 +36,7 @@ INPUT_BURST_SEC: Final = 1.0
 EMPTY_SEC: Final = 10.0
 WHY_EVICTED: Final = "the session was evicted: all sessions were in use, and it had no input yet"
 
-#: A client is told so long before the session ends that is as long as its key allows, at most half of that.
+#: How long before the time limit of its key a session is announced to close; at most half of that limit.
 CLOSING_NOTICE_SEC: Final = 10.0
 
 #: Counts bytes received; returns the seconds for which no more should be read.
@@ -109,8 +109,8 @@ class Admission:
         self._draining = False
         #: The number of keys, beyond which there can be no more holders; None where clients need no key.
         self.known_keys: int | None = None
-        #: Sessions in the order of their opening, with its time, less some of those that have had content: by how long
-        #: they keep their slot without any.
+        #: By how long a session keeps its slot without content, 0 or EMPTY_SEC: the sessions, the oldest first, with
+        #: the time of their opening. A session that has had content is dropped when it is looked at.
         self._empty: dict[float, dict[EmptySession, float]] = {0.0: {}, EMPTY_SEC: {}}
         #: Those who wait for a slot, in their order.
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -512,7 +512,7 @@ class DailyUseFile:
             raise ConfigurationError(
                 [f"auth.usage_file: {self._path} holds no counts of keys ({error}); remove it to begin at 0"]
             ) from None
-        self.use.day, self.use.used = content.day, content.keys
+        self.use.replace(content.day, content.keys)
 
     def _note_change(self) -> None:
         self._changed = True

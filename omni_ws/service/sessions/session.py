@@ -34,7 +34,6 @@ from typing import Final
 import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, InvalidRequest, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation, SavedConversation
 from omni_ws.service.conversation.output_log import Attachment, OutputLog
@@ -171,18 +170,26 @@ class Session:
 
     # saved
 
-    def saved(self, key_name: str | None) -> SavedSession:
-        """All of it, between two calls. ``key_name`` is that of the key that opened it."""
+    @property
+    def owner(self) -> str | None:
+        """Name of the key that opened it."""
+        return self.conversation.observed.identity.owner
+
+    def saved(self) -> SavedSession:
+        """All of it, between two calls."""
         return SavedSession(
             session_id=self.session_id,
-            key_name=key_name,
+            key_name=self.owner,
             token=self._token,
             spent_token=self.spent_token,
             conversation=self.conversation.saved(),
         )
 
     def restore(self, saved: SavedSession) -> None:
-        """Go on where another server had got to. The client has the grace period to come back."""
+        """Go on where another server had got to. The client has the grace period to come back.
+
+        Raises what ``Conversation.restore`` raises.
+        """
         self._token, self.spent_token = saved.token, saved.spent_token
         self.conversation.restore(saved.conversation)
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
@@ -287,7 +294,7 @@ class Session:
         self._end_with(error)
         if error is not None and not isinstance(error, ORDERLY_ENDS):
             # Before the finals of the requests that end with the session.
-            self.conversation.finish_reason_at_end = FinishReason.ERROR
+            self.conversation.end_in_error()
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
@@ -383,8 +390,6 @@ def _digest(token: str) -> bytes:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
     session: Session
-    #: Name of the key that opened it.
-    key_name: str | None
     life: asyncio.Task[None]
     slot: Slot
 
@@ -425,20 +430,21 @@ class Sessions:
 
     def save(self, session: Session) -> bytes:
         """All of a session, to be restored in this server or another. They have to ``survive``."""
-        return msgspec.msgpack.encode(session.saved(self._living[session.session_id].key_name))
+        return msgspec.msgpack.encode(session.saved())
 
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> Session:
         """Go on with a session that was saved, for ``key``, which opened it. Its client may claim it.
 
-        Raises as ``open`` does; SessionNotFound where it is another key's, is here, or has what this server does not
-        know or cannot do.
+        Raises SessionNotFound where ``data`` is no saved session, is another key's, is here, or has what this server
+        does not know or cannot do; PayloadTooLarge and EngineOverloaded where there is no room for it; and what
+        ``open`` raises. Nothing is left of it then.
         """
         try:
             saved = msgspec.msgpack.decode(data, type=SavedSession)
             if saved.key_name != key_name(key) or saved.session_id in self._living:
                 raise KeyError(saved.session_id)
             return self.open(key, client=client, saved=saved)
-        except (KeyError, msgspec.DecodeError, InvalidRequest) as error:
+        except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
             raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
 
     def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
@@ -469,7 +475,7 @@ class Sessions:
         if key is not None and key.max_session_sec is not None:
             session.limit(key.max_session_sec)
         life = asyncio.create_task(self._run(session, slot), name=f"session {session.session_id}")
-        living = self._living[session.session_id] = _Living(session, key_name(key), life, slot)
+        living = self._living[session.session_id] = _Living(session, life, slot)
         self._factory.admission.opened_empty(living)
         return session
 
@@ -488,7 +494,7 @@ class Sessions:
         Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
         """
         living = self._living.get(session_id)
-        if living is not None and living.key_name == key_name(key) and living.session.admits(token):
+        if living is not None and living.session.owner == key_name(key) and living.session.admits(token):
             living.session.spend(token)
             return living.session
         raise SessionNotFound("no session to resume with this session_id and resume_token", param="session_id")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, FinishReason, InputChunk
+from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, InputChunk
 from omni_ws.core.reorder import offset_end
 from omni_ws.core.request_input import InputState
 from omni_ws.errors import (
@@ -293,7 +293,7 @@ class ModeBSession(Attachment):
     def fail(self, error: OmniError) -> None:
         """End a live session with ``error`` and clear its output."""
         if self.live and self._session is not None:
-            self._session.conversation.finish_reason_at_end = FinishReason.ERROR
+            self._session.conversation.end_in_error()
             self._stop(InputState.FAILED, error)
 
     def cancel(self) -> None:

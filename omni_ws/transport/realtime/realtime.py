@@ -28,7 +28,6 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
-from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
@@ -157,7 +156,7 @@ class RealtimeDialect:
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
-        conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
+        conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
         conversation.configure(self._config(bound))
         self._settings_share.resize(beyond_ordinary(memory_of(bound)))
 
@@ -294,7 +293,7 @@ class RealtimeDialect:
         if self._detects_turns:
             self._conversation.receive_chunk(chunk, now=now)
             return
-        self._conversation.given = True
+        self._conversation.note_given()
         size = len(self._audio) + len(chunk.payload)
         if size > self._audio_limit:
             raise PayloadTooLarge(f"at most {self._audio_limit} bytes of audio may wait to be committed", param="audio")
@@ -320,8 +319,7 @@ class RealtimeDialect:
         self._send(self._commit(turn))
         if session.transcribes_only:
             config = self._conversation.configuration.effective
-            asked = WholeRequest(chunks=[audio], config=config, input_kept=False, answer_kept=False)
-            self._bind(turn, respond(self._conversation, asked))
+            self._bind(turn, self._conversation.respond([audio], config, input_kept=False, answer_kept=False))
 
     def _clear_audio(self) -> None:
         turn = self._speaking
@@ -449,7 +447,7 @@ class RealtimeDialect:
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
         previous = self._items.create(item)
-        self._conversation.given = True
+        self._conversation.note_given()
         self._send([item_event("added", item, previous=previous), item_event("done", item, previous=previous)])
         if self._speaking is not None and self._speaking.answered and not self._speaking.committed:
             self._feed()
@@ -529,10 +527,9 @@ class RealtimeDialect:
             instructions = patch.pop("instructions", None) or self._session.instructions or ""
             chunks = [InputChunk(Modality.TEXT, instructions.encode())]
             config = self._conversation.configuration.with_patch(patch)
-        asked = WholeRequest(
-            chunks=chunks, config=config, input_kept=bool(items), answer_kept=in_conversation, context=context
+        request_id = self._conversation.respond(
+            chunks, config, input_kept=bool(items), answer_kept=in_conversation, context=context
         )
-        request_id = respond(self._conversation, asked)
         if items:
             self._items.asked(items, request_id)
             self._bind_audio(items, request_id)

@@ -236,7 +236,7 @@ class CompletionRoutes(GenerationRoutes):
         )
 
         def prepare(conversation: Conversation) -> None:
-            conversation.options = checked_options(conversation, request.answer, asked)
+            conversation.answer_with(checked_options(conversation, request.answer, asked))
 
         session, _ = self.open_session(
             exchange, patch, owner=owner, samples=False, streaming_input=False, prepare=prepare
@@ -394,7 +394,7 @@ class TranscriptionRoutes(GenerationRoutes):
         session, _ = self.open_session(
             exchange, request.patch, owner=owner, samples=False, streaming_input=streaming_input
         )
-        session.conversation.options = options
+        session.conversation.answer_with(options)
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:
             async with session.running(partial(source, session)):

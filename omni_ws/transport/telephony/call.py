@@ -12,7 +12,6 @@ from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import ORDERLY_ENDS, OmniError
-from omni_ws.service.conversation.conversation import WholeRequest, respond
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -115,7 +114,7 @@ class PhoneCall(SoleConnection):
     def _press(self, key: str) -> None:
         """Take a key that the caller pressed. The first key of an entry silences the answer."""
         self._conversation.stream.touch(now=self._connection.heard_at)
-        self._conversation.given = True
+        self._conversation.note_given()
         self._keys.press(key)
 
     def _keys_begin(self) -> None:
@@ -140,7 +139,7 @@ class PhoneCall(SoleConnection):
                 conversation.receive_chunk(text, now=self._loop.time())
                 conversation.take_ack()
                 return
-            respond(conversation, WholeRequest(chunks=[text], config=conversation.configuration.effective))
+            conversation.respond([text], conversation.configuration.effective)
         except OmniError as error:
             self._session.end(error)
 

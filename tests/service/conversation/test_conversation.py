@@ -114,7 +114,8 @@ async def test_cancelled_at_any_step(reason: FinishReason, capacity: int) -> Non
     before = asyncio.all_tasks()
     for step in range(60):
         session = Session(Slow(), capacity=capacity)
-        session.conversation.finish_reason_at_end = reason
+        if reason is FinishReason.ERROR:
+            session.conversation.end_in_error()
         work = session.conversation.run()
         running = asyncio.create_task(work)
         session.chunk("one two ")

@@ -14,7 +14,7 @@ from support.live_server import live_server
 from omni_ws.core.chunks import AudioEncoding, FinalChunk, FinishReason, InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.errors import EmptyInput, OmniError, ShuttingDown
-from omni_ws.service.conversation.conversation import Conversation, WholeRequest, respond
+from omni_ws.service.conversation.conversation import Conversation
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ def text(words: str) -> list[InputChunk]:
 
 
 def asked(opened: Conversation, words: str, **fields: Any) -> str:
-    return respond(opened, WholeRequest(chunks=text(words), config=opened.configuration.effective, **fields))
+    return opened.respond(text(words), opened.configuration.effective, **fields)
 
 
 async def over(opened: Conversation) -> tuple[list[OmniError], FinalChunk]:
@@ -85,7 +85,7 @@ async def test_a_context_takes_the_place_of_the_history() -> None:
         asked(opened, "one")
         await over(opened)
         context = (Message("assistant", "Hi."),)
-        respond(opened, WholeRequest(chunks=text("two"), config=opened.configuration.effective, context=context))
+        opened.respond(text("two"), opened.configuration.effective, context=context)
         await over(opened)
         assert engine.requests[1].history == context
 
@@ -94,7 +94,7 @@ async def test_its_configuration_is_its_own() -> None:
     engine = CapableEngine([said("yes")])
     async with conversation(engine) as opened:
         config = opened.configuration.with_patch({"instructions": "Be brief."})
-        respond(opened, WholeRequest(chunks=text("one"), config=config))
+        opened.respond(text("one"), config)
         await over(opened)
         assert engine.requests[0].instructions == "Be brief."
         assert opened.configuration.effective.instructions != "Be brief."
@@ -102,7 +102,7 @@ async def test_its_configuration_is_its_own() -> None:
 
 async def test_without_input_it_fails() -> None:
     async with conversation(CapableEngine()) as opened:
-        respond(opened, WholeRequest(chunks=[], config=opened.configuration.effective))
+        opened.respond([], opened.configuration.effective)
         errors, final = await over(opened)
         assert [type(error) for error in errors] == [EmptyInput]
         assert final.finish_reason is FinishReason.ERROR

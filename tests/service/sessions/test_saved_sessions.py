@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -39,7 +39,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.errors import InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
+from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
@@ -405,6 +405,67 @@ async def test_a_saved_session_is_for_its_key_and_its_token() -> None:
     assert second.sessions.claim(session.session_id, token, own) is restored
     await first.stop()
     await second.stop()
+
+
+def no_sessions(data: bytes) -> Iterator[bytes]:
+    """Bytes that are no saved session, most of them nearly that of ``data``."""
+    yield from (b"", b"null", b"\xc1", b"\x80", b"\x90", b"\x81" * 5000, b"\x91" * 5000, b"a session", data + b"\0")
+    yield from (data[:end] for end in range(0, len(data), 97))
+    yield from (data[start:] for start in range(1, len(data), 499))
+    yield data.replace(b"be kind", b"\xff" * 7, 1)  # no UTF-8
+    deep = b"\xa7be kind"
+    yield data.replace(deep, b"\x81\xa1a" * 5000 + deep, 1)
+    kept = msgspec.msgpack.decode(data)
+    output = kept["conversation"]["output"]
+    final = FinalChunk(request_id="req_1", sequence_id=0, finish_reason=FinishReason.STOP, usage=Usage())
+    for message in (
+        SavedMessage("OmniError"),
+        SavedMessage("RequestWarning", errors=[None]),
+        SavedMessage("FinalChunk", b"\xc0"),
+        SavedMessage("Thing"),
+        SavedMessage("OutputChunk", b"\x90"),
+        msgspec.structs.replace(SavedMessage.of(final), errors=[None]),
+    ):
+        output["kept"] = [[msgspec.to_builtins(message, builtin_types=(bytes,)), 0]]
+        yield msgspec.msgpack.encode(kept)
+    output["kept"] = []
+    kept["conversation"]["ledger"] = b"no ledger"
+    yield msgspec.msgpack.encode(kept)
+
+
+async def test_bytes_that_are_no_saved_session_are_refused_with_one_error() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session = first.sessions.open(None)
+    session.conversation.configure({"instructions": "be kind"})
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"hello", 0, end_of_input=True), now=0)
+    data = first.sessions.save(session)
+    for strange in no_sessions(data):
+        with pytest.raises(SessionNotFound, match="this session cannot be resumed here"):
+            second.sessions.restore(strange, None)
+        assert (second.factory.admission.sessions, second.factory.budget.held) == (0, 0)
+    second.sessions.restore(data, None)
+    await first.stop()
+    await second.stop()
+
+
+async def test_what_is_saved_has_neither_tokens_nor_what_only_the_operator_may_read() -> None:
+    server = Server(Reins())
+    await server.engine.start()
+    session = server.sessions.open(ApiKey(name="own", key_sha256=b"the digest of a key"))
+    first = session.new_token()
+    assert first is not None
+    session.spend(first)
+    second = session.new_token()
+    assert second is not None
+    failure = EngineFailed("the upstream failed", private="with key sk-1", logged="to user@host")
+    session.outbox.put_nowait(failure)
+    data = server.sessions.save(session)
+    for secret in (first.encode(), second.encode(), b"the digest of a key", b"sk-1", b"user@host"):
+        assert secret not in data
+    assert (failure.private, failure.logged) == ("with key sk-1", "to user@host")
+    await server.stop()
 
 
 async def test_nobody_comes_back_to_a_restored_session() -> None:
