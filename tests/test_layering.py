@@ -267,7 +267,7 @@ def test_importing_it_loads_nothing_heavy(module: str) -> None:
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
     heavy += ["opentelemetry"]
     program = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     assert ended.stdout.strip() == ""
 
 

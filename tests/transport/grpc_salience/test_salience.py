@@ -624,7 +624,7 @@ def test_the_stubs_are_those_of_the_definition(tmp_path: Path) -> None:
     # In a process of its own: the compiler shares unique symbols of its protobuf (ShutdownData) with the library of the
     # voice detector, which is built with another one and would abort when it is loaded later.
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}"]
-    subprocess.run([*command, str(folder / "salience.proto")], check=True, timeout=60)
+    subprocess.run([*command, str(folder / "salience.proto")], check=True, timeout=600)
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
     assert definition(file.SerializeToString()) == definition(messages.DESCRIPTOR.serialized_pb)
 
