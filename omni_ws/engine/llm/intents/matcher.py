@@ -82,6 +82,7 @@ class Intent:
     otherwise: tuple[str, ...] = ()
     table: Mapping[str, str] | None = None
     reply: Reply | None = None
+    given: Mapping[str, str] | None = None
     sightless: bool = False
     drawn: bool = False
     light: bool = False
@@ -92,7 +93,7 @@ class Intent:
     def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
         """Return the sentences of the answer; None where the intent does not fit after all."""
         if self.reply is not None:
-            said = self.reply(asked, slots)
+            said = self.reply(asked, {**(self.given or {}), **slots})
             return iter((said,)) if isinstance(said, str) else said
         if self.sightless and asked.pictured:
             return iter(())
