@@ -33,10 +33,11 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.media.image import ImageFacts, MediaLimits, describe_image
-from omni_ws.media.video import Motion, VideoFacts, VideoObserver
+from omni_ws.media.video import VideoFacts, VideoObserver
 from omni_ws.profiler import events
 
 T = TypeVar("T")
+F = TypeVar("F", ImageFacts, VideoFacts)
 
 TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
@@ -249,11 +250,6 @@ class RulesFirst:
 
 # Pictures
 
-_DARK = 0.2
-_BRIGHT = 0.7
-
-_MOTION = {Motion.STILL: "nothing moves", Motion.SOME: "there is some motion", Motion.MUCH: "there is much motion"}
-
 #: Follows each description.
 UNSEEN = "No model looks at pictures here, so I can't tell what they show."
 
@@ -287,7 +283,10 @@ class Sights:
     def sentences(self) -> tuple[str, ...]:
         """Return the description; empty where there are no pictures. Ends the video under way."""
         self._end_video()
-        described = (*_describe_images(self._images, self._image_count), *_describe_videos(self._videos))
+        described = [facts.sentence(name) for name, facts in _named("image", self._image_count, self._images)]
+        if self._image_count > len(self._images):
+            described.append(f"There are {self._image_count} images in all.")
+        described += [facts.sentence(name) for name, facts in _named("video", len(self._videos), self._videos)]
         return (*described, UNSEEN) if described else ()
 
     def _end_video(self) -> None:
@@ -296,28 +295,7 @@ class Sights:
             self._videos.append(facts)
 
 
-def _describe_images(images: Sequence[ImageFacts], count: int) -> Iterator[str]:
-    """Sentences about ``count`` images, of which ``images`` are the first."""
-    for place, facts in enumerate(images, 1):
-        name = "The image" if count == 1 else f"Image {place}"
-        yield (
-            f"{name} is {facts.width} by {facts.height} pixels, mostly {facts.dominant_colour}, "
-            f"and {_brightness(facts.brightness)}."
-        )
-    if count > len(images):
-        yield f"There are {count} images in all."
-
-
-def _describe_videos(videos: Sequence[VideoFacts]) -> Iterator[str]:
-    for place, facts in enumerate(videos, 1):
-        name = "The video" if len(videos) == 1 else f"Video {place}"
-        frames = "one frame" if facts.frame_count == 1 else f"{facts.frame_count} frames"
-        duration = f" over {facts.duration_ms / 1000:.1f} seconds" if facts.duration_ms else ""
-        motion = f", and {_MOTION[facts.motion]}" if facts.frame_count > 1 else ""
-        yield f"{name} has {frames}{duration}, mostly {facts.dominant_colour}{motion}."
-
-
-def _brightness(brightness: float) -> str:
-    if brightness < _DARK:
-        return "dark"
-    return "bright" if brightness > _BRIGHT else "of medium brightness"
+def _named(kind: str, count: int, all_facts: Sequence[F]) -> Iterator[tuple[str, F]]:
+    """Yield each of the facts with its name among ``count`` pictures of a kind."""
+    for place, facts in enumerate(all_facts, 1):
+        yield (f"The {kind}" if count == 1 else f"{kind.capitalize()} {place}"), facts

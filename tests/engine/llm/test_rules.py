@@ -9,8 +9,8 @@ from itertools import islice, pairwise
 import pytest
 
 from omni_ws.core.history import Message
-from omni_ws.engine.llm.intents.catalogue import catalogue
 from omni_ws.engine.llm.intents.letters import MAX_COUNT
+from omni_ws.engine.llm.intents.matcher import catalogue
 from omni_ws.engine.llm.intents.told import RIDDLES
 from omni_ws.engine.llm.rules import CONNECT, MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 

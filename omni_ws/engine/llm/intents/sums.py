@@ -10,8 +10,7 @@ from math import floor, isqrt, log10
 from operator import add, mul, sub, truediv
 from typing import Final, NamedTuple, TypeAlias
 
-from omni_ws.engine.llm.intents.matcher import Asked, Slots, expanded
-from omni_ws.engine.llm.plain_words import Talk, read
+from omni_ws.engine.llm.plain_words import Asked, Slots, Talk, expanded, read
 from omni_ws.engine.spoken.english_numbers import SMALL_NUMBERS, TENS
 
 _DATA: Final = read("sums")
