@@ -55,8 +55,8 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 _SWAPPING = (5, 6, 7, 8)
 _LUMA = np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)  # ITU-R BT.709
 
-_DARK: Final = 0.2
-_BRIGHT: Final = 0.7
+_DARK = 0.2
+_BRIGHT = 0.7
 
 
 @dataclass(frozen=True, slots=True)
