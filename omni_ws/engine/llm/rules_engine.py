@@ -7,7 +7,7 @@ parroted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -32,12 +32,11 @@ from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, exact_answer, prepar
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
-from omni_ws.media.image import ImageFacts, MediaLimits, describe_image
-from omni_ws.media.video import VideoFacts, VideoObserver
+from omni_ws.media.image import MediaLimits
+from omni_ws.media.sights import Sights
 from omni_ws.profiler import events
 
 T = TypeVar("T")
-F = TypeVar("F", ImageFacts, VideoFacts)
 
 TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
@@ -152,7 +151,10 @@ class _Question:
                 elif isinstance(part, (ImagePart, VideoPart)):
                     modality = Modality.IMAGE if isinstance(part, ImagePart) else Modality.VIDEO
                     with events.span("sights", "encoder_start", "encoder_end", modality=modality.value):
-                        await run_in_thread(self._threads, self._sights.look, part)
+                        if isinstance(part, ImagePart):
+                            await run_in_thread(self._threads, self._sights.look_at_image, part.pixels)
+                        else:
+                            await run_in_thread(self._threads, self._sights.look_at_frames, part.frames, part.part)
                 number = part.part
         if number is None:
             raise EmptyInput("the request has no input")
@@ -246,56 +248,3 @@ class RulesFirst:
             f"{before} {said}".strip(), request.history, self._now(), seed=request.sampling.get("seed")
         )
         return None if sentences is None else list(sentences)
-
-
-# Pictures
-
-#: Follows each description.
-UNSEEN = "No model looks at pictures here, so I can't tell what they show."
-
-#: More pictures than this are only counted.
-MAX_DESCRIBED = 8
-
-
-class Sights:
-    """The pictures of one request: their size, colour and motion. Nothing is recognised, and no pixels are kept."""
-
-    def __init__(self) -> None:
-        self._images: list[ImageFacts] = []
-        self._image_count = 0
-        self._videos: list[VideoFacts] = []
-        self._observer: VideoObserver | None = None
-        self._video_part = -1
-
-    def look(self, part: ImagePart | VideoPart) -> None:
-        """Add an image, or frames of a video. Blocks for some milliseconds a picture."""
-        if isinstance(part, ImagePart):
-            self._image_count += 1
-            if self._image_count <= MAX_DESCRIBED:
-                self._images.append(describe_image(part.pixels))
-            return
-        if self._observer is None or part.part != self._video_part:
-            self._end_video()
-            self._observer, self._video_part = VideoObserver(), part.part
-        for frame in part.frames:
-            self._observer.add(frame)
-
-    def sentences(self) -> tuple[str, ...]:
-        """Return the description; empty where there are no pictures. Ends the video under way."""
-        self._end_video()
-        described = [facts.sentence(name) for name, facts in _named("image", self._image_count, self._images)]
-        if self._image_count > len(self._images):
-            described.append(f"There are {self._image_count} images in all.")
-        described += [facts.sentence(name) for name, facts in _named("video", len(self._videos), self._videos)]
-        return (*described, UNSEEN) if described else ()
-
-    def _end_video(self) -> None:
-        observer, self._observer = self._observer, None
-        if observer is not None and (facts := observer.facts()) is not None:
-            self._videos.append(facts)
-
-
-def _named(kind: str, count: int, all_facts: Sequence[F]) -> Iterator[tuple[str, F]]:
-    """Yield each of the facts with its name among ``count`` pictures of a kind."""
-    for place, facts in enumerate(all_facts, 1):
-        yield (f"The {kind}" if count == 1 else f"{kind.capitalize()} {place}"), facts

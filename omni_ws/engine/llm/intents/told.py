@@ -24,7 +24,6 @@ _NAMED: Final = re.compile(rf"\b{_DATA['words']['named']}")
 _WRITTEN_NAME: Final = re.compile(inserted(_DATA["words"]["written_name"], {}))
 #: What is told → its form.
 _FACTS: Final = {name: re.compile(inserted(form, _DATA["words"])) for name, form in _DATA["facts"].items()}
-_ASKS_BACK: Final = re.compile(r" (?:what is your name|what is yours|who are you|and you|and yours)$")
 _OLDEST: Final = 130
 
 
@@ -34,16 +33,6 @@ _OLDEST: Final = 130
 def name_told(talk: Talk) -> str | None:
     """The name that somebody gave themselves last."""
     return next((name for heard in reversed(talk.heard) if (name := _own_name(heard)) is not None), None)
-
-
-def introduced(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    name = _own_name(asked.text)
-    if name is None:
-        return None
-    wordings = _DATA["known" if name == name_told(asked.talk) else "met"]
-    greeting = asked.talk.fresh([wording.format(name=name) for wording in wordings])
-    asks_back = wordings is _DATA["met"] and _ASKS_BACK.search(asked.words)
-    return iter((greeting, "I have no name.") if asks_back else (greeting,))
 
 
 def age(asked: Asked, slots: Slots) -> str | None:
@@ -180,6 +169,8 @@ def _saying(wordings: Iterable[str]) -> Value:
 
 VALUES: Final[dict[str, Value]] = {
     "name": lambda asked, slots: name_told(asked.talk),
+    "new_name": lambda asked, slots: _own_name(asked.text),
+    "known_name": lambda asked, slots: name if (name := _own_name(asked.text)) == name_told(asked.talk) else None,
     "noted": _noted,
     "told": _told,
     "what": lambda asked, slots: _what(slots),
