@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
-from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history, count_words
+from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
     Engine,
     EngineCapabilities,
@@ -136,18 +136,13 @@ class _Question:
         self.words = await self.worked_on(count_history, self._request.history)
         decoded = decode_request(self._request, TAKES, executor=self._threads, share=self._share)
         number: int | None = None
-        counter = WordCounter()
         async with aclosing(decoded) as parts:
             async for part in parts:
                 if isinstance(part, TextPart):
                     if part.part != number:
                         self._texts.append([])
-                        counter = WordCounter()
                     self._texts[-1].append(part.text)
                     self._characters += len(part.text)
-                    counted = counter.words
-                    counter.feed(part.text)
-                    self.words += counter.words - counted
                 elif isinstance(part, (ImagePart, VideoPart)):
                     modality = Modality.IMAGE if isinstance(part, ImagePart) else Modality.VIDEO
                     with events.span("sights", "encoder_start", "encoder_end", modality=modality.value):
@@ -158,6 +153,8 @@ class _Question:
                 number = part.part
         if number is None:
             raise EmptyInput("the request has no input")
+        for pieces in self._texts:
+            self.words += await self.worked_on(count_words, "".join(pieces))
 
     def answer(self, now: datetime, seed: object) -> Iterator[str]:
         """Yield the sentences of the answer."""
