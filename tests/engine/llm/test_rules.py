@@ -546,6 +546,22 @@ def test_nobody_is_told_a_command() -> None:
     assert not [one for one in said if "--" in one]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("I feel so alone.", "I feel empty.", "Life is hard.", "Nobody cares.", "I have nobody to talk to."),
+        *("My mother is ill.", "I'm having a panic attack.", "I'm so lonely and nobody talks to me."),
+    ],
+)
+def test_sadness_is_heard(text: str) -> None:
+    assert reply(text) == "I'm sorry to hear that. I hope that it gets better soon."
+
+
+@pytest.mark.parametrize("text", ["Say only yes: is it true?", "Just say what DNA is.", "Say yes or no, is water wet?"])
+def test_an_answer_in_given_words_is_no_parrot(text: str) -> None:
+    assert is_unknown(reply(text))
+
+
 def test_who_was_attacked_is_told_where_help_is() -> None:
     assert "help line" in reply("I was attacked")
 
