@@ -55,6 +55,9 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 _SWAPPING = (5, 6, 7, 8)
 _LUMA = np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)  # ITU-R BT.709
 
+_DARK = 0.2
+_BRIGHT = 0.7
+
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
@@ -67,6 +70,11 @@ class ImageFacts:
     height: int
     dominant_colour: str
     brightness: float
+
+    def sentence(self, name: str) -> str:
+        """Return a sentence about the image of that name."""
+        light = "dark" if self.brightness < _DARK else "bright" if self.brightness > _BRIGHT else "of medium brightness"
+        return f"{name} is {self.width} by {self.height} pixels, mostly {self.dominant_colour}, and {light}."
 
 
 def decoding_bytes(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> int:

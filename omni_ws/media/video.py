@@ -416,9 +416,9 @@ _MUCH_MOTION = 12.0
 class Motion(StrEnum):
     """How much the picture moves."""
 
-    STILL = "still"
-    SOME = "some motion"
-    MUCH = "much motion"
+    STILL = "nothing moves"
+    SOME = "there is some motion"
+    MUCH = "there is much motion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +432,13 @@ class VideoFacts:
     duration_ms: int
     dominant_colour: str
     motion: Motion
+
+    def sentence(self, name: str) -> str:
+        """Return a sentence about the video of that name."""
+        frames = "one frame" if self.frame_count == 1 else f"{self.frame_count} frames"
+        duration = f" over {self.duration_ms / 1000:.1f} seconds" if self.duration_ms else ""
+        motion = f", and {self.motion}" if self.frame_count > 1 else ""
+        return f"{name} has {frames}{duration}, mostly {self.dominant_colour}{motion}."
 
 
 class VideoObserver:

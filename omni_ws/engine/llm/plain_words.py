@@ -1,21 +1,23 @@
-"""What somebody said, as rules read it: in plain words, after the talk so far, and by its sound."""
+"""What somebody said, as rules read it: in plain words, and after the talk so far."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache, cached_property
 from importlib import resources
-from typing import Any, Final, Generic, TypeVar
-
-import numpy as np
+from random import Random
+from typing import Any, Final, TypeAlias
 
 from omni_ws.core.history import Message
 
 _NAME: Final = re.compile(r"{([a-z_]+)}")
 _LINE_END: Final = re.compile(r"\n *|^ +")
+_BRACKET: Final = re.compile(r"\(([^()\[\]]*)\)|\[([^()\[\]]*)\]")
 
 
 @cache
@@ -28,6 +30,20 @@ def read(name: str) -> dict[str, Any]:
 def inserted(text: str, words: dict[str, str]) -> str:
     """A ``text`` of such a file on one line, with each ``{name}`` replaced by what ``words`` has for it."""
     return _NAME.sub(lambda found: inserted(words[found[1]], words), _LINE_END.sub("", text))
+
+
+def expanded(phrase: str) -> list[str]:
+    """Every sentence that ``phrase`` stands for, with single spaces: "(hi|hello) [there]" is four.
+
+    Brackets may stand in brackets.
+    """
+    if (found := _BRACKET.search(phrase)) is None:
+        if any(bracket in phrase for bracket in "()[]"):
+            raise ValueError(f"{phrase!r} has a bracket too many, or too few")
+        return list(dict.fromkeys(" ".join(sentence.split()) for sentence in phrase.split("|")))
+    inside = [*found[0][1:-1].split("|"), *([""] if found[0][0] == "[" else [])]
+    begin, end = phrase[: found.start()], phrase[found.end() :]
+    return list(dict.fromkeys(sentence for one in inside for sentence in expanded(begin + one + end)))
 
 
 # Plain words: what was written or heard, in one spelling, and without courtesies around it
@@ -104,176 +120,67 @@ def courtesies(text: str) -> int:
 #: Of how many messages of each side the texts are looked at, and how many characters of each.
 RECENT: Final = 64
 _LOOKED_AT: Final = 2048
+#: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
+MAX_WORDS: Final = 16
+_MAX_CHARACTERS: Final = 200
 
 
 class Talk:
-    """The conversation so far, as rules read it: what both sides said, the newest last."""
+    """The conversation so far, as rules read it: what both sides said, the newest last.
+
+    ``said`` are the sentences of the message that is being answered before the one that is meant.
+    """
 
     def __init__(self, history: Sequence[Message], *, said: Sequence[str] = ()) -> None:
-        self._history = history
-        answers, heard = _said(history, "assistant"), _said(history, "user")
+        answers, heard = (
+            [message.text for message in history if message.role == role and message.text.strip()]
+            for role in ("assistant", "user")
+        )
+        self.history = history
         #: The last answer, whole; empty before the first. The same of what was heard.
         self.last_answer = answers[-1].strip() if answers else ""
         self.last_heard = heard[-1].strip() if heard else ""
-        self.answers = tuple(answer[:_LOOKED_AT] for answer in answers)
-        self.heard = tuple(words[:_LOOKED_AT] for words in (*heard, *said))
-
-    def going_on(self, said: Sequence[str]) -> Talk:
-        """Return the same talk a few sentences later in the message that is being answered."""
-        return Talk(self._history, said=said)
-
-    @property
-    def position(self) -> int:
-        """The number of messages before this one."""
-        return len(self._history)
-
-    def all_heard(self) -> list[str]:
-        """What was heard in the whole conversation, without empty texts: the oldest first."""
-        texts = (message.text.strip()[:_LOOKED_AT] for message in self._history if message.role == "user")
-        return [text for text in texts if text]
-
-    def has_said(self, sentence: str) -> bool:
-        """Whether any answer contained ``sentence``."""
-        return any(message.role == "assistant" and sentence in message.text for message in self._history)
+        self.answers = tuple(answer[:_LOOKED_AT] for answer in answers[-RECENT:])
+        self.heard = tuple(words[:_LOOKED_AT] for words in (*heard[-RECENT:], *said))
+        #: What was heard in the whole conversation, without this message.
+        self.all_heard = [words.strip()[:_LOOKED_AT] for words in heard]
 
     def fresh(self, wordings: Sequence[str]) -> str:
         """Return the first of ``wordings`` that was not said yet; where all were, the one said longest ago."""
-        return min(wordings, key=self._last_said)
-
-    def _last_said(self, wording: str) -> int:
-        """The place of the newest answer with ``wording``; -1 for none."""
-        return max((place for place, answer in enumerate(self.answers) if wording in answer), default=-1)
+        places = enumerate(self.answers)
+        said = {wording: place for place, answer in places for wording in wordings if wording in answer}
+        return min(wordings, key=lambda wording: said.get(wording, -1))
 
 
-def _said(history: Sequence[Message], role: str) -> list[str]:
-    """The newest texts of one side, whole, in their order."""
-    texts: list[str] = []
-    for message in reversed(history):
-        if len(texts) == RECENT:
-            break
-        if message.role == role and message.text and not message.text.isspace():
-            texts.append(message.text)
-    return texts[::-1]
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One thing that somebody said, with all that an answer to it may depend on."""
+
+    #: As it was written; each run of white space is one space, and there is none at its ends.
+    text: str
+    talk: Talk
+    now: datetime
+    #: What chance is drawn from: the same for the same conversation at the same time.
+    chance: Random
+    #: Whether pictures came with it, which are described before the answer.
+    pictured: bool = False
+
+    @cached_property
+    def words(self) -> str:
+        """The plain words."""
+        return plain_words(self.text)
+
+    @cached_property
+    def request(self) -> str:
+        """The text without courtesies, as it was written."""
+        return without_courtesies(self.text)
+
+    @cached_property
+    def asks(self) -> tuple[str, ...]:
+        """The words with fewer and fewer courtesies; none of a long text."""
+        is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
+        return tuple(requests(self.words)) if is_short else ()
 
 
-# How English words sound, roughly, and how far two sentences are apart: "hell are you" is close to "how are you".
-#
-# A sound is one character; the sounds of a sentence have no gaps, because recognition misplaces them.
-
-T = TypeVar("T")
-
-_SPELLED: Final[dict[str, str]] = WORDS["sounds"]["spelled"]
-_LETTERS: Final = re.compile("|".join([*_SPELLED, "."]))
-_LONG: Final = re.compile(r"([aiou])([bcdfgklmnprstvz])e$")
-_LONG_VOWELS: Final = {"a": "ay", "i": "igh", "o": "oa", "u": "oo"}
-_DOUBLE: Final = re.compile(r"(.)\1+")
-
-VOWELS: Final = "aeiouIWYR"
-#: Sounds within a class are often taken for one another. Those of weak classes get lost more easily.
-_WEAK: Final = (VOWELS, "jw", "h")
-_CLASSES: Final = (*_WEAK, "pb", "td", "kg", "fv", "szSCJ", "mn", "lr", "D")
-_CLASS: Final = {sound: number for number, sounds in enumerate(_CLASSES) for sound in sounds}
-_KIN: Final = 0.4
-_OTHER: Final = 1.0
-_LOST: Final = {sound: 0.5 if number < len(_WEAK) else 0.8 for sound, number in _CLASS.items()}
-#: What a sound too many or too few of a class costs at least: two of them may be one that is taken for another.
-_LEAST: Final = 0.5
-#: How much two sentences that count as one may differ, for each sound and at most; in short ones, a little is much.
-NEAR: Final = 0.18
-_MOST_APART: Final = 1.6
-_FEW_SOUNDS: Final = 6
-_MOST_APART_IN_FEW: Final = 0.35
-#: In fewer sounds than these, too much of a sentence would have to be guessed. Longer ones are seldom misheard whole.
-MIN_SOUNDS: Final = 4
-MAX_SOUNDS: Final = 30
-_MAX_LETTERS: Final = 30
-
-
-@lru_cache(maxsize=4096)
-def sounds_of_word(word: str) -> str:
-    """The sounds of an English word in small letters; letters of other alphabets have none."""
-    if (irregular := WORDS["sounds"]["irregular"].get(word)) is not None:
-        return str(irregular)
-    word = word[:_MAX_LETTERS]
-    word = _LONG.sub(lambda found: _LONG_VOWELS[found[1]] + found[2], word)
-    if len(word) > 3 and word[-1] == "e" and word[-2] not in "aeiouy":
-        word = word[:-1]
-    start = {"y": "j"}.get(word[0], "")
-    sounds = start + "".join(_SPELLED.get(found, found) for found in _LETTERS.findall(word[len(start) :]))
-    return _DOUBLE.sub(r"\1", "".join(sound for sound in sounds if sound in _CLASS))
-
-
-def sounds_of(words: str) -> str:
-    """The sounds of plain words."""
-    return "".join(map(sounds_of_word, words.split()))
-
-
-class SoundIndex(Generic[T]):
-    """Sentences by their sounds.
-
-    Few are compared sound by sound: how many sounds of each class a sentence has already tells for most that they are
-    too far.
-    """
-
-    def __init__(self, sentences: Iterable[tuple[str, T]]) -> None:
-        kept: dict[str, tuple[int, T]] = {}
-        for order, (words, found) in enumerate(sentences):
-            sounds = sounds_of(words)
-            if MIN_SOUNDS <= len(sounds) <= MAX_SOUNDS:
-                kept.setdefault(sounds, (order, found))
-        self._sentences = list(kept)
-        #: For each of them its place among all that were added, and what belongs to it.
-        self._found = list(kept.values())
-        self._counts = np.array([_counts(sounds) for sounds in kept], np.int8).reshape(-1, len(_CLASSES))
-
-    def nearest(self, words: str) -> tuple[float, T] | None:
-        """How far the sentence is that sounds most like ``words``, for each sound of these, and what belongs to it.
-
-        None where none is near, and for digits, which have no sounds here. Of several sentences that are as far, the
-        first one that was added is found.
-        """
-        sounds = sounds_of(words)
-        if not MIN_SOUNDS <= len(sounds) <= MAX_SOUNDS or any(map(str.isdigit, words)):
-            return None
-        limit = _MOST_APART_IN_FEW if len(sounds) < _FEW_SOUNDS else min(_MOST_APART, NEAR * len(sounds))
-        best: tuple[float, int, T] | None = None
-        for least, place in self.candidates(sounds, limit):
-            if least > limit:
-                break
-            far = distance(self._sentences[place], sounds, limit)
-            if far is not None and (best is None or (far, self._found[place][0]) < best[:2]):
-                best = (far, *self._found[place])
-                limit = far
-        return None if best is None else (best[0] / len(sounds), best[2])
-
-    def candidates(self, sounds: str, limit: float) -> list[tuple[float, int]]:
-        """At least how far each sentence is that may be as near as ``limit``, and its place: the nearest first."""
-        least = _LEAST * np.abs(self._counts - np.array(_counts(sounds), np.int8)).sum(axis=1)
-        places = np.flatnonzero(least <= limit)
-        nearest_first = places[np.argsort(least[places], kind="stable")]
-        return list(zip(least[nearest_first].tolist(), nearest_first.tolist(), strict=True))
-
-
-def _counts(sounds: str) -> list[int]:
-    """How many of ``sounds`` belong to each class."""
-    counts = [0] * len(_CLASSES)
-    for sound in sounds:
-        counts[_CLASS[sound]] += 1
-    return counts
-
-
-def distance(sentence: str, sounds: str, limit: float) -> float | None:
-    """What it costs to turn ``sounds`` into those of a ``sentence``; None for more than ``limit``."""
-    row = [0.0]
-    for sound in sounds:
-        row.append(row[-1] + _LOST[sound])
-    for sound in sentence:
-        costs = [row[0] + _LOST[sound]]
-        for place, heard in enumerate(sounds):
-            kin = _KIN if _CLASS[sound] == _CLASS[heard] else _OTHER
-            changed = row[place] + (0 if heard == sound else kin)
-            costs.append(min(changed, row[place + 1] + _LOST[sound], costs[place] + _LOST[heard]))
-        row = costs
-        if min(row) > limit:
-            return None
-    return row[-1] if row[-1] <= limit else None
+#: A slot's name → what stood there, in plain words, or as it was written where the intent asks for that.
+Slots: TypeAlias = Mapping[str, str]

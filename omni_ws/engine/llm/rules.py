@@ -12,10 +12,9 @@ from typing import Final
 
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents import told
-from omni_ws.engine.llm.intents.catalogue import catalogue
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
-from omni_ws.engine.llm.intents.matcher import Asked, Matcher, Understood, expanded
-from omni_ws.engine.llm.plain_words import WORDS, Talk, courtesies, plain_words, requests
+from omni_ws.engine.llm.intents.matcher import Matcher, Understood, catalogue
+from omni_ws.engine.llm.plain_words import WORDS, Asked, Talk, courtesies, expanded, plain_words, requests
 
 #: Longer texts, in characters, are at most something to repeat or to spell.
 MAX_REQUEST: Final = 4096
@@ -85,7 +84,7 @@ def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: 
 
 
 def _asked(plain: str, talk: Talk, now: datetime, *, seed: object, pictured: bool = False) -> Asked:
-    drawn_from = f"{now.isoformat() if seed is None else seed} {talk.position} {plain}"
+    drawn_from = f"{now.isoformat() if seed is None else seed} {len(talk.history)} {plain}"
     chance = Random(drawn_from.encode("utf-8", "surrogatepass"))
     return Asked(text=plain, talk=talk, now=now, chance=chance, pictured=pictured)
 
@@ -115,7 +114,7 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
     # A speaker who gets no answer at once says the sentence again.
     first_said: dict[str, Asked] = {}
     for place, part in enumerate(parts):
-        one = _with_text(replace(asked, talk=asked.talk.going_on(parts[:place])), part)
+        one = _with_text(replace(asked, talk=Talk(asked.talk.history, said=parts[:place])), part)
         first_said.setdefault(one.words, one)
     found = [(one, _matcher().find(one)) for one in first_said.values()]
     known = [match for _, match in found if match is not None]
@@ -143,9 +142,6 @@ def _each_once(found: Sequence[Understood]) -> Iterator[str]:
 
 def _in_play(asked: Asked) -> Iterator[str] | None:
     """The next line of a riddle or a joke that is under way, or to the answer of a question that was asked back."""
-    # Whoever asks for something else has left the joke.
-    if (line := told.knocked(asked)) is not None and ((other := _matcher().find(asked)) is None or other.intent.light):
-        return iter((line,))
     if (following := _matcher().following(asked)) is not None:
         return following.sentences
     line = told.solved(asked)
@@ -197,7 +193,8 @@ def _unknown(asked: Asked) -> Iterator[str]:
         return
     kind = told.kind_of(asked.text)
     yield asked.talk.fresh(told.UNKNOWN[kind])
-    if kind != "wordless" and not asked.talk.has_said(CONNECT):
+    answers = (message.text for message in asked.talk.history if message.role == "assistant")
+    if kind != "wordless" and not any(CONNECT in answer for answer in answers):
         yield CONNECT
 
 

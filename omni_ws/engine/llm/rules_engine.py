@@ -7,7 +7,7 @@ parroted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
-from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history, count_words
+from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
     Engine,
     EngineCapabilities,
@@ -32,8 +32,8 @@ from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, exact_answer, prepar
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
-from omni_ws.media.image import ImageFacts, MediaLimits, describe_image
-from omni_ws.media.video import Motion, VideoFacts, VideoObserver
+from omni_ws.media.image import MediaLimits
+from omni_ws.media.sights import Sights
 from omni_ws.profiler import events
 
 T = TypeVar("T")
@@ -136,25 +136,25 @@ class _Question:
         self.words = await self.worked_on(count_history, self._request.history)
         decoded = decode_request(self._request, TAKES, executor=self._threads, share=self._share)
         number: int | None = None
-        counter = WordCounter()
         async with aclosing(decoded) as parts:
             async for part in parts:
                 if isinstance(part, TextPart):
                     if part.part != number:
                         self._texts.append([])
-                        counter = WordCounter()
                     self._texts[-1].append(part.text)
                     self._characters += len(part.text)
-                    counted = counter.words
-                    counter.feed(part.text)
-                    self.words += counter.words - counted
                 elif isinstance(part, (ImagePart, VideoPart)):
                     modality = Modality.IMAGE if isinstance(part, ImagePart) else Modality.VIDEO
                     with events.span("sights", "encoder_start", "encoder_end", modality=modality.value):
-                        await run_in_thread(self._threads, self._sights.look, part)
+                        if isinstance(part, ImagePart):
+                            await run_in_thread(self._threads, self._sights.look_at_image, part.pixels)
+                        else:
+                            await run_in_thread(self._threads, self._sights.look_at_frames, part.frames, part.part)
                 number = part.part
         if number is None:
             raise EmptyInput("the request has no input")
+        for pieces in self._texts:
+            self.words += await self.worked_on(count_words, "".join(pieces))
 
     def answer(self, now: datetime, seed: object) -> Iterator[str]:
         """Yield the sentences of the answer."""
@@ -245,79 +245,3 @@ class RulesFirst:
             f"{before} {said}".strip(), request.history, self._now(), seed=request.sampling.get("seed")
         )
         return None if sentences is None else list(sentences)
-
-
-# Pictures
-
-_DARK = 0.2
-_BRIGHT = 0.7
-
-_MOTION = {Motion.STILL: "nothing moves", Motion.SOME: "there is some motion", Motion.MUCH: "there is much motion"}
-
-#: Follows each description.
-UNSEEN = "No model looks at pictures here, so I can't tell what they show."
-
-#: More pictures than this are only counted.
-MAX_DESCRIBED = 8
-
-
-class Sights:
-    """The pictures of one request: their size, colour and motion. Nothing is recognised, and no pixels are kept."""
-
-    def __init__(self) -> None:
-        self._images: list[ImageFacts] = []
-        self._image_count = 0
-        self._videos: list[VideoFacts] = []
-        self._observer: VideoObserver | None = None
-        self._video_part = -1
-
-    def look(self, part: ImagePart | VideoPart) -> None:
-        """Add an image, or frames of a video. Blocks for some milliseconds a picture."""
-        if isinstance(part, ImagePart):
-            self._image_count += 1
-            if self._image_count <= MAX_DESCRIBED:
-                self._images.append(describe_image(part.pixels))
-            return
-        if self._observer is None or part.part != self._video_part:
-            self._end_video()
-            self._observer, self._video_part = VideoObserver(), part.part
-        for frame in part.frames:
-            self._observer.add(frame)
-
-    def sentences(self) -> tuple[str, ...]:
-        """Return the description; empty where there are no pictures. Ends the video under way."""
-        self._end_video()
-        described = (*_describe_images(self._images, self._image_count), *_describe_videos(self._videos))
-        return (*described, UNSEEN) if described else ()
-
-    def _end_video(self) -> None:
-        observer, self._observer = self._observer, None
-        if observer is not None and (facts := observer.facts()) is not None:
-            self._videos.append(facts)
-
-
-def _describe_images(images: Sequence[ImageFacts], count: int) -> Iterator[str]:
-    """Sentences about ``count`` images, of which ``images`` are the first."""
-    for place, facts in enumerate(images, 1):
-        name = "The image" if count == 1 else f"Image {place}"
-        yield (
-            f"{name} is {facts.width} by {facts.height} pixels, mostly {facts.dominant_colour}, "
-            f"and {_brightness(facts.brightness)}."
-        )
-    if count > len(images):
-        yield f"There are {count} images in all."
-
-
-def _describe_videos(videos: Sequence[VideoFacts]) -> Iterator[str]:
-    for place, facts in enumerate(videos, 1):
-        name = "The video" if len(videos) == 1 else f"Video {place}"
-        frames = "one frame" if facts.frame_count == 1 else f"{facts.frame_count} frames"
-        duration = f" over {facts.duration_ms / 1000:.1f} seconds" if facts.duration_ms else ""
-        motion = f", and {_MOTION[facts.motion]}" if facts.frame_count > 1 else ""
-        yield f"{name} has {frames}{duration}, mostly {facts.dominant_colour}{motion}."
-
-
-def _brightness(brightness: float) -> str:
-    if brightness < _DARK:
-        return "dark"
-    return "bright" if brightness > _BRIGHT else "of medium brightness"

@@ -230,10 +230,6 @@ def _list(match: re.Match[str]) -> str:
     return match[0] if re.fullmatch(_NUMBER, match[0]) else match[0].replace(",", ", ")
 
 
-def _decimal_comma(match: re.Match[str]) -> str:
-    return match[0].replace(",", ".")
-
-
 def _grouped(match: re.Match[str]) -> str:
     return re.sub(r"[ '’]", ",", match[0])
 
@@ -249,10 +245,6 @@ def _digit_groups(match: re.Match[str]) -> str:
     if sum(map(len, groups)) < _MANY_DIGITS:
         return ", ".join(groups)
     return ", ".join(by_digit(group) if group.isdigit() else group for group in groups)
-
-
-def _call(match: re.Match[str]) -> str:
-    return f"{match[1]} {by_digit(match[2])}"
 
 
 def _code(match: re.Match[str]) -> str:
@@ -379,10 +371,6 @@ def _version_number(match: re.Match[str]) -> str:
     return "version " + " point ".join(cardinal(part) for part in match[1].split("."))
 
 
-def _model(match: re.Match[str]) -> str:
-    return f"{match[1]} {in_pairs(match[2])}"
-
-
 def _several_models(match: re.Match[str]) -> str:
     """ "MP3s", "H100s", "F-16s"."""
     return f"{match[1]}{'' if match[1].endswith('-') else ' '}{plural(cardinal(match[2]))}"
@@ -454,10 +442,6 @@ def _roman_alone(match: re.Match[str]) -> str:
 _THREE_LETTERS: Final = frozenset(("III", "VII", "XII", "XIV", "XIX", "XVI", "XXI", "XXV"))
 
 
-def _roman_sign(match: re.Match[str]) -> str:
-    return unicodedata.normalize("NFKC", match[0])
-
-
 def _capture(match: re.Match[str]) -> str:
     """A move of chess."""
     piece, place = match.groups()
@@ -502,10 +486,6 @@ def _initials(match: re.Match[str]) -> str:
 
 def _before_number(match: re.Match[str]) -> str:
     return f"{BEFORE_NUMBERS[match[1].lower()]} "
-
-
-def _sign(match: re.Match[str]) -> str:
-    return f" {SIGNS[match[0]]} "
 
 
 #: What is found, how it is read, and the signs of which the text must have one: "0" is any digit, "" is none.
@@ -573,7 +553,7 @@ _RULES: Final = _rules(
     (
         rf"(?<![\w.,])\d{{1,3}},\d{{1,2}}(?= ?(?:[%€£]|zł|EUR\b|degrees|percent|(?:{_UNITS})(?!\w)))"
         r"|(?:(?<=[€£$])|(?<=€ ))\d{1,3},\d{1,2}(?!\w|[.,]\d)|(?<![\w.,])0,\d+(?!\w|[.,]\d)",
-        _decimal_comma,
+        lambda match: match[0].replace(",", "."),
         ",",
     ),
     (r"(?<![\w.,+-])[1-9]\d{0,2}(?:(?: \d{3}){2,}|(?: 000))(?![\w]|[.,]?\d| \d)", _grouped, "0"),
@@ -590,7 +570,7 @@ _RULES: Final = _rules(
     ),
     (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day, "0"),
     (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
-    (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", _model, "0"),
+    (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
     (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
     # Money, before the ranges in it.
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
@@ -657,7 +637,7 @@ _RULES: Final = _rules(
     (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
     # "Gen Z" is no general.
     (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({_one_of(TITLES)})\.? (?=[A-Z])", _title),
-    (r"[Ⅰ-ↂ]+", _roman_sign),
+    (r"[Ⅰ-ↂ]+", lambda match: unicodedata.normalize("NFKC", match[0])),
     (r"\b([A-Z]\w+) ([IVXLCDM]+)(?:th|st|nd|rd)?\b", _roman, "IVXLCDM"),
     (r"\b([IVXLCDM]{2,})(?:(th|st|nd|rd)\b|\b)(?![.’'&/+-]?\w)", _roman_alone, "IVXLCDM"),
     (r"\b(?:[A-Za-z]\.){2,}", _initials, "."),
@@ -685,7 +665,7 @@ _RULES: Final = _rules(
     (r"(?<=\bC)\+\+|(?<=\bC)plusplus", " plus plus", "C"),
     (r"(?<=\b[A-Z])#", " sharp", "#"),
     (r"#(?=[A-Za-z])", "hashtag ", "#"),
-    (_one_of(SIGNS), _sign),
+    (_one_of(SIGNS), lambda match: f" {SIGNS[match[0]]} "),
     (r"(?:^|\s)[-–—]{1,3}\s", ", ", "-–—"),
     (r"[{}\[\]\\^|*`™®†‡•·]|(?<=\s)_|_(?=\s)", " "),
     (r"\s+(?=[,.;:!?](?:\s|$))|(?<=\()\s+", ""),

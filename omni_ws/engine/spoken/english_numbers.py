@@ -303,18 +303,6 @@ def _clock(hours: str, minutes: str) -> str:
     return f"{name} o'clock" if int(hours) <= 12 else f"{name} hundred"
 
 
-def _ratio(match: re.Match[str]) -> str:
-    return f"{cardinal(match[1])} to {cardinal(match[2])}"
-
-
-def _weekday(match: re.Match[str]) -> str:
-    return WEEKDAYS[match[1]]
-
-
-def _month_name(match: re.Match[str]) -> str:
-    return MONTH_NAMES[match[1]]
-
-
 def _year(digits: str) -> str:
     return year(digits) if len(digits) == 4 else year(("20" if int(digits) < 50 else "19") + digits)
 
@@ -346,10 +334,6 @@ def _duration(match: re.Match[str]) -> str:
         f"{decimal(amount)} {_DURATIONS[unit]}{'' if amount == '1' or single else 's'}"
         for (amount, _), unit in zip(parts, units, strict=True)
     )
-
-
-def _time_with_h(match: re.Match[str]) -> str:
-    return _clock(match[1], match[2])
 
 
 def is_adjective(match: re.Match[str]) -> bool:
@@ -415,7 +399,7 @@ def plural_of(digits: str) -> str:
 
 #: In the order in which they apply.
 RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
-    (rf"\b({'|'.join(WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", _weekday),
+    (rf"\b({'|'.join(WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", lambda match: WEEKDAYS[match[1]]),
     (
         r"(?<![\w/.-])([12]\d{3})([-/.])(\d{1,2})\2(\d{1,2})"
         r"(?:[T ](\d\d):(\d\d)(?::\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?)?(?![\w/-]|[.,]\d)",
@@ -435,14 +419,14 @@ RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
         rf"({_MONTH})\b\.?(?:,? (\d{{4}})\b)?",
         _day_first,
     ),
-    (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", _month_name),
+    (rf"\b({_MONTH})(?:\.(?= ?\d)|(?=,? \d{{4}}\b))", lambda match: MONTH_NAMES[match[1]]),
     (r"(?<![\w.,])(\d{3,4}) (BCE?|CE|AD)\b", _era),
     (
         r"(?<![\w:.])(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?(?:\s?([AaPp])\.?[Mm]\b(?:\.(?! [A-Z]|$))?)?(?![\d:])",
         _time,
     ),
-    (r"(?<![\w:.])(\d{1,3}):(\d{1,5})(?![\w:])(?!\.\d)", _ratio),
-    (r"(?<![\w:.,])(1[3-9]|2[0-3])h([0-5]\d)(?!\w)", _time_with_h),
+    (r"(?<![\w:.])(\d{1,3}):(\d{1,5})(?![\w:])(?!\.\d)", lambda match: f"{cardinal(match[1])} to {cardinal(match[2])}"),
+    (r"(?<![\w:.,])(1[3-9]|2[0-3])h([0-5]\d)(?!\w)", lambda match: _clock(match[1], match[2])),
     (
         rf"(?<![\w.,:/-])\d+(?:\.\d+)? ?{_DURATION_UNIT}"
         rf"(?:,? (?:and )?\d+ ?{_DURATION_UNIT}|(?<=[dhm])\d+ ?{_DURATION_UNIT}|(?<=h)\d\d(?!\w))+"

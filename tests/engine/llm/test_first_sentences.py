@@ -20,7 +20,7 @@ from omni_ws.audio.pcm import Samples, StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.llm.intents.catalogue import catalogue
+from omni_ws.engine.llm.intents.matcher import catalogue
 from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
 from omni_ws.engine.llm.plain_words import plain_words
 from omni_ws.engine.llm.rules import CONNECT, answer

@@ -9,8 +9,8 @@ from itertools import islice, pairwise
 import pytest
 
 from omni_ws.core.history import Message
-from omni_ws.engine.llm.intents.catalogue import catalogue
 from omni_ws.engine.llm.intents.letters import MAX_COUNT
+from omni_ws.engine.llm.intents.matcher import catalogue
 from omni_ws.engine.llm.intents.told import RIDDLES
 from omni_ws.engine.llm.rules import CONNECT, MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 
@@ -544,6 +544,22 @@ def test_nobody_is_told_a_command() -> None:
     said = [reply(text) for text in ("How do I connect a model?", "Who was Napoleon?", "Where is your manual?")]
     said += [wording for intent in catalogue() for wording in intent.says]
     assert not [one for one in said if "--" in one]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("I feel so alone.", "I feel empty.", "Life is hard.", "Nobody cares.", "I have nobody to talk to."),
+        *("My mother is ill.", "I'm having a panic attack.", "I'm so lonely and nobody talks to me."),
+    ],
+)
+def test_sadness_is_heard(text: str) -> None:
+    assert reply(text) == "I'm sorry to hear that. I hope that it gets better soon."
+
+
+@pytest.mark.parametrize("text", ["Say only yes: is it true?", "Just say what DNA is.", "Say yes or no, is water wet?"])
+def test_an_answer_in_given_words_is_no_parrot(text: str) -> None:
+    assert is_unknown(reply(text))
 
 
 def test_who_was_attacked_is_told_where_help_is() -> None:

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from typing import Final
 
-from omni_ws.engine.llm.intents.matcher import Asked, Slots, Value, expanded
 from omni_ws.engine.llm.intents.sums import parse_number
-from omni_ws.engine.llm.plain_words import read
+from omni_ws.engine.llm.plain_words import Asked, Slots, expanded, read
 from omni_ws.engine.spoken.english_numbers import ordinal
 
-VALUES: Final[dict[str, Value]] = {
-    "time": lambda asked, slots: _clock(asked.now),
-    "date": lambda asked, slots: in_full(asked.now.date()),
-    "day": lambda asked, slots: f"{asked.now:%A}",
-    "month": lambda asked, slots: f"{asked.now:%B}",
-    "year": lambda asked, slots: str(asked.now.year),
-    "week": lambda asked, slots: str(asked.now.isocalendar().week),
-    "on_weekend": lambda asked, slots: "Yes" if asked.now.weekday() >= 5 else "No",
-    "on_weekday": lambda asked, slots: "Yes" if asked.now.weekday() < 5 else "No",
-    "on_day": lambda asked, slots: "Yes" if f"{asked.now:%A}".lower() == slots["weekday"] else "No",
-}
 _DATA: Final = read("clock")
 #: Of minutes or hours.
 _MOST_LATER: Final = 1000
@@ -41,15 +29,11 @@ _DATES: Final = tuple(
 _AHEAD: Final = re.compile(r"(?:in )?(?P<number>.+) (?P<unit>days?|weeks?)(?: (?P<way>from now|from today|ago|later))?")
 
 
-def date_and_time(asked: Asked, slots: Slots) -> Iterator[str]:
-    return iter((f"Today is {in_full(asked.now.date())}.", f"It is {_clock(asked.now)}."))
-
-
 def time_later(asked: Asked, slots: Slots) -> str | None:
     number = 1 if slots["number"] in ("a", "an") else parse_number(slots["number"])
     if number is None or not 0 < number <= _MOST_LATER:
         return None
-    return f"Then it will be {_clock(asked.now + timedelta(**{slots['unit'] + 's': number}))}."
+    return _clock(asked.now + timedelta(**{f"{slots['unit']}s": number}))
 
 
 def which_day(asked: Asked, slots: Slots) -> str | None:
@@ -82,13 +66,6 @@ def leap_year(asked: Asked, slots: Slots) -> str | None:
     if year is None or not 0 < year <= 9999:
         return None
     return f"{year} is {'' if calendar.isleap(year) else 'not '}a leap year."
-
-
-def days_of_month(asked: Asked, slots: Slots) -> str | None:
-    if (month := _MONTHS.get(slots["month"])) is None:
-        return None
-    days = "28 days, and 29 in a leap year" if month == 2 else f"{calendar.monthrange(2001, month)[1]} days"
-    return f"{calendar.month_name[month]} has {days}."
 
 
 def in_full(day: date, *, weekday: bool = True) -> str:
@@ -183,3 +160,20 @@ def _easter(year: int) -> date:
     shift = (golden + 11 * moon + 22 * weekday) // 451
     month, day = divmod(moon + weekday - 7 * shift + 114, 31)
     return date(year, month, day + 1)
+
+
+VALUES: Final[dict[str, Callable[[Asked, Slots], str | None]]] = {
+    "time": lambda asked, slots: _clock(asked.now),
+    "date": lambda asked, slots: in_full(asked.now.date()),
+    "day": lambda asked, slots: f"{asked.now:%A}",
+    "month": lambda asked, slots: f"{asked.now:%B}",
+    "year": lambda asked, slots: str(asked.now.year),
+    "week": lambda asked, slots: str(asked.now.isocalendar().week),
+    "on_weekend": lambda asked, slots: "Yes" if asked.now.weekday() >= 5 else "No",
+    "on_weekday": lambda asked, slots: "Yes" if asked.now.weekday() < 5 else "No",
+    "on_day": lambda asked, slots: "Yes" if f"{asked.now:%A}".lower() == slots["weekday"] else "No",
+    "time_later": time_later,
+    "day_named": which_day,
+    "days_until": days_until,
+    "leap_year": leap_year,
+}

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from omni_ws.engine.llm.intents.matcher import Asked, Slots
 from omni_ws.engine.llm.intents.sums import parse_number
-from omni_ws.engine.llm.plain_words import inserted, read
+from omni_ws.engine.llm.plain_words import Asked, Slots, inserted, read
 from omni_ws.engine.spoken.english_numbers import SMALL_NUMBERS
 
 MAX_COUNT: Final = 1000

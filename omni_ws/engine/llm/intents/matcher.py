@@ -5,64 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
-from random import Random
-from typing import Final, NamedTuple, TypeAlias
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from omni_ws.engine.llm.plain_words import (
-    NEAR,
-    SoundIndex,
-    Talk,
-    distance,
-    plain_words,
-    requests,
-    sounds_of,
-    without_courtesies,
-)
-
-#: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
-MAX_WORDS: Final = 16
-_MAX_CHARACTERS: Final = 200
-
-#: A slot's name → what stood there, in plain words, or as it was written where the intent asks for that.
-Slots: TypeAlias = Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One thing that somebody said, with all that an answer to it may depend on."""
-
-    #: As it was written; each run of white space is one space, and there is none at its ends.
-    text: str
-    talk: Talk
-    now: datetime
-    #: What chance is drawn from: the same for the same conversation at the same time.
-    chance: Random
-    #: Whether pictures came with it, which are described before the answer.
-    pictured: bool = False
-
-    @cached_property
-    def words(self) -> str:
-        """The plain words."""
-        return plain_words(self.text)
-
-    @cached_property
-    def request(self) -> str:
-        """The text without courtesies, as it was written."""
-        return without_courtesies(self.text)
-
-    @cached_property
-    def asks(self) -> tuple[str, ...]:
-        """The words with fewer and fewer courtesies; none of a long text."""
-        is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
-        return tuple(requests(self.words)) if is_short else ()
-
+from omni_ws.engine.llm.intents import clock, letters, sums, told
+from omni_ws.engine.llm.plain_words import Asked, Slots, expanded, inserted, read
 
 #: A sentence, several of them, or None where the intent does not fit after all.
 Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
-#: A part of a sentence, or None where it is not known.
-Value: TypeAlias = Callable[[Asked, Slots], str | None]
+
+#: Their order counts: where two intents fit a request equally well, the first one is meant.
+_FILES: Final = ("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "limits")
+_MODULES: Final = {"clock": clock, "letters": letters, "sums": sums, "told": told}
+#: Names in the wordings → what makes their values: a part of a sentence, or None where it is not known.
+_VALUES: Final = clock.VALUES | told.VALUES
+_PATTERNS: Final = ("phrases", "keys", "slots", "written")
+_NAME: Final = re.compile(r"{([a-z_]+)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +36,10 @@ class Intent:
     unless: str = ""
     after: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
-    #: Names in the wordings → what makes their values.
-    values: Mapping[str, Value]
     otherwise: tuple[str, ...] = ()
     table: Mapping[str, str] | None = None
     reply: Reply | None = None
+    given: Slots | None = None
     sightless: bool = False
     drawn: bool = False
     light: bool = False
@@ -91,6 +49,7 @@ class Intent:
 
     def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
         """Return the sentences of the answer; None where the intent does not fit after all."""
+        slots = {**(self.given or {}), **slots}
         if self.reply is not None:
             said = self.reply(asked, slots)
             return iter((said,)) if isinstance(said, str) else said
@@ -100,12 +59,36 @@ class Intent:
             return iter((asked.chance.choice(self.says),))
         if self.table is not None:
             return iter((self.table[key],)) if (key := "".join(slots.values())) in self.table else None
-        values = {name: value(asked, slots) for name, value in self.values.items()}
+        names = {name for wording in self.says for name in _NAME.findall(wording)}
+        values = {name: slots[name] if name in slots else _VALUES[name](asked, slots) for name in names}
         wordings = [wording.format_map(values) for wording in self.says]
-        return iter((asked.talk.fresh(wordings if None not in values.values() else self.otherwise),))
+        if None in values.values() and not self.otherwise:
+            return None
+        told = asked.talk.fresh(self.otherwise if None in values.values() else wordings)
+        return iter((told[:1].upper() + told[1:] if slots else told,))
 
 
-_WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|are|was|were) (?:an? |the )?(?P<thing>.+)")
+@cache
+def catalogue() -> tuple[Intent, ...]:
+    """All intents. The first call reads the files beside this module."""
+    return tuple(intent for file in _FILES for intent in _intents(read(file)))
+
+
+def _intents(tables: dict[str, Any]) -> Iterator[Intent]:
+    """The intents of a file. Names in braces stand for its ``words``; ``all`` has what is true of each of them."""
+    words = tables.get("words", {}) | {"unit": "|".join(sorted(sums.units(), key=len, reverse=True))}
+    for name, table in tables["intents"].items():
+        fields: dict[str, Any] = tables.get("all", {}) | table
+        for key, given in fields.items():
+            if isinstance(given, list):
+                fields[key] = tuple(inserted(text, words) for text in given) if key in _PATTERNS else tuple(given)
+        if "reply" in fields:
+            module, function = fields["reply"].split(".")
+            fields["reply"] = getattr(_MODULES[module], function)
+        fields["unless"] = inserted(fields.get("unless", ""), words)
+        yield Intent(name=name, **fields)
+
+
 _NO_SLOTS: Final[Slots] = {}
 
 
@@ -117,30 +100,31 @@ class Understood(NamedTuple):
 
 
 class Matcher:
-    """Looks for keys that count first, then for a whole phrase, slots, keys, and at last for what sounds alike."""
+    """Looks for keys that count first, then for a whole phrase, slots, keys, and at last for a misspelled phrase."""
 
     def __init__(self, intents: Sequence[Intent]) -> None:
         self._phrases: dict[str, Intent] = {}
         self._after = [intent for intent in intents if intent.after]
         for intent in intents:
-            for sentence in expanded("|".join(intent.phrases)) if intent.phrases and not intent.after else ():
+            for sentence in _sentences(intent) if not intent.after else ():
                 if self._phrases.setdefault(sentence, intent) is not intent:
                     raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
         self._slots = [(re.compile(slot), intent) for intent in intents for slot in intent.slots]
-        self._written = [(re.compile(slot, re.I), intent) for intent in intents for slot in intent.written]
+        written = [(slot, intent) for intent in intents for slot in intent.written if not intent.after]
+        self._written = [(re.compile(slot, re.I), intent) for slot, intent in written]
         keys = [(_runs(key), intent) for intent in intents for written in intent.keys for key in expanded(written)]
         self._urgent = [key for key in keys if key[1].first]
         #: By their first words, with their ranks: those that tell most, in letters, come first.
         self._keys: dict[str, list[tuple[int, tuple[str, ...], Intent]]] = {}
         for rank, (runs, intent) in enumerate(sorted(keys, key=lambda key: -sum(map(len, key[0])))):
             self._keys.setdefault(runs[0].split()[0], []).append((rank, runs, intent))
-        self._sounds = SoundIndex((phrase, (phrase, intent)) for phrase, intent in self._phrases.items())
+        self._misspelled = Misspelled(self._phrases)
 
     def find(self, asked: Asked) -> Understood | None:
         """What is answered, if anything fits."""
         if (fitting := self.exactly(asked)) is not None or not (asks := asked.asks):
             return fitting
-        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._by_sound(asks)
+        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._misspelt(asks)
         return _answered((meant,), asked)
 
     def exactly(self, asked: Asked) -> Understood | None:
@@ -149,7 +133,7 @@ class Matcher:
         return _answered(urgent, asked) or self.fitting(asked)
 
     def fitting(self, asked: Asked) -> Understood | None:
-        """What is answered to what fits to the letter: no keys, and nothing that only sounds alike."""
+        """What is answered to what fits to the letter: no keys, and nothing misspelled."""
         if (phrase := self.phrase(asked)) is not None:
             return phrase
         for texts, patterns in ((reversed(asked.asks), self._slots), ((asked.request,), self._written)):
@@ -166,10 +150,14 @@ class Matcher:
         return _answered((self._phrases.get(ask) for ask in asked.asks), asked)
 
     def following(self, asked: Asked) -> Understood | None:
-        """What is answered to a whole phrase that only counts behind the last answer."""
+        """What is answered to what only counts behind the last answer; nothing to what is a request of its own."""
         for intent in self._after:
-            if asked.talk.last_answer.endswith(intent.after) and asked.words in expanded("|".join(intent.phrases)):
-                return _answered((intent,), asked)
+            if asked.talk.last_answer.endswith(intent.after):
+                if asked.words in _sentences(intent):
+                    return _answered((intent,), asked)
+                match = next(filter(None, (re.fullmatch(form, asked.text) for form in intent.written)), None)
+                if match is not None and ((other := self.find(asked)) is None or other.intent.light):
+                    return _answered((intent,), asked, match.groupdict())
         return None
 
     def _by_key(self, words: str, asks: Sequence[str]) -> Intent | None:
@@ -183,15 +171,10 @@ class Matcher:
         ]
         return min(found, key=lambda one: one[0])[1] if found else None
 
-    def _by_sound(self, asks: Sequence[str]) -> Intent | None:
-        """The intent with the phrase that sounds most like any of ``asks``."""
-        near = [
-            (far, intent)
-            for ask in dict.fromkeys((asks[0], asks[-1]))
-            for far, (phrase, intent) in filter(None, (self._sounds.nearest(ask),))
-            if not _asks_for_another(ask, phrase)
-        ]
-        return min(near, key=lambda found: found[0])[1] if near else None
+    def _misspelt(self, asks: Sequence[str]) -> Intent | None:
+        """The intent whose phrase is meant by any of ``asks``."""
+        near = filter(None, map(self._misspelled.nearest, dict.fromkeys((asks[-1], asks[0]))))
+        return next((self._phrases[phrase] for phrase in near), None)
 
 
 def _answered(intents: Iterable[Intent | None], asked: Asked, slots: Slots = _NO_SLOTS) -> Understood | None:
@@ -202,49 +185,11 @@ def _answered(intents: Iterable[Intent | None], asked: Asked, slots: Slots = _NO
     return None
 
 
-def _asks_for_another(words: str, phrase: str) -> bool:
-    """Whether both ask what something is, and not the same thing: what tells them apart is one short word.
-
-    "What is DNA" and "what is new" have most of their sounds in common.
-    """
-    asked, known = (_WHAT_IS.fullmatch(one) for one in (words, phrase))
-    if asked is None or known is None:
-        return False
-    heard = sounds_of(asked["thing"])
-    return distance(sounds_of(known["thing"]), heard, NEAR * len(heard)) is None
+def _sentences(intent: Intent) -> list[str]:
+    return [sentence for phrase in intent.phrases for sentence in expanded(phrase)]
 
 
-# Phrases and keys
-
-_PHRASE_TOKEN: Final = re.compile(r"[()\[\]|]|[^()\[\]|]+")
-
-
-def expanded(phrase: str) -> list[str]:
-    """Every sentence that ``phrase`` stands for, with single spaces: "(hi|hello) [there]" is four.
-
-    Brackets may stand in brackets.
-    """
-    outside: list[tuple[list[str], list[str], str]] = []
-    #: In the innermost bracket: the alternatives that are complete, and the beginnings of the one under way.
-    complete: list[str] = []
-    begun = [""]
-    for token in _PHRASE_TOKEN.findall(phrase):
-        if token in "([":
-            outside.append((complete, begun, ")" if token == "(" else "]"))
-            complete, begun = [""] if token == "[" else [], [""]
-        elif token == "|":
-            complete, begun = complete + begun, [""]
-        elif token in ")]":
-            inside = complete + begun
-            complete, begun, closing = outside.pop() if outside else ([], [], "")
-            if token != closing:
-                raise ValueError(f"{phrase!r} has a bracket too many, or another one")
-            begun = [start + end for start in begun for end in inside]
-        else:
-            begun = [start + token for start in begun]
-    if outside:
-        raise ValueError(f"{phrase!r} has a bracket too few")
-    return list(dict.fromkeys(" ".join(sentence.split()) for sentence in complete + begun))
+# Keys, and misspelled phrases
 
 
 def _runs(key: str) -> tuple[str, ...]:
@@ -260,3 +205,54 @@ def _stand_in(words: str, runs: Sequence[str]) -> bool:
         if position < len(run):
             return False
     return True
+
+
+#: Letters that often stand for one another; vowels are in every second place, and tell little.
+_ALIKE: Final = str.maketrans("bfvdgcqjszxnrl", "ppptkkkkkkkmll", "aeiouyhw' ")
+_WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|was) (?:an? |the )?(.+)")
+_DOUBLE: Final = re.compile(r"(.)\1+")
+#: How much of two sentences has to be the same, where all their consonants are alike, and where those of a half are.
+_SAME: Final = 0.8
+_SAME_OF_HALF: Final = 0.88
+#: How much longer or shorter one of them may be, in letters.
+_MORE: Final = 2
+_FEWEST_LETTERS: Final = 5
+
+
+class Misspelled:
+    """Phrases by their consonants: one that has a letter wrong is still the same in its first half, or in its last."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self._phrases: dict[str, list[str]] = {}
+        for phrase in phrases:
+            letters = _consonants(phrase)
+            for key in (letters, *_halves(letters, len(letters) // 2)):
+                self._phrases.setdefault(key, []).append(phrase)
+
+    def nearest(self, words: str) -> str | None:
+        """The phrase that is written most like ``words``; None where none is near, and for words with a digit."""
+        letters = _consonants(words)
+        if len(words) < _FEWEST_LETTERS or any(map(str.isdigit, words)):
+            return None
+        halves = {key for length in range(len(letters) - 1, len(letters) + 2) for key in _halves(letters, length // 2)}
+        for keys, same in (((letters,), _SAME), (halves, _SAME_OF_HALF)):
+            phrases = (phrase for key in keys for phrase in self._phrases.get(key, ()))
+            near = [phrase for phrase in phrases if abs(len(phrase) - len(words)) <= _MORE]
+            if (found := get_close_matches(words, near, 1, same)) and not _asks_for_another(words, found[0]):
+                return found[0]
+        return None
+
+
+def _asks_for_another(words: str, phrase: str) -> bool:
+    """Whether both ask what something is, and not the same thing: "what is a gnome" and "what is my name"."""
+    asked, known = (_WHAT_IS.fullmatch(one) for one in (words, phrase))
+    return asked is not None and known is not None and not get_close_matches(asked[1], [known[1]], 1, _SAME)
+
+
+def _consonants(words: str) -> str:
+    return _DOUBLE.sub(r"\1", words.translate(_ALIKE))
+
+
+def _halves(letters: str, length: int) -> tuple[str, ...]:
+    """The first and the last letters, with a mark for where the others were; a single letter tells nothing."""
+    return (f"{letters[:length]}-", f"-{letters[-length:]}") if length > 1 else ()

@@ -6,12 +6,11 @@ import re
 from fractions import Fraction
 from functools import cache
 from itertools import takewhile
-from math import isqrt
+from math import floor, isqrt, log10
 from operator import add, mul, sub, truediv
 from typing import Final, NamedTuple, TypeAlias
 
-from omni_ws.engine.llm.intents.matcher import Asked, Slots, expanded
-from omni_ws.engine.llm.plain_words import Talk, read
+from omni_ws.engine.llm.plain_words import Asked, Slots, Talk, expanded, read
 from omni_ws.engine.spoken.english_numbers import SMALL_NUMBERS, TENS
 
 _DATA: Final = read("sums")
@@ -24,10 +23,8 @@ _SCALES: Final = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 _MULTIPLIERS: Final = frozenset({"hundred", *_SCALES})
 _NUMBER_WORDS: Final = frozenset({*_BELOW_HUNDRED, *_MULTIPLIERS})
 _FRACTIONS: Final = {"half": 2, "third": 3, "quarter": 4}
-#: A sign → what it does, and how much more it binds than others.
-_OPERATIONS: Final = {"+": (add, 1), "-": (sub, 1), "*": (mul, 2), "/": (truediv, 2)}
 #: A number in digits, a word or a sign behind marks that mean nothing, or the end.
-_TOKEN: Final = re.compile(r"[\s=?.!]*(?:(\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|[a-z]+|[-+*/()×÷−])|\Z)")
+_TOKEN: Final = re.compile(r"[\s=?.!]*(?:(\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|[a-z]+|[-+*/^()×÷−])|\Z)")
 #: Two words that are one number: "twenty-three" is no subtraction.
 _HYPHENED: Final = re.compile(rf"({'|'.join(filter(None, TENS))})-(?=[a-z])")
 
@@ -36,6 +33,7 @@ MAX_CHARACTERS: Final = 1000
 MAX_TOKENS: Final = 60
 MAX_DIGITS: Final = 15
 MAX_RESULT: Final = 10**30
+_MAX_EXPONENT: Final = 100
 
 _Token: TypeAlias = Fraction | str
 
@@ -65,7 +63,10 @@ def parse_value(text: str) -> Fraction | None:
 
 
 def evaluate(text: str) -> Fraction:
-    """The value of a calculation. Raises NotArithmetic for anything else, ZeroDivisionError if it has no value."""
+    """The value of a calculation.
+
+    Raises NotArithmetic for anything else, ZeroDivisionError if it has no value, OverflowError for too large a power.
+    """
     tokens = _tokens(text.lower())
     if len(tokens) < 2:
         raise NotArithmetic
@@ -89,14 +90,26 @@ def _taken(tokens: list[_Token], binding: int = 1) -> Fraction:
     value = _operand(tokens)
     while tokens and (found := _OPERATIONS.get(str(tokens[0]))) is not None and found[1] >= binding:
         tokens.pop(0)
-        value = found[0](value, _taken(tokens, found[1] + 1))
+        value = found[0](value, _taken(tokens, found[2]))
     return value
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or not 0 <= exponent <= _MAX_EXPONENT:
+        raise NotArithmetic
+    if max(abs(base.numerator), base.denominator).bit_length() * int(exponent) > MAX_RESULT.bit_length():
+        raise OverflowError
+    return base ** int(exponent)
+
+
+#: A sign → what it does, how much more it binds than others, and how much an operator behind it has to bind.
+_OPERATIONS: Final = {"+": (add, 1, 2), "-": (sub, 1, 2), "*": (mul, 2, 3), "/": (truediv, 2, 3), "^": (_power, 3, 3)}
 
 
 def _operand(tokens: list[_Token]) -> Fraction:
     token = tokens.pop(0) if tokens else ""
     if token == "-":
-        return -_operand(tokens)
+        return -_taken(tokens, 3)
     if token == "(":
         token = _taken(tokens)
         if not tokens or tokens.pop(0) != ")":
@@ -201,10 +214,8 @@ def _run(words: list[str]) -> tuple[int, bool]:
     raise NotArithmetic
 
 
-# Calculations, percentages, roots and powers
+# Calculations
 
-_MAX_EXPONENT: Final = 100
-_MAX_POWER: Final = 10**30
 _SIGNS: Final = {"$": "dollars", "€": "euros"}
 _WRITTEN_MONEY: Final = re.compile(r"([$€])\s?(\d+(?:,\d{3})*(?:\.\d+)?)")
 #: Said behind numbers, and once behind the result.
@@ -217,9 +228,13 @@ def calculate(asked: Asked, slots: Slots) -> str | None:
     expression, currency = _without_money(slots["expression"])
     for words in (expression, _MISHEARD.sub(lambda found: _DATA["misheard"][found[0].lower()], expression)):
         try:
-            return _that_makes(evaluate(words), currency)
+            value = in_digits(evaluate(words))
+            unit = f" {currency}{'' if value == '1' else 's'}" if currency else ""
+            return f"That is {value} percent." if "percent" in slots else f"That makes {value}{unit}."
         except ZeroDivisionError:
-            return "Nothing can be divided by zero."
+            return slots.get("by_zero", "Nothing can be divided by zero.")
+        except OverflowError:
+            return "That number is too large for me."
         except NotArithmetic:
             continue
     return None
@@ -236,29 +251,15 @@ def calculate_on(asked: Asked, slots: Slots) -> str | None:
     return "I have no number to begin with." if is_calculation else None
 
 
-def calculate_two(asked: Asked, slots: Slots) -> str | None:
-    first, second = _value(asked, slots["first"]), _value(asked, slots["second"])
-    if first is None or second is None:
+def worked_out(asked: Asked, slots: Slots) -> str | None:
+    """The result of a formula whose numbers were said: ``slots`` has it, and beside its names what stood for them."""
+    words = {name: words for name, words in slots.items() if f"{{{name}}}" in slots["formula"]}
+    values = {name: _value(asked, _without_money(said)[0]) for name, said in words.items()}
+    if None in values.values():
         return None
-    verb = _DATA["verbs"][slots["verb"]]
-    return calculate(asked, {"expression": f"({in_digits(first)}) {verb} ({in_digits(second)})"})
-
-
-def percent(asked: Asked, slots: Slots) -> str | None:
-    words, currency = _without_money(slots["base"])
-    rate, base = parse_value(slots["rate"]), _value(asked, words)
-    if rate is None or base is None:
-        return None
-    part = base * rate / 100
-    return _that_makes(base - part if "less" in slots else base + part if "more" in slots else part, currency)
-
-
-def share(asked: Asked, slots: Slots) -> str | None:
-    """What percentage one number is of another."""
-    part, base = parse_value(slots["part"]), _value(asked, slots["base"])
-    if part is None or base is None:
-        return None
-    return f"That is {in_digits(part / base * 100)} percent." if base else "Nothing is a percentage of zero."
+    money = _without_money(" ".join(words.values()))[1] if "percent" not in slots else ""
+    expression = slots["formula"].format_map({name: f"({value})" for name, value in values.items()})
+    return calculate(asked, {**slots, "expression": f"{expression} {money}"})
 
 
 def root(asked: Asked, slots: Slots) -> str | None:
@@ -267,30 +268,7 @@ def root(asked: Asked, slots: Slots) -> str | None:
         return None if value is None else "Negative numbers have no real square root."
     # To ten places, and exact where the root is.
     exact = Fraction(isqrt(value.numerator), isqrt(value.denominator))
-    return _that_makes(exact if exact * exact == value else Fraction(isqrt(int(value * 10**20)), 10**10))
-
-
-def power(asked: Asked, slots: Slots) -> str | None:
-    base = _value(asked, slots["base"])
-    named = {"squared": Fraction(2), "cubed": Fraction(3)}
-    exponent = named.get(slots["exponent"]) or parse_value(slots["exponent"].removesuffix(" th"))
-    if base is None or exponent is None or exponent.denominator != 1 or not 0 <= exponent <= _MAX_EXPONENT:
-        return None
-    if max(abs(base.numerator), base.denominator).bit_length() * int(exponent) > _MAX_POWER.bit_length():
-        return "That number is too large for me."
-    return _that_makes(base ** int(exponent))
-
-
-def times(asked: Asked, slots: Slots) -> str | None:
-    """A part of a number, or a multiple."""
-    words, currency = _without_money(slots["number"])
-    value = _value(asked, words)
-    return None if value is None else _that_makes(value * Fraction(_DATA["times"][slots["times"]]), currency)
-
-
-def _that_makes(value: Fraction, currency: str = "") -> str:
-    unit = f" {currency}{'' if value == 1 else 's'}" if currency else ""
-    return f"That makes {in_digits(value)}{unit}."
+    return f"That makes {in_digits(exact if exact * exact == value else Fraction(isqrt(int(value * 10**20)), 10**10))}."
 
 
 def _without_money(words: str) -> tuple[str, str]:
@@ -308,7 +286,9 @@ def _last_result(talk: Talk) -> Fraction | None:
 
 def _value(asked: Asked, words: str) -> Fraction | None:
     """The number that ``words`` are, or the last result, if they stand for that."""
-    return _last_result(asked.talk) if words in _DATA["words"]["result"].split("|") else parse_value(words)
+    if words in _DATA["words"]["result"].split("|"):
+        return _last_result(asked.talk)
+    return Fraction(_DATA["values"][words]) if words in _DATA["values"] else parse_value(words)
 
 
 # Units: lengths, weights, volumes, temperatures, times, speeds and data
@@ -344,9 +324,7 @@ def units() -> dict[str, _Unit]:
 
 def converted(asked: Asked, slots: Slots) -> str | None:
     source, target = units()[slots["from"]], units()[slots["to"]]
-    small = _DATA["small_numbers"].get(slots["number"])
-    value = parse_value(slots["number"]) if small is None else Fraction(small)
-    if value is None:
+    if (value := _value(asked, slots["number"])) is None:
         return None
     measure = _amount(value, source)
     if "more" in slots:
@@ -365,22 +343,13 @@ def converted(asked: Asked, slots: Slots) -> str | None:
     result = (amount - target.zero) / target.size
     if value != 0 and (abs(result) > _LARGEST or 0 < abs(result) < _SMALLEST):
         return "That number is beyond me."
-    rounded = _rounded(result)
-    told = (
-        f"{measure} {'is' if value == 1 else 'are'} {'' if rounded == result else 'about '}{_amount(rounded, target)}."
-    )
+    # To four figures; whole numbers as they are.
+    places = 0 if result == 0 else min(_MOST_PLACES, max(0, _FIGURES - 1 - floor(log10(abs(result)))))
+    rounded = result if result.denominator == 1 else round(result, places)
+    verb = "is" if value == 1 else "are"
+    told = f"{measure} {verb} {'' if rounded == result else 'about '}{_amount(rounded, target)}."
     return told[:1].upper() + told[1:]
 
 
 def _amount(value: Fraction, unit: _Unit) -> str:
     return f"{in_digits(value)} {unit.one if value == 1 else unit.many}"
-
-
-def _rounded(value: Fraction) -> Fraction:
-    """``value`` to four figures; whole numbers as they are."""
-    if value.denominator == 1:
-        return value
-    places = _FIGURES - len(str(abs(int(value)))) if abs(value) >= 1 else _FIGURES
-    while abs(value) * 10**places < 10 ** (_FIGURES - 1) and places < _MOST_PLACES:
-        places += 1
-    return Fraction(round(value, max(places, 0)))

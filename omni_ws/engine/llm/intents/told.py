@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeAlias
 
-from omni_ws.engine.llm.intents.matcher import Asked, Slots, Value
 from omni_ws.engine.llm.intents.sums import parse_number
-from omni_ws.engine.llm.plain_words import Talk, inserted, plain_words, read, requests
+from omni_ws.engine.llm.plain_words import Asked, Slots, Talk, inserted, plain_words, read, requests
+
+Value: TypeAlias = Callable[[Asked, Slots], str | None]
 
 _DATA: Final = read("told")
 #: Words with which a name ends, and with which none begins.
@@ -21,12 +22,8 @@ _MOST_LETTERS: Final = 40
 _MOST_VALUE_WORDS: Final = 8
 _NAMED: Final = re.compile(rf"\b{_DATA['words']['named']}")
 _WRITTEN_NAME: Final = re.compile(inserted(_DATA["words"]["written_name"], {}))
-_FACTS: Final = tuple(re.compile(inserted(_DATA["words"][name], _DATA["words"])) for name in ("called", "fact"))
-_HOME: Final = re.compile(r"i (?:live|am living) in (?P<value>[^ ].*)")
-_AGE: Final = re.compile(r"i am (?P<value>[a-z0-9 ]+?)(?: years old| today)+")
-_ASKS_BACK: Final = re.compile(r" (?:what is your name|what is yours|who are you|and you|and yours)$")
-#: What is behind the first "is", as it was written.
-_WRITTEN_VALUE: Final = re.compile(r"\bis\s+(?P<value>\S.*)", re.I | re.S)
+#: What is told → its form.
+_FACTS: Final = {name: re.compile(inserted(form, _DATA["words"])) for name, form in _DATA["facts"].items()}
 _OLDEST: Final = 130
 
 
@@ -36,21 +33,6 @@ _OLDEST: Final = 130
 def name_told(talk: Talk) -> str | None:
     """The name that somebody gave themselves last."""
     return next((name for heard in reversed(talk.heard) if (name := _own_name(heard)) is not None), None)
-
-
-def introduced(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    name = _own_name(asked.text)
-    if name is None:
-        return None
-    wordings = _DATA["known" if name == name_told(asked.talk) else "met"]
-    greeting = asked.talk.fresh([wording.format(name=name) for wording in wordings])
-    asks_back = wordings is _DATA["met"] and _ASKS_BACK.search(asked.words)
-    return iter((greeting, "I have no name.") if asks_back else (greeting,))
-
-
-def noted(asked: Asked, slots: Slots) -> str | None:
-    told = _fact(asked.text)
-    return None if told is None else f"I'll remember that your {told[0]} is {told[1]}."
 
 
 def age(asked: Asked, slots: Slots) -> str | None:
@@ -78,43 +60,32 @@ def _name(words: str, text: str) -> str | None:
     return " ".join(name) or None
 
 
-def _fact(text: str) -> tuple[str, str] | None:
-    """What somebody tells of themselves, such as ("favorite color", "blue")."""
-    matches = (form.fullmatch(words) for words in requests(plain_words(text)) for form in _FACTS)
-    found = next(filter(None, matches), None)
-    if found is None:
-        return None
-    what = _what(found.groupdict())
-    value: str | None = found["value"]
-    if what.endswith(" name"):
-        value = _name(found["value"], text)
-    elif (written := _WRITTEN_VALUE.search(text.rstrip(" .,!"))) is not None and plain_words(written["value"]) == value:
-        value = written["value"]
-    return (what, value) if value and value.count(" ") < _MOST_VALUE_WORDS else None
+def _facts(text: str) -> Iterator[tuple[str, str]]:
+    """What somebody tells of themselves, such as ("favorite color", "blue"), as it was written."""
+    for words in reversed([*requests(plain_words(text))]):
+        for name, form in _FACTS.items():
+            if (found := form.fullmatch(words)) is not None and found["value"].count(" ") < _MOST_VALUE_WORDS:
+                what, value = _what(found.groupdict()) or name, found["value"]
+                if what.endswith(" name"):
+                    value = _name(value, text) or ""
+                elif (written := re.search(r"\W*".join(map(re.escape, value.split())), text, re.I)) is not None:
+                    value = written[0]
+                if value:
+                    yield what, value
 
 
 def _what(slots: Slots) -> str:
-    return slots.get("what") or f"{slots['pet']}'s name"
+    return slots.get("what") or (f"{slots['pet']}'s name" if slots.get("pet") else "")
 
 
-def _fact_told(asked: Asked, slots: Slots) -> str | None:
-    """Such as "favorite color is blue"."""
-    facts = filter(None, map(_fact, reversed(asked.talk.heard)))
-    return next((f"{what} is {value}" for what, value in facts if what == _what(slots)), None)
+def _noted(asked: Asked, slots: Slots) -> str | None:
+    return next((f"{what} is {value}" for what, value in _facts(asked.text)), None)
 
 
-def _told(form: re.Pattern[str]) -> Value:
-    """The value of the last sentence of that form."""
-
-    def value(asked: Asked, slots: Slots) -> str | None:
-        for heard in reversed(asked.talk.heard):
-            *_, words = requests(plain_words(heard))
-            if (found := form.fullmatch(words)) is not None:
-                written = re.search(rf"\b{re.escape(found['value'])}\b", heard, re.I)
-                return found["value"] if written is None else written[0]
-        return None
-
-    return value
+def _told(asked: Asked, slots: Slots) -> str | None:
+    """The value of what is asked for, as it was told last."""
+    facts = (fact for heard in reversed(asked.talk.heard) for fact in _facts(heard))
+    return next((value for what, value in facts if what == (_what(slots) or slots["fact"])), None)
 
 
 # What was said
@@ -132,19 +103,13 @@ def sorry(asked: Asked, slots: Slots) -> str:
 
 def _which_heard(asked: Asked, slots: Slots) -> str | None:
     """The first, second … thing that was said; where it is what was asked, of the questions, if there are any."""
-    said = asked.talk.all_heard()
+    said = asked.talk.all_heard
     if "ask" in slots:
         said = [words for words in said if is_question(words)] or said
     place = _DATA["places"][slots["place"]]
     if place < len(said):
         return _quoted(said[place])
     return "I haven't heard that many from you." if said else None
-
-
-def greeted(asked: Asked, slots: Slots) -> str:
-    """The greeting that somebody wants to be said to somebody."""
-    whom = re.sub(r"^my\b", "your", slots["whom"])
-    return f"{slots['greeting'][:1].upper()}{slots['greeting'][1:]} to {whom}."
 
 
 def is_question(text: str) -> bool:
@@ -180,37 +145,22 @@ def _quoted(heard: str) -> str | None:
 
 SAYINGS: Final[dict[str, Any]] = _DATA["sayings"]
 RIDDLES: Final[dict[str, list[str]]] = SAYINGS["riddle"]
-WHO_IS_THERE: Final = "Who is there?"
 
 
 def solution(asked: Asked, slots: Slots) -> str | None:
     """The solution of the riddle in the last answer."""
-    solutions = (words[0] for riddle, words in RIDDLES.items() if asked.talk.last_answer.endswith(riddle))
-    return next((f"It is {words}." for words in solutions), None)
+    return next((words[0] for riddle, words in RIDDLES.items() if asked.talk.last_answer.endswith(riddle)), None)
 
 
 def solved(asked: Asked) -> str | None:
     """What is said to the solution of a riddle, if the request is one."""
-    if (told := solution(asked, {})) is None:
-        return None
-    right = next(words for riddle, (_, *words) in RIDDLES.items() if asked.talk.last_answer.endswith(riddle))
+    right = next((words for riddle, (_, *words) in RIDDLES.items() if asked.talk.last_answer.endswith(riddle)), ())
     if any(f" {word} " in f" {asked.words} " for word in right):
         return "Right! Well done."
-    if asked.words in _DATA["given_up"]:
-        return told
+    if right and asked.words in _DATA["given_up"]:
+        return f"It is {solution(asked, {})}."
     is_guess = asked.words.count(" ") < 3 and asked.words.split(" ")[0] in ("a", "an", "the", "is", "your", "it")
-    return f"A good try. {told}" if is_guess else None
-
-
-def knocked(asked: Asked) -> str | None:
-    """The next line of a knock-knock joke that somebody tells."""
-    last = asked.talk.last_answer
-    if last == WHO_IS_THERE:
-        who = asked.text.strip(" .!?,").removeprefix("It's ").removeprefix("it is ")
-        return f"{who[:1].upper()}{who[1:]} who?" if 0 < len(who) <= 60 else None
-    if last.endswith(" who?") and len(asked.talk.answers) > 1 and asked.talk.answers[-2].strip() == WHO_IS_THERE:
-        return "Ha ha. That's a good one."
-    return None
+    return f"A good try. It is {solution(asked, {})}." if right and is_guess else None
 
 
 def _saying(wordings: Iterable[str]) -> Value:
@@ -219,9 +169,12 @@ def _saying(wordings: Iterable[str]) -> Value:
 
 VALUES: Final[dict[str, Value]] = {
     "name": lambda asked, slots: name_told(asked.talk),
-    "home": _told(_HOME),
-    "their_age": _told(_AGE),
-    "fact_told": _fact_told,
+    "new_name": lambda asked, slots: _own_name(asked.text),
+    "known_name": lambda asked, slots: name if (name := _own_name(asked.text)) == name_told(asked.talk) else None,
+    "noted": _noted,
+    "told": _told,
+    "what": lambda asked, slots: _what(slots),
+    "solution": solution,
     "last_answer": lambda asked, slots: asked.talk.last_answer or None,
     "all_said": lambda asked, slots: "That's all that I had to say." if asked.talk.last_answer else None,
     "last_heard": lambda asked, slots: _quoted(asked.talk.last_heard),
