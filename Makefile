@@ -46,7 +46,7 @@ VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
 # Processes of the tests without vLLM. Many tests wait, so there are more than cores.
-WORKERS := 4
+WORKERS := 6
 
 TINY_MODELS := .cache/tiny-models
 

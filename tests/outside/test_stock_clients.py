@@ -5,16 +5,70 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.capable_engine import PlayingEngine, finished, token, tool_call
 from support.live_server import live_server
-from support.obliging_engine import ObligingEngine
 from support.outside import run_in_node, run_outside, tool
+from support.part_engines import ToneEngine
 
-from omni_ws.engine.base import Engine
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Task, Usage, Word
+from omni_ws.engine.base import (
+    Engine,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+    TranscriptOutput,
+)
 from omni_ws.engine.fake import EchoEngine
+from omni_ws.errors import EngineFailed
+
+PERSON = {"name": "Ann", "age": 30}
+HEARD = "go forward"
+
+
+class ObligingEngine(PlayingEngine):
+    """A text with "break" in it makes it fail after its first word, whatever it was asked for."""
+
+    def __init__(self) -> None:
+        able: dict[str, Any] = dict.fromkeys(("tools", "logprobs", "structured_output", "choices", "word_times"), True)
+        super().__init__(**able, languages=frozenset({"en"}))
+        self._speaker = ToneEngine()
+
+    def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        speaks = request.task is Task.SPEECH or "audio" in request.modalities
+        return self._speaker.generate(request) if speaks else super().act(request)
+
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
+        if request.task is Task.TRANSCRIBE:
+            heard = TranscriptOutput(HEARD, start_ms=0, words=(Word("go", 0, 200), Word("forward", 200, 700)))
+            ended = Finished(FinishReason.STOP, Usage(output_tokens=2, input_audio_ms=700))
+            return [heard, TextOutput("go"), TextOutput(" forward"), ended]
+        if request.tools and taken[-1].tool_call_id is None:
+            return [*tool_call("get_weather", '{"', "city", '":"Tokyo"}'), finished(FinishReason.TOOL_CALLS)]
+        return self._answer(request, "".join(one.payload.decode() for one in taken if one.modality is Modality.TEXT))
+
+    def _answer(self, request: GenerationRequest, text: str) -> Iterator[EngineOutput | Exception]:
+        options = request.options
+        if options.structure is not None:
+            text = json.dumps(PERSON)
+        words = text.split(" ")[: request.sampling.get("max_tokens")]
+        for index, word in enumerate(words):
+            if index and "break" in text:
+                yield EngineFailed("the engine broke, as it was told to")
+            piece = word if index == 0 else f" {word}"
+            logprobs = (token(piece, -0.5, "other"),) if options.logprobs is not None else ()
+            for choice in range(options.choices):
+                yield TextOutput(piece, logprobs=logprobs, choice=choice)
+        reasons = (FinishReason.STOP,) * options.choices
+        yield Finished(FinishReason.STOP, Usage(input_tokens=1, output_tokens=len(words)), reasons)
+
 
 HERE = Path(__file__).parent
 RECORDING = HERE.parent / "data" / "goforward.wav"

@@ -198,8 +198,11 @@ def _work(stdin: socket.socket, stdout: connection.Connection) -> None:
 def models_in_forked_processes() -> Iterator[None]:
     """For every LanguageModel and every StepProcess that is started in the block."""
     prepare_environment()
+    gc.disable()  # what is imported stays, and no later garbage collection need look at it
     for module in _MODULES:
         import_module(module)
+    gc.freeze()
+    gc.enable()
     creating = LanguageModel._create
     processes = _Context()
     with pytest.MonkeyPatch.context() as patch:

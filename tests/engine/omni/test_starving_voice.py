@@ -7,7 +7,9 @@ tokens a second for Qwen3, 50 for Qwen2.5.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,13 +17,14 @@ from unittest.mock import patch
 
 import pytest
 
+from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput, VocoderOutput
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
 from support.omni_cases import CASE  # noqa: E402
 from support.omni_reference import Spoken, reference  # noqa: E402
 from support.omni_talkers import greedy  # noqa: E402
-from support.timed_models import TimedModel  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.base import AudioOutput  # noqa: E402
@@ -34,9 +37,91 @@ from omni_ws.engine.omni.stages import (  # noqa: E402
 )
 from omni_ws.engine.omni.step_model import (  # noqa: E402
     AnswerEnd,
-    LoadedModel,
-    TalkerItem,
 )
+
+
+class TimedModel:
+    """In place of a TalkerHost or VocoderHost; ``step_ms`` is how long a step takes. Entering it starts its work."""
+
+    def __init__(self, loaded: LoadedModel, *, step_ms: float) -> None:
+        self.model = loaded.model
+        #: What the model has made, by session.
+        self._made: dict[int, asyncio.Queue[Any]] = {}
+        self._step_ms = step_ms
+        self._changed = asyncio.Event()
+        self._numbers = itertools.count()
+        self._facts = loaded.facts
+
+    def __getattr__(self, name: str) -> Any:
+        """``frame_ms``, ``sample_rate`` and so on, as the model's process would tell them."""
+        try:
+            return self._facts[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def ms_per_frame(self) -> float:
+        return 0.0
+
+    async def __aenter__(self) -> Any:
+        self._working = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._working.cancel()
+        await asyncio.gather(self._working, return_exceptions=True)
+
+    @asynccontextmanager
+    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[_TimedSession]:
+        number = next(self._numbers)
+        self.model.open(number, settings)
+        self._made[number] = asyncio.Queue()
+        try:
+            yield _TimedSession(self, number)
+        finally:
+            self.model.close(number)
+            del self._made[number]
+
+    async def _work(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self.model.busy:
+                results = self.model.step()
+                await asyncio.sleep(self._step_ms / 1000)
+                for result in results:
+                    assert result.refused is None
+                    if result.session in self._made:
+                        self._made[result.session].put_nowait(result.item)
+
+
+class _TimedSession:
+    """In place of a TalkerSession or VocoderSession."""
+
+    def __init__(self, owner: TimedModel, number: int) -> None:
+        self._owner = owner
+        self._number = number
+
+    async def feed(self, item: TalkerItem | VocoderInput) -> None:
+        self._owner.model.feed(self._number, item)
+        self._owner._changed.set()
+
+    def grant(self, frames: int) -> None:
+        self._owner.model.grant(self._number, frames)
+        self._owner._changed.set()
+
+    async def decode(self, item: VocoderInput) -> VocoderOutput:
+        await self.feed(item)
+        made: VocoderOutput = await self._owner._made[self._number].get()
+        return made
+
+    async def __aiter__(self) -> AsyncIterator[Codes]:
+        while True:
+            codes: Codes = await self._owner._made[self._number].get()
+            yield codes
+            if codes.end is not None:
+                return
+
 
 pytestmark = [pytest.mark.vllm, pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 

@@ -37,6 +37,7 @@ def quick_models(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     from support.imported_already import models_in_forked_processes
 
+    collect()
     with models_in_forked_processes():
         yield
 

@@ -5,23 +5,83 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import pytest
 from support.audiosocket import asterisk_call
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, SESSIONS, create, text
-from support.native_client import native_client
+from support.native_client import Address, native_client
 from support.phone_gateway import phone_gateway
-from support.raw_http import call, chunked, post, raw_client, request
+from support.raw_http import RawClient, call, chunked, post, raw_client, request
 from support.realtime_client import realtime_client
-from support.slot_attacks import CHAT, Attack, empty_sessions, innocent, trickled_bodies
 from support.worker_server import server_process
 
+from benchmarks.running_while import running_while
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions import admission
 from omni_ws.service.sessions.admission import EMPTY_SEC
+
+CHAT = "/v1/chat/completions"
+Attack = Callable[[int, int], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def empty_sessions(port: int, count: int) -> AsyncIterator[None]:
+    """Opens so many sessions of Mode B over one connection, and goes on opening one for each answer."""
+
+    async def opened(client: RawClient, times: int | None = None) -> None:
+        while times is None or (times := times - 1) >= 0:
+            await client.send(request("POST", SESSIONS))
+            await client.response()
+
+    async with raw_client(port) as client:
+        await opened(client, count)
+        async with running_while(opened(client)):
+            yield
+
+
+@asynccontextmanager
+async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
+    """So many bodies of requests at a time, a byte a second of each."""
+    head = request("POST", CHAT, "Content-Type: application/json", "Content-Length: 1000")
+
+    async def trickle(client: RawClient) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await client.send(b" ")
+                await asyncio.sleep(1)
+
+    async with AsyncExitStack() as open_:
+        for _ in range(count):
+            client = await open_.enter_async_context(raw_client(port))
+            await client.send(head, b"{")
+            await open_.enter_async_context(running_while(trickle(client)))
+        yield
+
+
+async def innocent(server: Address, rounds: int) -> list[bool]:
+    """A turn over a WebSocket, a chat, and a session of Mode B, one after the other: whether each was served."""
+    return [await use(server) for _ in range(rounds) for use in (_talk, _chat, _session)]
+
+
+async def _talk(server: Address) -> bool:
+    async with native_client(server) as client:
+        await client.say("hello")
+        return (await client.answer()).reason == "stop"
+
+
+async def _chat(server: Address) -> bool:
+    return (await post(server.port, CHAT, {"messages": [{"role": "user", "content": "hello"}]})).status == 200
+
+
+async def _session(server: Address) -> bool:
+    """Opened without input, which comes later, as applications do."""
+    session = await create(server)
+    await session.append(text("hello", end_of_input=True))
+    return (await session.result(20)).status == 200
+
 
 BODY = b'{"messages":[{"role":"user","content":"hello"}]}'
 STREAMING = "X-Streaming-Input: true"
